@@ -1,0 +1,43 @@
+# Everything a person needs: `make run` and `make test` set up what is missing by themselves.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: setup run test test-long check format bench clean help
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make run | test | test-long | check | format | bench | setup | clean"
+
+setup: $(STAMP)
+
+# The environment is made anew when the list of dependencies or the interpreter changes; otherwise this is free.
+$(STAMP): pyproject.toml scripts/setup
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" sh scripts/setup
+	@touch $(STAMP)
+
+run: setup
+	@$(BIN)/hermes $(ARGS)
+
+test: setup
+	@$(BIN)/python -m pytest -m "not long" $(ARGS)
+
+test-long: setup
+	@$(BIN)/python -m pytest -m long $(ARGS)
+
+check: setup
+	@$(BIN)/ruff format --check src tests bench
+	@$(BIN)/ruff check src tests bench
+	@$(BIN)/mypy
+
+format: setup
+	@$(BIN)/ruff format src tests bench
+	@$(BIN)/ruff check --fix src tests bench
+
+bench: setup
+	@$(BIN)/python -m bench $(ARGS)
+
+clean:
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist bench/results.json
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Names under which other programs import the HTTP server; each module here is an alias."""

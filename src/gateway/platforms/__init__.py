@@ -1,0 +1,1 @@
+"""Aliases of the platforms that the gateway serves."""

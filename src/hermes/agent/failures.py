@@ -1,0 +1,576 @@
+"""What a failure means and what to do about it: `classify` and `decide`, both pure, both tables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, cast
+
+from hermes.agent.parts import FinishReason
+
+Phase = Literal["connect", "headers", "stream", "body", "decode", "finish"]
+Kind = Literal[
+    "interrupted",
+    "connect",
+    "stream_lost",
+    "stream_lost_text",
+    "stream_lost_tool",
+    "stale",
+    "stream_unsupported",
+    "option_rejected",
+    "timeout",
+    "overloaded",
+    "server_error",
+    "rate_limit",
+    "billing",
+    "auth",
+    "forbidden",
+    "model_not_found",
+    "context_overflow",
+    "payload_too_large",
+    "image_rejected",
+    "opaque_rejected",
+    "policy_blocked",
+    "filtered",
+    "bad_request",
+    "tls",
+    "truncated_text",
+    "truncated_tool",
+    "bad_structure",
+    "empty",
+    "local_unavailable",
+    "local_memory",
+    "deadline",
+    "unknown",
+    "max_iterations",
+    "invalid_calls",
+    "session_busy",
+    "server_restarted",
+    "crash_loop",
+]
+Action = Literal[
+    "reconnect",
+    "retry",
+    "fallback",
+    "give_up",
+    "continue",
+    "keep_partial",
+    "unstream",
+    "drop_option",
+    "rotate",
+    "compact",
+    "shrink_images",
+    "describe_images",
+    "drop_opaque",
+    "raise_output",
+    "nudge",
+    "repair",
+    "halve_context",
+]
+
+RETRY_AFTER_S_MAX = 600.0
+RETRY_WAIT_S_MAX = 60.0
+SHORT_RETRY_AFTER_S = 10.0
+PROVIDER_WORDS_CHARS_MAX = 500
+
+
+@dataclass(frozen=True, slots=True)
+class FailureFacts:
+    """All that is known about an attempt that did not give a usable answer.
+
+    `exception` holds the class names of the exception, most specific first. The fields from `delivered` on say what
+    was in the answer.
+    """
+
+    phase: Phase
+    status: int | None = None
+    code: str = ""
+    param: str = ""
+    exception: tuple[str, ...] = ()
+    message: str = ""
+    retry_after_s: float | None = None
+    delivered: int = 0
+    drafting: tuple[str, ...] = ()
+    finish_reason: FinishReason | None = None
+    has_calls: bool = False
+    calls_cut: bool = False
+    structure_fault: str = ""
+    stale: bool = False
+    interrupted: bool = False
+    deadline: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CallState:
+    """What this step has tried already and what is left to try."""
+
+    tried: Mapping[Action, int] = field(default_factory=dict)
+    reconnects_max: int = 2
+    retries_max: int = 3
+    possible: frozenset[Action] = frozenset()
+    larger_window: bool = False
+    retry_after_s: float | None = None
+    time_left_s: float | None = None
+    delivered: int = 0
+    drafting: tuple[str, ...] = ()
+    own_limit: bool = False
+    worker_died: bool = False
+    interrupted: bool = False
+    jitter: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The next action, how long to wait before it, and one word on why it and not an earlier one."""
+
+    action: Action
+    wait_seconds: float = 0.0
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a user is told: a sentence of ours, then the provider's own words, redacted."""
+
+    kind: Kind
+    status: int | None
+    provider: str
+    message: str
+    retryable: bool
+    code: str
+
+    @property
+    def partial_only(self) -> bool:
+        """Cut rather than failed: the text stands as the answer."""
+        return self.code in ("output_truncated", "content_filter", "max_iterations")
+
+
+# --- what happened -------------------------------------------------------------------------------------------------
+
+_CONNECT = {
+    "ConnectFailed",
+    "ConnectError",
+    "ConnectTimeout",
+    "ClientConnectorError",
+    "ConnectionRefusedError",
+    "gaierror",
+    "APIConnectionError",
+}
+_LOST = {
+    "StreamBroken",
+    "RemoteProtocolError",
+    "ReadError",
+    "ReadTimeout",
+    "WriteError",
+    "CloseError",
+    "NetworkError",
+    "ClientPayloadError",
+    "ServerDisconnectedError",
+    "ClientOSError",
+    "ConnectionResetError",
+    "BrokenPipeError",
+    "IncompleteReadError",
+}
+_TLS = {"TlsFailed", "SSLCertVerificationError", "ClientConnectorCertificateError"}
+_TIMEOUT = {"RequestTimeout", "APITimeoutError"}
+
+_BY_STATUS: dict[int, Kind] = {
+    401: "auth",
+    402: "billing",
+    403: "forbidden",
+    404: "model_not_found",
+    408: "timeout",
+    413: "payload_too_large",
+    429: "rate_limit",
+    503: "overloaded",
+    504: "timeout",
+    529: "overloaded",
+}
+_BY_CODE: dict[str, Kind] = {
+    "insufficient_quota": "billing",
+    "billing_error": "billing",
+    "billing_hard_limit_reached": "billing",
+    "invalid_api_key": "auth",
+    "authentication_error": "auth",
+    "permission_error": "forbidden",
+    "model_not_found": "model_not_found",
+    "not_found_error": "model_not_found",
+    "context_length_exceeded": "context_overflow",
+    "request_too_large": "payload_too_large",
+    "content_policy_violation": "policy_blocked",
+    "content_filter": "policy_blocked",
+    "invalid_encrypted_content": "opaque_rejected",
+    "rate_limit_error": "rate_limit",
+    "rate_limit_exceeded": "rate_limit",
+    "overloaded_error": "overloaded",
+    "server_is_overloaded": "overloaded",
+    "timeout_error": "timeout",
+    "api_error": "server_error",
+    "server_error": "server_error",
+    "local_unavailable": "local_unavailable",
+    "local_memory": "local_memory",
+}
+_REFUSALS: list[tuple[re.Pattern[str], Kind]] = [
+    (re.compile(p, re.I), kind)
+    for p, kind in cast(
+        "list[tuple[str, Kind]]",
+        [
+            (
+                r"context.{0,12}(length|window)|maximum context|too many (input )?tokens|prompt is too long|"
+                r"(exceeds?|larger than|longer than) .{0,40}(context|token limit|maximum .{0,12}tokens)|input is too long",
+                "context_overflow",
+            ),
+            (
+                r"(image|vision|multimodal).{0,60}(not supported|unsupported|not (allowed|enabled)|cannot|too large|invalid|"
+                r"could not (be )?process|exceeds?)|(not support|unsupported).{0,40}(image|vision)|could not process image",
+                "image_rejected",
+            ),
+            (
+                r"signature.{0,40}(thinking|invalid|mismatch|block)|thinking.{0,60}(signature|cannot be modified|"
+                r"must remain|unexpected)|encrypted.{0,20}(content|reasoning).{0,40}(invalid|verif|decrypt|could not)",
+                "opaque_rejected",
+            ),
+            (r"content (management )?policy|safety system|moderation|flagged as|usage polic", "policy_blocked"),
+            (
+                r"model.{0,80}(not found|does not exist|not available|unknown)|(unknown|no such|invalid) model",
+                "model_not_found",
+            ),
+            (r"credit balance|insufficient (funds|credits|quota|balance)|billing", "billing"),
+        ],
+    )
+]
+_NO_STREAM = re.compile(
+    r"stream(ing)?\b.{0,40}(not|n't|un)\s?(be )?(supported|available|allowed|enabled)|"
+    r"(not support|unsupported|does not allow).{0,40}\bstream(ing)?\b(?!_options)",
+    re.I,
+)
+_CONNECTION_WORDS = re.compile(
+    r"connection (was )?(lost|closed|reset|aborted|error|interrupted)|network (connection|error)|"
+    r"(upstream|peer).{0,30}(closed|reset|disconnect)|premature|incomplete chunked",
+    re.I,
+)
+_PROVIDER_EVENTS = {"APIError", "ServerErrorEvent"}
+
+OPTIONS = (
+    "stream_options",
+    "temperature",
+    "top_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "stop",
+    "stop_sequences",
+    "logit_bias",
+    "reasoning_effort",
+    "reasoning",
+    "thinking",
+    "verbosity",
+    "text",
+    "service_tier",
+    "prompt_cache_key",
+    "parallel_tool_calls",
+    "user",
+    "metadata",
+    "safety_identifier",
+    "include",
+    "cache_control",
+    "max_tokens",
+    "response_format",
+    "tool_choice",
+)
+_OPTION_WORDS = re.compile(
+    r"unsupported (parameter|value)|unrecogni[sz]ed|not (supported|permitted|allowed)|unknown (parameter|field|argument|name)|"
+    r"unexpected (keyword|parameter|field|argument)|deprecated|extra (inputs|fields)|does(n't| not) support|not support",
+    re.I,
+)
+
+
+def rejected_option(facts: FailureFacts) -> str | None:
+    """The optional parameter that a refusal names, if it names one."""
+    if facts.status not in (400, 422):
+        return None
+    param = re.split(r"[.\[]", facts.param)[0] if facts.param else ""
+    says_so = facts.code in ("unsupported_parameter", "unknown_parameter", "unsupported_value") or bool(
+        _OPTION_WORDS.search(facts.message)
+    )
+    if not says_so:
+        return None
+    if param in OPTIONS:
+        return param
+    for name in sorted(OPTIONS, key=len, reverse=True):
+        if re.search(rf"(?<![\w.]){name}(?!\w)", facts.message):
+            return name
+    return None
+
+
+def refuses_streaming(message: str) -> bool:
+    """Whether these words say that streaming is not to be had."""
+    return bool(_NO_STREAM.search(message))
+
+
+def classify(facts: FailureFacts) -> Kind:
+    """The kind of failure; the first rule that fits."""
+    if facts.interrupted:
+        return "interrupted"
+    if facts.deadline:
+        return "deadline"
+    if facts.stale:
+        return "stale"
+    if facts.phase == "finish":
+        return _classify_answer(facts)
+    names = set(facts.exception)
+    if names & _TLS:
+        return "tls"
+    if facts.status is not None and facts.status >= 400:
+        return _classify_status(facts)
+    if facts.code in _BY_CODE:
+        return _BY_CODE[facts.code]
+    if refuses_streaming(facts.message):
+        return "stream_unsupported"
+    if names & _TIMEOUT:
+        return "timeout"
+    if names & _CONNECT and facts.phase in ("connect", "headers"):
+        return "connect"
+    broken = bool(names & (_LOST | _CONNECT)) or facts.phase == "decode"
+    if broken or (names & _PROVIDER_EVENTS and _CONNECTION_WORDS.search(facts.message)):
+        return lost(facts.delivered, facts.drafting)
+    return "unknown"
+
+
+def lost(delivered: int, drafting: tuple[str, ...]) -> Kind:
+    """Which kind of lost stream it is, by what had come before."""
+    if drafting:
+        return "stream_lost_tool"
+    return "stream_lost_text" if delivered else "stream_lost"
+
+
+def _classify_answer(facts: FailureFacts) -> Kind:
+    if facts.finish_reason == "content_filter":
+        return "filtered"
+    if facts.calls_cut or (facts.finish_reason == "length" and facts.has_calls):
+        return "truncated_tool"
+    if facts.finish_reason == "length":
+        return "truncated_text"
+    if facts.structure_fault:
+        return "bad_structure"
+    if not facts.delivered and not facts.has_calls:
+        return "empty"
+    return "unknown"
+
+
+def _classify_status(facts: FailureFacts) -> Kind:
+    status = facts.status or 0
+    if facts.code in _BY_CODE and _BY_CODE[facts.code] not in ("server_error",):
+        return _BY_CODE[facts.code]
+    if refuses_streaming(facts.message) and rejected_option(facts) is None:
+        return "stream_unsupported"
+    if status in (400, 403, 404, 409, 413, 422, 429):
+        allowed = {"billing"} if status == 429 else {"policy_blocked", "billing"} if status == 403 else None
+        for pattern, kind in _REFUSALS:
+            if (allowed is None or kind in allowed) and pattern.search(facts.message):
+                return kind
+        if rejected_option(facts):
+            return "option_rejected"
+    if status in _BY_STATUS:
+        return _BY_STATUS[status]
+    return "server_error" if status >= 500 else "bad_request"
+
+
+# --- what to do about it -------------------------------------------------------------------------------------------
+
+Limit = int | Literal["R", "N"] | None
+When = Literal["", "long_wait", "larger_window", "died", "not_own_limit", "delivered", "nothing_delivered"]
+Row = tuple[tuple[Action, Limit, When], ...]
+
+
+def _row(*steps: str) -> Row:
+    """`"retry*N"`, `"fallback"`, `"continue*3?not_own_limit"` as data."""
+    out: list[tuple[Action, Limit, When]] = []
+    for step in steps:
+        name, _, when = step.partition("?")
+        name, _, limit = name.partition("*")
+        count: Limit = None if not limit else limit if limit in ("R", "N") else int(limit)  # type: ignore[assignment]
+        out.append((name, count, when))  # type: ignore[arg-type]
+    return tuple(out)
+
+
+TABLE: dict[Kind, Row] = {
+    "interrupted": _row("keep_partial"),
+    "connect": _row("reconnect*R", "retry*N", "fallback", "give_up"),
+    "stream_lost": _row("reconnect*R", "retry*N", "fallback", "give_up"),
+    "stream_lost_text": _row("continue*3", "fallback", "keep_partial", "give_up"),
+    "stream_lost_tool": _row(
+        "reconnect*R?nothing_delivered", "continue*R?delivered", "fallback", "keep_partial", "give_up"
+    ),
+    "stream_unsupported": _row("unstream*1", "give_up"),
+    "option_rejected": _row("drop_option*4", "give_up"),
+    "timeout": _row("retry*1", "fallback", "give_up"),
+    "overloaded": _row("retry*1", "fallback", "retry*N", "give_up"),
+    "server_error": _row("retry*N", "fallback", "give_up"),
+    "rate_limit": _row("rotate", "fallback?long_wait", "retry*N", "give_up"),
+    "billing": _row("rotate", "fallback", "give_up"),
+    "auth": _row("rotate", "fallback", "give_up"),
+    "forbidden": _row("fallback", "give_up"),
+    "model_not_found": _row("fallback", "give_up"),
+    "context_overflow": _row("compact*3", "fallback?larger_window", "give_up"),
+    "payload_too_large": _row("shrink_images*1", "compact*3", "give_up"),
+    "image_rejected": _row("shrink_images*1", "describe_images*1", "give_up"),
+    "opaque_rejected": _row("drop_opaque*1", "give_up"),
+    "policy_blocked": _row("fallback", "give_up"),
+    "filtered": _row("keep_partial", "give_up"),
+    "bad_request": _row("give_up"),
+    "tls": _row("give_up"),
+    "truncated_text": _row("continue*3?not_own_limit", "keep_partial", "give_up"),
+    "truncated_tool": _row("raise_output*2", "nudge*1", "keep_partial", "give_up"),
+    "bad_structure": _row("repair*1", "give_up"),
+    "empty": _row("nudge*1", "retry*2", "fallback", "give_up"),
+    "local_unavailable": _row("reconnect*1?died", "fallback", "give_up"),
+    "local_memory": _row("halve_context*1", "fallback", "give_up"),
+    "deadline": _row("keep_partial", "give_up"),
+    "unknown": _row("retry*1", "fallback", "give_up"),
+}
+
+# These need something only the caller knows to be there: another key, another route, an image, room to grow.
+_CONDITIONAL: frozenset[Action] = frozenset(
+    {
+        "rotate",
+        "fallback",
+        "unstream",
+        "drop_option",
+        "compact",
+        "shrink_images",
+        "describe_images",
+        "drop_opaque",
+        "raise_output",
+        "halve_context",
+    }
+)
+
+
+def decide(kind: Kind, state: CallState) -> Decision:
+    """The first action of the kind's row that is not used up, is possible, and fits into the time left."""
+    if state.interrupted:
+        kind = "interrupted"
+    row_kind = lost(state.delivered, state.drafting) if kind == "stale" else kind
+    passed: list[str] = []
+    for action, limit, when in TABLE.get(row_kind, TABLE["bad_request"]):
+        if why := _obstacle(action, limit, when, row_kind, state):
+            passed.append(f"{action}: {why}")
+            continue
+        wait = _wait(action, state)
+        if wait is None or (wait and state.time_left_s is not None and wait >= state.time_left_s):
+            passed.append(f"{action}: no time")
+            continue
+        return Decision(action, wait, "; ".join(passed))
+    return Decision("give_up", 0.0, "; ".join(passed))
+
+
+def _obstacle(action: Action, limit: Limit, when: When, kind: Kind, state: CallState) -> str:
+    count = state.reconnects_max if limit == "R" else state.retries_max if limit == "N" else limit
+    if count is not None and state.tried.get(action, 0) >= count:
+        return "used up"
+    if action in _CONDITIONAL and action not in state.possible:
+        return "not possible"
+    if action == "keep_partial" and kind != "interrupted" and not state.delivered and not state.own_limit:
+        return "no text"
+    if action not in ("keep_partial", "give_up") and state.time_left_s is not None and state.time_left_s <= 0:
+        return "no time"
+    holds: dict[When, bool] = {
+        "": True,
+        "long_wait": state.retry_after_s is None or state.retry_after_s > SHORT_RETRY_AFTER_S,
+        "larger_window": state.larger_window,
+        "died": state.worker_died,
+        "not_own_limit": not state.own_limit,
+        "delivered": state.delivered > 0,
+        "nothing_delivered": state.delivered == 0,
+    }
+    return "" if holds[when] else "does not apply"
+
+
+def _wait(action: Action, state: CallState) -> float | None:
+    """Seconds before the action; None when the provider asks for more patience than there is."""
+    if action in ("reconnect", "continue"):
+        return 0.05 + 0.25 * state.jitter
+    if action != "retry":
+        return 0.0
+    if state.retry_after_s is not None:
+        return state.retry_after_s if state.retry_after_s <= RETRY_AFTER_S_MAX else None
+    base = min(RETRY_WAIT_S_MAX, 2.0 ** (state.tried.get("retry", 0) + 1))
+    return base * (1 + 0.5 * state.jitter)
+
+
+# --- what to say about it ------------------------------------------------------------------------------------------
+
+# kind: (code of the API, may be tried again, sentence)
+_TOLD: dict[Kind, tuple[str, bool, str]] = {
+    "interrupted": ("interrupted", False, "The turn was stopped."),
+    "connect": ("provider_unavailable", True, "The model provider could not be reached."),
+    "stream_lost": ("provider_unavailable", True, "The connection to the model provider broke off."),
+    "stream_lost_text": ("provider_unavailable", True, "The connection to the model provider broke off mid-answer."),
+    "stream_lost_tool": ("provider_unavailable", True, "The connection to the model provider broke off mid tool call."),
+    "stale": ("provider_timeout", True, "The model provider went silent."),
+    "stream_unsupported": ("provider_rejected_request", False, "The model provider does not stream."),
+    "option_rejected": ("provider_rejected_request", False, "The model provider refused a parameter."),
+    "timeout": ("provider_timeout", True, "The model provider took too long."),
+    "overloaded": ("provider_unavailable", True, "The model provider is overloaded."),
+    "server_error": ("provider_unavailable", True, "The model provider had an internal error."),
+    "rate_limit": ("provider_rate_limited", True, "The model provider's rate limit is reached."),
+    "billing": ("provider_quota_exceeded", False, "The model provider's quota or credit is used up."),
+    "auth": ("provider_auth_failed", False, "The model provider refused the API key; check the configured key."),
+    "forbidden": ("provider_rejected_request", False, "The model provider does not allow this request."),
+    "model_not_found": ("provider_model_not_found", False, "The model provider does not know this model."),
+    "context_overflow": ("context_length_exceeded", False, "The conversation is too long for the model."),
+    "payload_too_large": ("context_length_exceeded", False, "The request is too large for the model provider."),
+    "image_rejected": ("provider_rejected_request", False, "The model does not take the image."),
+    "opaque_rejected": ("provider_rejected_request", False, "The model provider refused its own replayed items."),
+    "policy_blocked": ("content_policy_violation", False, "The model provider's moderation refused the request."),
+    "filtered": ("content_filter", False, "The model provider's filter cut the answer."),
+    "bad_request": ("provider_rejected_request", False, "The model provider refused the request."),
+    "tls": ("provider_rejected_request", False, "The model provider's certificate could not be verified."),
+    "truncated_text": ("output_truncated", False, "The answer was truncated at the output limit."),
+    "truncated_tool": (
+        "output_truncated",
+        False,
+        "A tool call was truncated at the output limit and was not executed.",
+    ),
+    "bad_structure": ("structured_output_failed", False, "The answer does not fit the format that was asked for."),
+    "empty": ("agent_incomplete", True, "The model gave an empty answer."),
+    "local_unavailable": (
+        "provider_unavailable",
+        False,
+        "No model is configured and none is installed; run `hermes setup`, or set `model` in config.yaml.",
+    ),
+    "local_memory": ("provider_unavailable", False, "The local model does not fit into memory."),
+    "deadline": ("turn_timeout", False, "The time allowed for this turn is used up."),
+    "unknown": ("agent_incomplete", True, "The model call failed."),
+    "max_iterations": ("max_iterations", False, "The steps allowed for this turn are used up."),
+    "invalid_calls": (
+        "agent_incomplete",
+        False,
+        "The model kept calling tools that do not exist or with bad arguments.",
+    ),
+    "session_busy": ("session_busy", True, "Another turn of this session is still running."),
+    "server_restarted": ("server_restarted", True, "The server was restarted while this turn ran."),
+    "crash_loop": ("server_restarted", False, "The turn was taken up three times without getting further."),
+}
+_WITHOUT_TEXT: dict[Kind, str] = {
+    "truncated_text": "agent_incomplete",
+    "truncated_tool": "agent_incomplete",
+    "max_iterations": "agent_incomplete",
+    "filtered": "content_policy_violation",
+}
+
+
+def sentence(kind: Kind) -> str:
+    """Our own words for a kind."""
+    return _TOLD[kind][2]
+
+
+def explain(kind: Kind, *, status: int | None, provider: str, words: str, has_text: bool, own_limit: bool) -> Failure:
+    """The failure as told to the user. `words` are the provider's, already redacted."""
+    code, retryable, ours = _TOLD[kind]
+    if not has_text and not own_limit:
+        code = _WITHOUT_TEXT.get(kind, code)
+    clean = re.sub(r"[\x00-\x1f\x7f-\x9f]+", " ", words).strip()[:PROVIDER_WORDS_CHARS_MAX]
+    return Failure(kind, status, provider, f"{ours} {clean}".strip(), retryable, code)

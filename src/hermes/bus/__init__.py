@@ -1,0 +1,1 @@
+"""How work and live events travel between the parts of one process, or between processes."""

@@ -1,0 +1,1 @@
+"""Where state is kept: one interface, and one module for each place it can live."""

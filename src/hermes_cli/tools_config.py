@@ -1,0 +1,7 @@
+"""Alias of `hermes.tools.toolsets`: the same module object, so that a name replaced here is replaced there."""
+
+import sys
+
+from hermes.tools import toolsets
+
+sys.modules[__name__] = toolsets

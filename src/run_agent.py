@@ -1,0 +1,7 @@
+"""Alias of `hermes.agent.facade`: the same module object, so that a name replaced here is replaced there."""
+
+import sys
+
+from hermes.agent import facade
+
+sys.modules[__name__] = facade
