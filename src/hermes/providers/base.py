@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Any, Protocol
 
 from hermes.agent.failures import PROVIDER_WORDS_CHARS_MAX, FailureFacts
-from hermes.agent.parts import Part
+from hermes.agent.parts import Part, ServerError
 
 Message = dict[str, Any]
 JsonObject = dict[str, Any]
@@ -114,7 +115,7 @@ class WireRequest:
 
     method: str
     url: str
-    headers: dict[str, str]
+    headers: dict[str, str] = field(repr=False)
     body: JsonObject
 
 
@@ -193,3 +194,166 @@ def refusal_facts(status: int, headers: Mapping[str, str], body: bytes) -> Failu
         message=message or text[:PROVIDER_WORDS_CHARS_MAX],
         retry_after_s=retry_after_seconds(headers),
     )
+
+
+def unsupported(sampling: Mapping[str, Any], capabilities: Capabilities) -> list[str]:
+    """The sampling parameters that were given and cannot be sent."""
+    return sorted(name for name, value in sampling.items() if value is not None and name not in capabilities.options)
+
+
+# --- what the translators share ------------------------------------------------------------------------------------
+
+STATUS_BY_CODE: dict[str, int] = {
+    "invalid_request_error": 400,
+    "invalid_prompt": 400,
+    "context_length_exceeded": 400,
+    "content_policy_violation": 400,
+    "content_filter": 400,
+    "invalid_image": 400,
+    "invalid_image_format": 400,
+    "invalid_image_url": 400,
+    "invalid_base64_image": 400,
+    "image_too_large": 400,
+    "image_parse_error": 400,
+    "authentication_error": 401,
+    "invalid_api_key": 401,
+    "billing_error": 402,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "model_not_found": 404,
+    "conflict_error": 409,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "rate_limit_exceeded": 429,
+    "insufficient_quota": 429,
+    "api_error": 500,
+    "server_error": 500,
+    "server_is_overloaded": 503,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+}
+
+
+def server_error(body: JsonObject) -> ServerError:
+    """An error that arrives where an answer was expected."""
+    message, code, _ = error_fields(body)
+    error = body.get("error")
+    fields = error if isinstance(error, dict) else body
+    kind = fields.get("type")
+    if code in ("", "error"):
+        code = kind if isinstance(kind, str) and kind != "error" else ""
+    said = (fields.get("code"), fields.get("status"), fields.get("status_code"), body.get("status_code"))
+    statuses = [int(s) for s in said if type(s) is int or (type(s) is str and re.fullmatch(r"[45][0-9]{2}", s))]
+    status = next((s for s in statuses if 400 <= s < 600), STATUS_BY_CODE.get(code))
+    return ServerError(status, "" if code == "invalid_request_error" else code, message)
+
+
+def endpoint(base_url: str, path: str) -> str:
+    """Where a request goes; a base that names the endpoint already, or has a query, is respected."""
+    base, question, query = base_url.partition("?")
+    base = base.rstrip("/")
+    return (base if base.endswith(path) else base + path) + question + query
+
+
+def post(
+    route: Route, url: str, body: JsonObject, secret: Mapping[str, str], own: Mapping[str, str] | None = None
+) -> WireRequest:
+    """The request, with what the operator set laid over what is ours, and the credential over both."""
+    body = {**body, **route.extra_body}
+    accept = "text/event-stream" if body.get("stream") else "application/json"
+    # Names that differ in case only are one header.
+    headers: dict[str, tuple[str, str]] = {}
+    for some in ({"Content-Type": "application/json", "Accept": accept}, own or {}, route.headers, secret):
+        headers.update({name.lower(): (name, value) for name, value in some.items()})
+    return WireRequest("POST", url, dict(headers.values()), body)
+
+
+def sampling_sent(prompt: Prompt, capabilities: Capabilities) -> JsonObject:
+    """The sampling parameters that go out, under our names."""
+    taken = capabilities.options - prompt.dropped
+    return {name: value for name, value in prompt.sampling.items() if value is not None and name in taken}
+
+
+def wanted_effort(reasoning: JsonObject | None) -> str | None:
+    """None where nothing was said, "none" for no reasoning, "" for reasoning at the model's own effort."""
+    if reasoning is None:
+        return None
+    if reasoning.get("enabled") is False:
+        return "none"
+    effort = reasoning.get("effort")
+    return effort if isinstance(effort, str) else ""
+
+
+def content_parts(content: Any) -> list[JsonObject]:
+    """Content as a list of parts, whichever way it is written."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    parts = content if isinstance(content, list) else []
+    return [part for part in parts if isinstance(part, dict) and part.get("type") in ("text", "image_url")]
+
+
+def text_of(content: Any, separator: str = "") -> str:
+    """The text of content, without its images."""
+    if isinstance(content, str):
+        return content
+    return separator.join(part.get("text") or "" for part in content_parts(content) if part.get("type") == "text")
+
+
+def image_of(part: JsonObject) -> tuple[str, str | None] | None:
+    """Address and detail of an image part; None for any other part."""
+    image = part.get("image_url") if part.get("type") == "image_url" else None
+    if isinstance(image, str):
+        return image, None
+    return (str(image.get("url") or ""), image.get("detail")) if isinstance(image, dict) else None
+
+
+def inline_data(url: str) -> tuple[str, str] | None:
+    """Media type and base64 text of a data URL."""
+    match = _DATA_URL.fullmatch(url)
+    return ("image/jpeg" if match[1] == "image/jpg" else match[1], match[2]) if match else None
+
+
+_DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)(?:;[\w=.-]+)*;base64,(.*)", re.S)
+
+
+def call_arguments(text: str) -> JsonObject:
+    """A call's arguments as an object; what is none is shown as it was written."""
+    try:
+        arguments = json.loads(text)
+    except (ValueError, RecursionError):
+        return {"arguments": text}
+    return arguments if isinstance(arguments, dict) else {"arguments": arguments}
+
+
+def opaque_items(message: Message, api_mode: str) -> list[tuple[str, Any]]:
+    """Kind and data of what this protocol gave with a message and wants back."""
+    items = (message.get("opaque") or {}).get(api_mode) or []
+    return [(item.get("kind", ""), item.get("data")) for item in items if isinstance(item, dict)]
+
+
+def token_count(value: Any) -> int | None:
+    """A count as some servers write it, or None."""
+    if type(value) is int:
+        return value if value >= 0 else None
+    return int(value) if type(value) is float and value.is_integer() and value >= 0 else None
+
+
+def money(value: Any) -> float | None:
+    """An amount, or None."""
+    fits = type(value) in (int, float) and 0 <= value < 2**53
+    return float(value) if fits else None
+
+
+def as_dict(value: Any) -> JsonObject:
+    """The value if it is an object, else an empty one."""
+    return value if type(value) is dict else {}
+
+
+def as_str(value: Any) -> str:
+    """The value if it is a string, else an empty one."""
+    return value if type(value) is str else ""
+
+
+def as_index(value: Any) -> int | None:
+    """The value if it is a whole number, else None."""
+    return value if type(value) is int else None

@@ -1,0 +1,385 @@
+"""Putting a streamed answer together: parts go in, deltas come out, and at the end there is a message. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any
+
+from hermes.agent.parts import (
+    Assembled,
+    Finish,
+    FinishReason,
+    Model,
+    Opaque,
+    Part,
+    Reasoning,
+    ReasoningForm,
+    ServerError,
+    Text,
+    ToolCall,
+    ToolDelta,
+    Usage,
+)
+
+OVERLAP_CHARS_MIN, OVERLAP_CHARS_MAX = 12, 200
+
+
+@dataclass(slots=True)
+class TextDelta:
+    """Visible text to deliver."""
+
+    text: str
+
+
+@dataclass(slots=True)
+class ReasoningDelta:
+    """Reasoning to deliver to whoever may see it."""
+
+    text: str
+    form: ReasoningForm = "raw"
+
+
+@dataclass(slots=True)
+class ToolDrafted:
+    """The model has begun to write a call."""
+
+    index: int
+    name: str
+
+
+Delta = TextDelta | ReasoningDelta | ToolDrafted
+_NOTHING: Sequence[Delta] = ()
+
+# --- inline reasoning ------------------------------------------------------------------------------------------------
+
+_TAGS = ("think", "thinking", "reasoning", "thought", "reasoning_scratchpad")
+_OPENINGS = tuple(f"<{tag}>" for tag in _TAGS)
+_OPENING = re.compile(r"<(" + "|".join(sorted(_TAGS, key=len, reverse=True)) + r")>", re.I)
+_FENCE_CHARS = 6
+
+
+class InlineReasoning:
+    """Tells reasoning written between tags from visible text, however the stream cuts them.
+
+    A tag counts where it opens the message or a line outside a code fence. Only what may still become a tag is held
+    back: at most one tag's length.
+    """
+
+    __slots__ = ("_closing", "_fenced", "_head", "_held", "_line_start")
+
+    def __init__(self, before: str = "") -> None:
+        self._closing: str = ""
+        self._fenced = False
+        self._held = ""
+        self._head = ""
+        self._line_start = True
+        for line in before.splitlines(keepends=True):
+            self._enter(line)
+
+    def feed(self, text: str) -> list[tuple[bool, str]]:
+        """Pieces in order, each with whether it is reasoning."""
+        if not self._held and not self._closing and not self._line_start and "\n" not in text:
+            if len(self._head) < _FENCE_CHARS:
+                self._head += text[:_FENCE_CHARS]
+            return [(False, text)]
+        out: list[tuple[bool, str]] = []
+        rest, self._held = self._held + text, ""
+        while rest:
+            rest = self._reasoning(rest, out) if self._closing else self._visible(rest, out)
+        return out
+
+    def finish(self) -> list[tuple[bool, str]]:
+        """What was held back and did not become a tag."""
+        rest, self._held = self._held, ""
+        return [(bool(self._closing), rest)] if rest else []
+
+    def _reasoning(self, rest: str, out: list[tuple[bool, str]]) -> str:
+        at = rest.lower().find(self._closing)
+        if at >= 0:
+            if at:
+                out.append((True, rest[:at]))
+            rest = rest[at + len(self._closing) :]
+            self._closing, self._line_start, self._head = "", True, ""
+            return rest
+        keep = _suffix_that_begins(rest.lower(), self._closing)
+        if keep < len(rest):
+            out.append((True, rest[: len(rest) - keep]))
+        self._held = rest[len(rest) - keep :] if keep else ""
+        return ""
+
+    def _visible(self, rest: str, out: list[tuple[bool, str]]) -> str:
+        if self._line_start and not self._fenced:
+            if opening := _OPENING.match(rest):
+                self._closing = f"</{opening[1].lower()}>"
+                return rest[opening.end() :]
+            lower = rest.lower()
+            if any(tag.startswith(lower) for tag in _OPENINGS):
+                self._held = rest
+                return ""
+        end = rest.find("\n") + 1
+        line, rest = (rest[:end], rest[end:]) if end else (rest, "")
+        self._enter(line)
+        out.append((False, line))
+        return rest
+
+    def _enter(self, line: str) -> None:
+        """Follow a line, or a piece of one, that has become visible."""
+        if len(self._head) < _FENCE_CHARS:
+            self._head += line[:_FENCE_CHARS]
+        self._line_start = line.endswith("\n")
+        if self._line_start:
+            if self._head.lstrip(" ").startswith(("```", "~~~")):
+                self._fenced = not self._fenced
+            self._head = ""
+
+
+def _suffix_that_begins(text: str, word: str) -> int:
+    """The length of the longest end of `text` that is a beginning of `word`."""
+    for size in range(min(len(text), len(word) - 1), 0, -1):
+        if word.startswith(text[-size:]):
+            return size
+    return 0
+
+
+# --- continuing ------------------------------------------------------------------------------------------------------
+
+
+class Overlap:
+    """Removes from a continuation what repeats the tail of the text before it."""
+
+    __slots__ = ("_held", "_open", "_tail")
+
+    def __init__(self, before: str) -> None:
+        self._tail = before[-OVERLAP_CHARS_MAX:]
+        self._held = ""
+        self._open = len(self._tail) >= OVERLAP_CHARS_MIN
+
+    def feed(self, text: str) -> str:
+        """What of the continuation is known to be new."""
+        if not self._open:
+            return text
+        self._held += text
+        if len(self._held) < len(self._tail) and self._may_grow():
+            return ""
+        return self.finish()
+
+    def finish(self) -> str:
+        """The held text without its repetition."""
+        held, self._held, self._open = self._held, "", False
+        for size in range(min(len(held), len(self._tail)), OVERLAP_CHARS_MIN - 1, -1):
+            if self._tail.endswith(held[:size]):
+                return held[size:]
+        return held
+
+    def _may_grow(self) -> bool:
+        """Whether what is held is the beginning of some end of the tail."""
+        return self._held in self._tail
+
+
+# --- the assembler ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Draft:
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: list[str] = field(default_factory=list)
+    extra: Any = None
+
+
+class Assembler:
+    """One attempt's answer. `before` is the text of the same message that earlier attempts have delivered; `again` is
+    the end of it that the model was not shown and will write once more.
+
+    `identity` (run and step) gives calls that come without an id the same id whenever the step is taken again.
+    """
+
+    def __init__(self, identity: str = "", before: str = "", again: str = "") -> None:
+        self._identity = identity
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
+        self._signed_from = 0
+        self._drafts: list[_Draft] = []
+        self._by_index: dict[int, _Draft] = {}
+        self._opaque: list[dict[str, Any]] = []
+        self._usage: Usage | None = None
+        self._model = ""
+        self._finish: FinishReason | None = None
+        self._error: ServerError | None = None
+        self._split = InlineReasoning(before)
+        self._again = again
+        self._overlap = Overlap(before) if before else None
+        self._lead: str | None = None if before else ""
+        self.delivered = 0
+
+    @property
+    def drafting(self) -> tuple[str, ...]:
+        """Names of the calls begun."""
+        return tuple(draft.name for draft in self._drafts if draft.name)
+
+    @property
+    def error(self) -> ServerError | None:
+        """The provider's error inside the stream, if there was one."""
+        return self._error
+
+    @property
+    def finished(self) -> bool:
+        """Whether the provider has said that the answer is whole."""
+        return self._finish is not None and self._error is None
+
+    def feed(self, part: Part) -> Sequence[Delta]:
+        """Take one part; the deltas it gives."""
+        if type(part) is Text:
+            return self._feed_text(part.text)
+        if type(part) is Reasoning:
+            return self._feed_reasoning(part)
+        if type(part) is ToolDelta:
+            return self._feed_call(part)
+        if type(part) is Usage:
+            self._usage = self._usage.updated(part) if self._usage else part
+        elif type(part) is Model:
+            self._model = part.name or self._model
+        elif type(part) is Finish:
+            self._finish = part.reason
+        elif type(part) is Opaque:
+            self._opaque.append({"kind": part.kind, "data": part.data})
+        elif type(part) is ServerError:
+            self._error = part
+        return _NOTHING
+
+    def finish(self) -> Sequence[Delta]:
+        """The stream has ended: what was held back and is text after all."""
+        out: list[Delta] = []
+        for is_reasoning, text in self._split.finish():
+            self._emit(is_reasoning, text, out)
+        if self._overlap is not None:
+            rest, self._overlap = self._overlap.finish(), None
+            self._deliver(rest, out)
+        return out
+
+    def message(self) -> Assembled:
+        """All that has come so far."""
+        calls = self._calls()
+        reason: FinishReason = self._finish or "unknown"
+        if calls and reason in ("stop", "unknown") and self.finished:
+            reason = "tool_calls"
+        elif not calls and reason == "tool_calls":
+            reason = "stop"
+        return Assembled(
+            text="".join(self._text),
+            reasoning="".join(self._reasoning),
+            tool_calls=calls,
+            opaque=list(self._opaque),
+            usage=self._usage,
+            model=self._model,
+            finish_reason=reason,
+            complete=self.finished,
+        )
+
+    def _feed_text(self, text: str) -> Sequence[Delta]:
+        out: list[Delta] = []
+        for is_reasoning, piece in self._split.feed(text):
+            self._emit(is_reasoning, piece, out)
+        return out
+
+    def _emit(self, is_reasoning: bool, text: str, out: list[Delta]) -> None:
+        if is_reasoning:
+            self._reasoning.append(text)
+            _push(out, ReasoningDelta(text))
+            return
+        if self._again:
+            shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self._again, text, strict=False)))
+            self._again = self._again[shared:] if shared == len(text) else ""
+            text = text[shared:]
+        if self._overlap is not None:
+            text = self._overlap.feed(text)
+        self._deliver(text, out)
+
+    def _deliver(self, text: str, out: list[Delta]) -> None:
+        if self._lead is not None and text:
+            # Nothing visible has come yet: line breaks go, the indentation of the first visible line stays.
+            text = self._lead + text
+            if not text.strip():
+                self._lead = text
+                return
+            body = text.lstrip()
+            text = re.split(r"[\r\n]", text[: len(text) - len(body)])[-1] + body
+            self._lead = None
+        if text:
+            self._text.append(text)
+            self.delivered += len(text)
+            _push(out, TextDelta(text))
+
+    def _feed_reasoning(self, part: Reasoning) -> Sequence[Delta]:
+        if part.text:
+            self._reasoning.append(part.text)
+        if part.signature:
+            block = "".join(self._reasoning[self._signed_from :])
+            self._signed_from = len(self._reasoning)
+            self._opaque.append({"kind": "signed_reasoning", "data": {"text": block, "signature": part.signature}})
+        return (ReasoningDelta(part.text, part.form),) if part.text else _NOTHING
+
+    def _feed_call(self, part: ToolDelta) -> Sequence[Delta]:
+        draft = self._draft_for(part)
+        drafted = bool(part.name) and not draft.name
+        if part.id and not draft.id:
+            draft.id = part.id
+        if part.name and (not draft.name or (not draft.arguments and part.name != draft.name and not part.whole)):
+            draft.name += part.name
+        if part.whole:
+            draft.arguments = [part.arguments]
+        elif part.arguments:
+            draft.arguments.append(part.arguments)
+        if part.extra is not None:
+            draft.extra = part.extra
+        return (ToolDrafted(draft.index, draft.name),) if drafted else _NOTHING
+
+    def _draft_for(self, part: ToolDelta) -> _Draft:
+        known: _Draft | None
+        if part.index is not None:
+            known = self._by_index.get(part.index)
+            if known is not None and part.id and known.id and part.id != known.id:
+                known = next((draft for draft in self._drafts if draft.id == part.id), None)
+        elif part.id:
+            known = next((draft for draft in self._drafts if draft.id == part.id), None)
+        else:
+            known = self._drafts[-1] if self._drafts else None
+            if known is not None and part.name and known.arguments:
+                known = None  # a name after arguments begins another call
+        if known is None:
+            known = _Draft(len(self._drafts))
+            self._drafts.append(known)
+        if part.index is not None:
+            self._by_index[part.index] = known
+        return known
+
+    def _calls(self) -> list[ToolCall]:
+        calls: list[ToolCall] = []
+        seen: set[str] = set()
+        for draft in self._drafts:
+            if not draft.name:
+                continue
+            call_id = draft.id
+            if not call_id or call_id in seen:
+                digest = hashlib.sha256(f"{self._identity}:{draft.index}".encode()).hexdigest()
+                call_id = f"call_{digest[:24]}"
+            seen.add(call_id)
+            arguments = "".join(draft.arguments)
+            calls.append(ToolCall(call_id, draft.name, arguments if arguments.strip() else "{}", draft.extra))
+        return calls
+
+
+def _push(out: list[Delta], delta: TextDelta | ReasoningDelta) -> None:
+    """Add a delta, joined with the one before it where both are of one kind."""
+    last = out[-1] if out else None
+    if (type(last) is TextDelta and type(delta) is TextDelta) or (
+        type(last) is ReasoningDelta and type(delta) is ReasoningDelta
+    ):
+        last.text += delta.text
+    else:
+        out.append(delta)

@@ -1,0 +1,97 @@
+"""Small model calls beside the conversation: summaries, titles, descriptions. They never fail a run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import Any
+
+from hermes.agent import compress, routes
+from hermes.agent.assembler import Assembler
+from hermes.agent.call import Caller
+from hermes.agent.failures import classify
+from hermes.agent.turn import Turn
+from hermes.http import Timeouts
+from hermes.providers.base import Message, Prompt, Route
+from hermes.providers.registry import provider_for
+from hermes.runs.control import Stop
+
+log = logging.getLogger(__name__)
+
+TRIES_MAX = 3
+TITLE_CHARS_MAX = 60
+_FINAL_KINDS = {"auth", "billing", "forbidden", "model_not_found", "bad_request", "tls", "policy_blocked"}
+
+
+class Auxiliary:
+    """Asks a task's own route, or the main one."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+
+    async def summary(self, messages: list[Message], budget: compress.Budget) -> tuple[str, dict[str, Any]] | None:
+        """Notes that stand for these messages, with what they cost."""
+        room = int(budget.total * compress.BYTES_PER_TOKEN * 0.8)
+        limit = min(compress.SUMMARY_TOKENS_MAX, max(256, budget.total // 4))
+        request: list[Message] = [{"role": "user", "content": compress.transcript(messages, room)}]
+        return await self._ask("compression", compress.SUMMARY_REQUEST, request, limit)
+
+    async def title(self, question: str, answer: str) -> tuple[str, dict[str, Any]] | None:
+        """A few words for a conversation that begins like this."""
+        system = "Give a title of at most six words to the conversation. Answer with the title only, without quotes."
+        text = f"User: {question[:2000]}\n\nAssistant: {answer[:2000]}"
+        return await self._ask("title_generation", system, [{"role": "user", "content": text}], 64)
+
+    async def describe(self, image: Message) -> str:
+        """An image in words."""
+        system = "Describe the image exactly and completely, for somebody who cannot see it. Copy all text in it."
+        got = await self._ask("vision", system, [{"role": "user", "content": [image]}], 1024)
+        return got[0] if got else "it could not be described"
+
+    async def _ask(
+        self, task: str, system: str, messages: list[Message], max_output: int
+    ) -> tuple[str, dict[str, Any]] | None:
+        turn = self._turn
+        if not turn.settings.get(f"auxiliary.{task}.enabled"):
+            return None
+        own = routes.auxiliary(turn.settings, task)
+        for route in [own, turn.route] if own is not None and own != turn.route else [turn.route]:
+            if route.api_mode == "local":
+                continue
+            if (got := await self._ask_route(task, route, system, messages, max_output)) is not None:
+                return got
+        return None
+
+    async def _ask_route(
+        self, task: str, route: Route, system: str, messages: list[Message], max_output: int
+    ) -> tuple[str, dict[str, Any]] | None:
+        turn = self._turn
+        provider = provider_for(route.api_mode)
+        seconds = float(turn.settings.get(f"auxiliary.{task}.timeout"))
+        credential = next(iter(route.credentials), None)
+        stop = turn.live.controls.stop if not turn.live.log.state.ended else Stop()
+        caller = Caller(turn.services.http, stop, lambda _: None, lambda _: None)
+        dropped = turn.services.learnt.dropped(route)
+        request = Prompt([system], messages, max_output=max_output, stream=turn.stream, dropped=dropped)
+        for tried in range(TRIES_MAX):
+            timeouts = Timeouts(seconds, seconds)
+            attempt = await caller.ask(provider, route, credential, request, timeouts, Assembler())
+            message = attempt.assembler.message()
+            if attempt.facts is None and message.text.strip():
+                usage = {**turn.usage_event(message.usage, message.text, task)}
+                return message.text.strip(), usage | {"model": route.model, "provider": route.provider}
+            kind = classify(attempt.facts) if attempt.facts else "empty"
+            log.info("auxiliary task %s: %s", task, kind)
+            if kind in _FINAL_KINDS or kind == "interrupted" or tried + 1 == TRIES_MAX:
+                return None
+            if kind == "stream_unsupported":
+                request = replace(request, stream=False)
+            await asyncio.sleep(0.2 * (tried + 1))
+        return None
+
+
+def plain_title(text: str) -> str:
+    """A title without a model: how the conversation begins."""
+    line = " ".join(text.split())
+    return line if len(line) <= TITLE_CHARS_MAX else f"{line[: TITLE_CHARS_MAX - 1].rstrip()}…"

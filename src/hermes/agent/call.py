@@ -1,0 +1,163 @@
+"""One attempt at asking a model: the request out, the stream in, and the facts when it did not work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from hermes.agent.assembler import Assembler, Delta
+from hermes.agent.failures import FailureFacts
+from hermes.agent.parts import Finish
+from hermes.http import HttpClient, SseDecoder, StaleStream, StreamBroken, Timeouts, TransportError
+from hermes.providers.base import Credential, Prompt, Provider, Route, WireEvent
+from hermes.runs.control import Stop, Stopped
+
+COMMENTS_STRETCH = 3
+WAITING_S = 30.0
+
+
+@dataclass(slots=True)
+class Attempt:
+    """What came of one request. Without `facts` the answer is whole."""
+
+    assembler: Assembler
+    facts: FailureFacts | None
+
+
+class Caller:
+    """Carries requests out on the one HTTP client. It knows no policy: what to do next is decided elsewhere."""
+
+    def __init__(
+        self, http: HttpClient, stop: Stop, deliver: Callable[[Delta], None], waiting: Callable[[float], None]
+    ):
+        self._http, self._stop, self._deliver, self._waiting = http, stop, deliver, waiting
+
+    async def ask(
+        self,
+        provider: Provider,
+        route: Route,
+        credential: Credential | None,
+        prompt: Prompt,
+        timeouts: Timeouts,
+        assembler: Assembler,
+    ) -> Attempt:
+        """One request and its answer, assembled as it comes."""
+        wire = provider.request(route, credential, prompt)
+        body = msgspec.json.encode(wire.body)
+        facts: FailureFacts | None
+        silence = _Silence(self._waiting)
+        try:
+            async with (
+                self._stop.scope(),
+                self._http.send(wire.method, wire.url, wire.headers, body, timeouts) as answer,
+            ):
+                silence.broken()
+                if answer.status >= 400:
+                    return Attempt(assembler, provider.facts(answer.status, answer.headers, await answer.body()))
+                if answer.is_stream or (prompt.stream and not answer.is_json):
+                    await self._stream(answer.read, provider, assembler, timeouts, silence)
+                else:
+                    self._take(provider, WireEvent("", _decode(await answer.body()), whole=True), assembler)
+            facts = self._end(assembler)
+        except Stopped:
+            deadline = self._stop.reason == "deadline"
+            facts = FailureFacts("stream", deadline=deadline, interrupted=not deadline)
+        except TransportError as error:
+            facts = None if assembler.finished else facts_of(error)
+        finally:
+            silence.end()
+        if facts is not None:
+            facts = replace(facts, delivered=assembler.delivered, drafting=assembler.drafting)
+        return Attempt(assembler, facts)
+
+    async def _stream(
+        self,
+        read: Callable[[], asyncio.Future[bytes] | object],
+        provider: Provider,
+        assembler: Assembler,
+        timeouts: Timeouts,
+        silence: _Silence,
+    ) -> None:
+        decoder = SseDecoder()
+        loop = asyncio.get_running_loop()
+        last_part = loop.time()
+        while chunk := await read():  # type: ignore[misc]
+            silence.broken()
+            events = decoder.feed(chunk)
+            if events:
+                last_part = loop.time()
+            elif loop.time() - last_part > timeouts.stale_s * COMMENTS_STRETCH:
+                raise StaleStream("Only comments came.", answered=True)
+            for name, data in events:
+                if data == b"[DONE]":
+                    if not assembler.finished:
+                        assembler.feed(Finish("stop"))
+                    continue
+                self._take(provider, WireEvent(name, _decode(data)), assembler)
+                if assembler.error is not None:
+                    return
+
+    def _take(self, provider: Provider, event: WireEvent, assembler: Assembler) -> None:
+        for part in provider.parts(event):
+            for delta in assembler.feed(part):
+                self._deliver(delta)
+
+    def _end(self, assembler: Assembler) -> FailureFacts | None:
+        if (error := assembler.error) is not None:
+            return FailureFacts(
+                "stream", status=error.status, code=error.code, message=error.message, exception=("ServerErrorEvent",)
+            )
+        if not assembler.finished:
+            return FailureFacts(
+                "stream", exception=("StreamBroken",), message="The stream ended before its answer did."
+            )
+        for delta in assembler.finish():
+            self._deliver(delta)
+        return None
+
+
+class _Silence:
+    """Calls `tell` for every half minute in which nothing comes."""
+
+    def __init__(self, tell: Callable[[float], None]) -> None:
+        self._tell = tell
+        self._loop = asyncio.get_running_loop()
+        self._since = self._loop.time()
+        self._timer = self._loop.call_later(WAITING_S, self._look)
+
+    def broken(self) -> None:
+        self._since = self._loop.time()
+
+    def end(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        silent = self._loop.time() - self._since
+        if silent >= WAITING_S:
+            self._tell(silent)
+            silent = 0.0
+        self._timer = self._loop.call_later(WAITING_S - silent, self._look)
+
+
+def facts_of(error: BaseException) -> FailureFacts:
+    """The facts of an exception of the transport, or of a vendor's client library."""
+    answered = getattr(error, "answered", False)
+    status = getattr(error, "status_code", None)
+    return FailureFacts(
+        "stream" if answered else "connect",
+        status=status if isinstance(status, int) else None,
+        code=str(getattr(error, "code", None) or ""),
+        exception=tuple(cls.__name__ for cls in type(error).__mro__),
+        message=str(error),
+        stale=isinstance(error, StaleStream),
+    )
+
+
+def _decode(data: bytes) -> object:
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise StreamBroken(f"An event is not valid JSON: {error}", answered=True) from None

@@ -1,0 +1,115 @@
+"""The log as calls to an embedding program's functions."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from hermes.runs.events import Event
+from hermes.runs.spec import Control
+
+log = logging.getLogger(__name__)
+
+THOUGHT_CHARS_MAX = 500
+Callback = Callable[..., Any]
+
+
+@dataclass(slots=True)
+class Callbacks:
+    """Who wants to be told what. A function that raises is heard once and ignored from then on as before."""
+
+    stream_delta: Callback | None = None
+    stream: Callback | None = None
+    reasoning: Callback | None = None
+    tool_start: Callback | None = None
+    tool_complete: Callback | None = None
+    tool_progress: Callback | None = None
+    approval: Callback | None = None
+    clarify: Callback | None = None
+    event: Callback | None = None
+    _args: dict[str, tuple[str, Any]] = field(default_factory=dict)
+    _thoughts: dict[str, str] = field(default_factory=dict)
+    _complained: set[str] = field(default_factory=set)
+
+    @property
+    def any(self) -> bool:
+        """Whether anybody listens."""
+        listeners = (self.stream_delta, self.stream, self.reasoning, self.tool_start, self.tool_complete)
+        return any((*listeners, self.tool_progress, self.approval, self.clarify, self.event))
+
+    def tell(self, event: Event, content: str | None) -> Any:
+        """Render one event; `content` is the text of the row it announces. What an answering function gave is returned."""
+        if self.event is not None:
+            self._call("event", event.as_dict())
+        tell = self._RENDER.get(event.type)
+        return tell(self, event.data, content) if tell is not None else None
+
+    def _text(self, data: dict[str, Any], _: str | None) -> None:
+        self._call("stream_delta", data["text"])
+        self._call("stream", data["text"])
+
+    def _thought(self, data: dict[str, Any], _: str | None) -> None:
+        self._call("reasoning", data["text"])
+        known = self._thoughts.get(data["message_id"], "")
+        if len(known) < THOUGHT_CHARS_MAX:
+            self._thoughts[data["message_id"]] = (known + data["text"])[:THOUGHT_CHARS_MAX]
+
+    def _thought_whole(self, data: dict[str, Any], _: str | None) -> None:
+        if thought := self._thoughts.pop(data["message_id"], ""):
+            self._call("tool_progress", "reasoning.available", tool_name="_thinking", preview=thought)
+
+    def _message(self, data: dict[str, Any], _: str | None) -> None:
+        if data["tool_calls"]:
+            self._call("stream_delta", None)
+
+    def _started(self, data: dict[str, Any], _: str | None) -> None:
+        call_id, name, args = data["call_id"], data["name"], data["args"]
+        self._args[call_id] = (name, args)
+        self._call("tool_start", call_id, name, args)
+        self._call("tool_progress", "tool.started", tool_name=name, preview=data["preview"], args=args)
+
+    def _finished(self, data: dict[str, Any], content: str | None) -> None:
+        name, args = self._args.pop(data["call_id"], (data["name"], {}))
+        self._call("tool_complete", data["call_id"], name, args, content or "")
+        how = {"duration": data["duration_ms"] / 1000, "is_error": data["status"] != "ok"}
+        self._call("tool_progress", "tool.completed", tool_name=name, preview=None, args=args, **how)
+
+    def _approval(self, data: dict[str, Any], _: str | None) -> Any:
+        return self._call("approval", data)
+
+    def _question(self, data: dict[str, Any], _: str | None) -> Any:
+        return self._call("clarify", data["question"], data["choices"])
+
+    def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        function = getattr(self, name)
+        if function is None:
+            return None
+        try:
+            return function(*args, **kwargs)
+        except Exception:
+            if name not in self._complained:
+                self._complained.add(name)
+                log.exception("the callback %s failed", name)
+            return None
+
+    _RENDER = {  # noqa: RUF012  (a table of methods, not state)
+        "text.delta": _text,
+        "reasoning.delta": _thought,
+        "reasoning.completed": _thought_whole,
+        "message.completed": _message,
+        "tool.started": _started,
+        "tool.finished": _finished,
+        "approval.requested": _approval,
+        "clarify.requested": _question,
+    }
+
+
+def answer_to(event: Event, answer: Any) -> Control | None:
+    """The control that carries an embedding program's answer back to the run."""
+    if answer is None:
+        return None
+    if event.type == "approval.requested":
+        return Control("approve", {"id": event.data["approval_id"], "choice": str(answer)}, surface="callback")
+    return Control("answer", {"id": event.data["request_id"], "answer": str(answer)}, surface="callback")

@@ -1,0 +1,191 @@
+"""How a turn ends: its closing rows, its last event, and the result its caller gets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hermes.agent.failures import Failure, explain, sentence
+from hermes.agent.parts import ToolCall
+from hermes.agent.step import Answered
+from hermes.agent.turn import Turn
+from hermes.runs.engine import Result
+from hermes.runs.events import Event
+from hermes.store.base import Row
+
+# The message itself is at fault: before the next turn it is replaced by a note, so that it cannot fail that as well.
+_MESSAGE_FAULTS = {"context_overflow", "payload_too_large", "image_rejected", "policy_blocked", "bad_request"}
+_FINISH = {"truncated_text": "length", "truncated_tool": "length", "filtered": "content_filter"}
+STOPPED = "[Stopped by the user.]"
+
+
+async def close_completed(turn: Turn, answered: Answered, pending: list[ToolCall]) -> Result:
+    """The answer is there, or the client's own calls are."""
+    row = answered.row
+    calls = [call.as_dict() for call in pending]
+    steers, turn.live.controls.steers = turn.live.controls.steers, []
+    left = "\n".join(text for _, text in steers)
+    await turn.live.log.emit(
+        "run.completed",
+        message_id=answered.message_id,
+        row=row.id if row else None,
+        finish_reason="tool_calls" if pending else "stop",
+        pending_calls=calls,
+        pending_steer=left or None,
+        **_spent(turn),
+    )
+    return result(
+        turn,
+        text=answered.text,
+        reasoning=_reasoning(row),
+        completed=True,
+        pending_calls=calls,
+        pending_steer=left or None,
+    )
+
+
+async def close_failed(
+    turn: Turn, failure: Failure, user_row: Row | None, answered: Answered | None = None, said: str = ""
+) -> Result:
+    """The turn failed. Text so far is kept as the answer; without any, a row of our own answers the user's."""
+    text = answered.text if answered else said
+    event = turn.live.log.event(
+        "run.failed",
+        failure=failure.kind,
+        error=failure.message,
+        code=failure.code,
+        retryable=failure.retryable,
+        partial_row=None,
+        text_length=len(text),
+        **_spent(turn),
+    )
+    faulty = user_row if failure.kind in _MESSAGE_FAULTS else None
+    words = f"[The turn failed: {sentence(failure.kind)}]"
+    row = await _close(turn, event, answered, _FINISH.get(failure.kind, "error"), words, said=said, faulty=faulty)
+    return result(
+        turn,
+        text=text,
+        reasoning=_reasoning(row),
+        failed=not failure.partial_only,
+        partial=bool(text) or failure.partial_only,
+        error=failure.message,
+        error_code=failure.code,
+        failure=failure.kind,
+    )
+
+
+async def close_cancelled(turn: Turn, user_row: Row | None, answered: Answered | None = None) -> Result:
+    """The turn was stopped; whether that is a failure, the end, or only a pause depends on who stopped it."""
+    stop, spec = turn.live.controls.stop, turn.live.spec
+    text = answered.text if answered else ""
+    if stop.reason == "deadline":
+        failure = _deadline(turn, bool(text))
+        return await close_failed(turn, failure, user_row, answered)
+    if stop.reason == "server_shutdown" and spec.on_detach == "continue" and spec.persist:
+        await turn.live.log.emit("run.interrupted")
+        return result(turn, text=text, partial=bool(text), interrupted=True, error_code="server_shutdown")
+    event = turn.live.log.event(
+        "run.cancelled", by=stop.by, reason=stop.reason, partial_row=None, text_length=len(text), **_spent(turn)
+    )
+    row = await _close(turn, event, answered, "interrupted", STOPPED)
+    code = "server_shutdown" if stop.reason == "server_shutdown" else "interrupted"
+    steers = "\n".join(text for _, text in turn.live.controls.steers)
+    return result(
+        turn,
+        text=text,
+        reasoning=_reasoning(row),
+        partial=bool(text),
+        interrupted=True,
+        error="The turn was stopped.",
+        error_code=code,
+        failure="interrupted",
+        pending_steer=steers or None,
+    )
+
+
+def _deadline(turn: Turn, has_text: bool) -> Failure:
+    provider = turn.route.provider
+    return explain("deadline", status=None, provider=provider, words="", has_text=has_text, own_limit=False)
+
+
+async def _close(
+    turn: Turn,
+    event: Event,
+    answered: Answered | None,
+    finish: str,
+    words: str,
+    *,
+    said: str = "",
+    faulty: Row | None = None,
+) -> Row | None:
+    """The last transaction of a turn that did not end well."""
+    log, transcript = turn.live.log, turn.live.transcript_id
+    if answered is not None and answered.text:
+        row = Row(transcript, "assistant", answered.text, log.run_id, finish_reason=finish)
+        usage = turn.usage_event(answered.message.usage, answered.text)
+        turn.totals.add(usage)
+        event.data["usage"] = turn.totals.as_dict()
+        after = [log.event("usage", **usage), event]
+        await log.complete(answered.message_id, row, after=after, finish_reason=finish, tool_calls=[], partial=True)
+    elif said:
+        await log.append(event)
+        return None
+    else:
+        row = Row(transcript, "assistant", words, log.run_id, finish_reason=finish, synthetic=True)
+        annotate = None
+        if faulty is not None and faulty.id is not None:
+            annotate = (faulty.id, f"[A message that could not be processed was left out: {words[1:-1]}]")
+        closes = (answered.message_id, f"{answered.message_id}:reasoning") if answered else ()
+        await log.append(event, rows=[row], closes=closes, annotate=annotate)
+    turn.messages.append(row.as_message())
+    return row
+
+
+def _spent(turn: Turn) -> dict[str, Any]:
+    return {"steps": turn.live.log.step, "usage": turn.totals.as_dict()}
+
+
+def _reasoning(row: Row | None) -> str | None:
+    return row.reasoning if row is not None else None
+
+
+def result(
+    turn: Turn,
+    *,
+    text: str = "",
+    reasoning: str | None = None,
+    completed: bool = False,
+    partial: bool = False,
+    failed: bool = False,
+    interrupted: bool = False,
+    error: str | None = None,
+    error_code: str | None = None,
+    failure: str | None = None,
+    pending_calls: list[dict[str, Any]] | None = None,
+    pending_steer: str | None = None,
+) -> Result:
+    """What the caller gets; every ending has every key."""
+    totals = turn.totals
+    return {
+        "final_response": text,
+        "last_reasoning": reasoning,
+        "messages": turn.messages,
+        "api_calls": totals.calls,
+        "completed": completed,
+        "partial": partial,
+        "failed": failed,
+        "interrupted": interrupted,
+        "error": error,
+        "error_code": error_code,
+        "failure": failure,
+        "run_id": turn.live.spec.run_id,
+        "session_id": turn.live.spec.session_id,
+        "model": turn.route.model,
+        "provider": turn.route.provider,
+        "pending_calls": pending_calls or [],
+        "pending_steer": pending_steer,
+        **{name: totals.counts[name] for name in ("input_tokens", "output_tokens", "total_tokens")},
+        "usage_details": {
+            **{name: totals.counts[name] for name in ("cache_read_tokens", "cache_write_tokens", "reasoning_tokens")},
+            "cost_usd": totals.cost_usd,
+        },
+    }

@@ -1,0 +1,183 @@
+"""Fitting a conversation into a window: how large it is, and the plan of what to shorten. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+BYTES_PER_TOKEN = 3.6
+IMAGE_TOKENS = 1_200
+SUMMARY_TOKENS_MAX = 10_000
+SUMMARY_MARK = "[Summary of the conversation so far]"
+Message = dict[str, Any]
+
+
+def estimate(value: Any) -> int:
+    """Roughly how many tokens a message, a schema or a text takes."""
+    if isinstance(value, str):
+        return int(len(value.encode("utf-8", "replace")) / BYTES_PER_TOKEN) + 1
+    if isinstance(value, dict) and value.get("type") == "image_url":
+        return IMAGE_TOKENS
+    if isinstance(value, dict) and "role" in value:
+        content = value.get("content")
+        parts = content if isinstance(content, list) else [content or ""]
+        calls = value.get("tool_calls")
+        return 4 + sum(map(estimate, parts)) + (estimate(json.dumps(calls, ensure_ascii=False)) if calls else 0)
+    return estimate(json.dumps(value, ensure_ascii=False, default=str))
+
+
+def size_of(messages: Sequence[Message]) -> int:
+    """Roughly how many tokens these messages take."""
+    return sum(map(estimate, messages))
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The room there is, in tokens."""
+
+    window: int
+    max_output: int
+    threshold: float = 0.75
+    target_ratio: float = 0.2
+    protect_first: int = 3
+
+    @property
+    def total(self) -> int:
+        """The window less what is kept for the answer."""
+        return self.window - min(self.max_output, self.window // 4)
+
+    @property
+    def limit(self) -> int:
+        """From here on the conversation is compacted."""
+        return int(self.total * self.threshold)
+
+    @property
+    def tail(self) -> int:
+        """How much of the end stays as it is."""
+        return int(self.total * self.target_ratio)
+
+    @property
+    def goal(self) -> int:
+        """Small enough that it need not be done again at once."""
+        return self.limit - self.tail
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A conversation in three: what stays, what is shortened, what stays."""
+
+    head: list[Message]
+    middle: list[Message]
+    tail: list[Message]
+
+
+def plan(messages: Sequence[Message], budget: Budget, protect_first: int | None = None) -> Plan:
+    """Where to cut. A message with calls and its results are one piece; the last user message and all after it stay."""
+    pieces = _pieces(messages)
+    first = budget.protect_first if protect_first is None else protect_first
+    last_user = next((i for i in range(len(pieces) - 1, -1, -1) if pieces[i][0].get("role") == "user"), len(pieces) - 1)
+    start, room = len(pieces), budget.tail
+    while start > 0 and (start > last_user or size_of(pieces[start - 1]) <= room):
+        start -= 1
+        room -= size_of(pieces[start])
+    head_end, count = 0, 0
+    while head_end < start and count + len(pieces[head_end]) <= first:
+        count += len(pieces[head_end])
+        head_end += 1
+    return Plan(_flat(pieces[:head_end]), _flat(pieces[head_end:start]), _flat(pieces[start:]))
+
+
+def _pieces(messages: Sequence[Message]) -> list[list[Message]]:
+    pieces: list[list[Message]] = []
+    for message in messages:
+        if message.get("role") == "tool" and pieces and pieces[-1][0].get("tool_calls"):
+            pieces[-1].append(message)
+        else:
+            pieces.append([message])
+    return pieces
+
+
+def _flat(pieces: Sequence[Sequence[Message]]) -> list[Message]:
+    return [message for piece in pieces for message in piece]
+
+
+def prune(messages: Sequence[Message]) -> list[Message]:
+    """Tool results as one line each: what was called and how much came back."""
+    calls = {call["id"]: call["function"] for m in messages for call in m.get("tool_calls") or ()}
+    return [_pruned(message, calls) if message.get("role") == "tool" else message for message in messages]
+
+
+def _pruned(message: Message, calls: dict[str, Any]) -> Message:
+    content = message.get("content")
+    text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+    call = calls.get(message.get("tool_call_id", ""), {})
+    gist = " ".join(str(call.get("arguments", "")).split())[:80]
+    line = f"[{message.get('tool_name') or call.get('name', 'tool')}({gist}): {len(text)} characters, left out]"
+    return {**message, "content": line} if len(line) < len(text) else message
+
+
+def extract(messages: Sequence[Message], chars_max: int) -> str:
+    """A summary without a model: what the user said, and the first line of every answer."""
+    lines: list[str] = []
+    for message in messages:
+        text = _text(message)
+        if text and message.get("role") == "user":
+            lines.append(f"User: {' '.join(text.split())[:400]}")
+        elif text and message.get("role") == "assistant":
+            lines.append(f"You: {text.strip().splitlines()[0][:200]}")
+    while len(lines) > 2 and sum(map(len, lines)) + len(lines) > chars_max:
+        del lines[len(lines) // 2]
+    return "\n".join(lines)[:chars_max]
+
+
+def transcript(messages: Sequence[Message], chars_max: int) -> str:
+    """The messages as text for whoever is to sum them up, the longest shortened first."""
+    shown = [f"{m.get('role')}: {_text(m)}{_calls(m)}" for m in messages]
+    if sum(map(len, shown)) <= chars_max:
+        return "\n\n".join(shown)
+    each = max(200, chars_max // max(1, len(shown)))
+    return "\n\n".join(t if len(t) <= each else f"{t[: each * 2 // 3]} […] {t[-each // 3 :]}" for t in shown)
+
+
+def _calls(message: Message) -> str:
+    return "".join(
+        f"\n[calls {c['function']['name']}({c['function']['arguments']})]" for c in message.get("tool_calls") or ()
+    )
+
+
+def _text(message: Message) -> str:
+    content = message.get("content")
+    if isinstance(content, list):
+        return " ".join(p.get("text", "[image]") for p in content if isinstance(p, dict))
+    return content or ""
+
+
+SUMMARY_REQUEST = (
+    "Below is a conversation between a user and an assistant that uses tools. Write notes that let the assistant go on "
+    "without it. Use these headings: Goal; Decisions; Files and facts; Open ends; Next step. Keep names, paths, numbers "
+    "and exact wordings that matter. Leave out pleasantries. Do not answer the user."
+)
+
+
+def joined(plan: Plan, summary: str, todo: str | None) -> list[Message]:
+    """The conversation again, with the summary in place of the middle and the plan of work after it."""
+    text = f"{SUMMARY_MARK}\n{summary}"
+    if todo:
+        text += f"\n\nThe todo list as it stands:\n{todo}"
+    note: Message = {"role": "user", "content": text}
+    answer: Message = {"role": "assistant", "content": "Understood; I go on from there."}
+    tail = plan.tail
+    # Roles must alternate on both sides of the note.
+    head = plan.head
+    if head and head[-1].get("role") == "user":
+        head = [*head, {"role": "assistant", "content": "…"}]
+    return [*head, note, *([answer] if tail and tail[0].get("role") != "assistant" else []), *tail]
+
+
+def fits(
+    messages: Sequence[Message], fixed_tokens: int, goal: int, count: Callable[[Sequence[Message]], int] = size_of
+) -> bool:
+    """Whether the conversation with everything that goes along is small enough."""
+    return fixed_tokens + count(messages) <= goal

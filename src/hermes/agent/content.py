@@ -1,0 +1,64 @@
+"""The user's message as it arrives: files in it become text, or lie in the upload folder and are named."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import re
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hermes.home import write_private
+from hermes.runs.spec import Content
+
+if TYPE_CHECKING:
+    from hermes.agent.turn import Services
+
+_TEXT_TYPES = re.compile(r"text/|application/(json|xml|yaml|x-yaml|toml|javascript|x-sh)|\+(json|xml)$")
+
+
+async def received(content: Content, services: Services, session_id: str) -> Content:
+    """The message with every file part turned into text; the rest as it is."""
+    if isinstance(content, str) or not any(part.get("type") == "file" for part in content):
+        return content
+    parts: list[dict[str, Any]] = []
+    for part in content:
+        if part.get("type") != "file":
+            parts.append(part)
+            continue
+        text = await services.files.call(partial(_as_text, part["file"], services, session_id))
+        parts.append({"type": "text", "text": text})
+    return parts
+
+
+def _as_text(file: dict[str, Any], services: Services, session_id: str) -> str:
+    name = re.sub(r"[^\w.@ -]", "_", os.path.basename(str(file.get("name") or "file"))).lstrip(".") or "file"
+    data = _bytes(file["data"])
+    if _TEXT_TYPES.search(str(file.get("media_type") or "")) and b"\0" not in data:
+        return f"File {name}:\n{data.decode('utf-8', 'replace')}"
+    folder = services.home.uploads / re.sub(r"[^\w.@-]", "_", session_id)
+    path = folder / name
+    count = 1
+    while path.exists():
+        path = folder / f"{count}-{name}"
+        count += 1
+    write_private(path, data)
+    return f"The user attached the file {name} ({len(data)} bytes, {file.get('media_type')}); it is at {path}."
+
+
+def _bytes(data: str | bytes) -> bytes:
+    if isinstance(data, bytes):
+        return data
+    encoded = data.partition(";base64,")[2] if data.startswith("data:") else data
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError):
+        return data.encode()
+
+
+def text_of(content: Content | None) -> str:
+    """The words of a message."""
+    if isinstance(content, list):
+        return "\n".join(str(part.get("text", "")) for part in content if part.get("type") == "text")
+    return content or ""

@@ -1,0 +1,323 @@
+"""`AIAgent`: the agent as other programs hold it in their hands, blocking outside and asynchronous inside."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import queue
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hermes.agent.callbacks import Callback, Callbacks, answer_to
+from hermes.agent.single import SingleCalls
+from hermes.errors import HermesError
+from hermes.providers.registry import api_mode_for
+from hermes.runs.engine import Admission, LiveRun, Result, RunEngine
+from hermes.runs.events import Event
+from hermes.runs.spec import Content, Control, RouteChoice, RunSpec
+
+_SAMPLING = frozenset(
+    [
+        "temperature",
+        "top_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "seed",
+        "stop",
+        "logit_bias",
+        "verbosity",
+        "service_tier",
+        "prompt_cache_key",
+        "parallel_tool_calls",
+        "user",
+        "safety_identifier",
+    ]
+)
+_KINDS = {"cli": "cli", "api_server": "chat", "cron": "job", "subagent": "subagent"}
+_DONE = object()
+
+
+class AgentError(HermesError):
+    """A turn that failed; its result is in `result`."""
+
+    def __init__(self, result: Result) -> None:
+        super().__init__(str(result["error"]))
+        self.result = result
+
+
+class AIAgent(SingleCalls):
+    """One conversation partner. Building it does no I/O; its runs belong to the process's engine."""
+
+    def __init__(
+        self,
+        *,
+        api_key: str | None = None,
+        base_url: str | None = None,
+        model: str | None = None,
+        provider: str | None = None,
+        api_mode: str | None = None,
+        reasoning_config: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+        request_overrides: Mapping[str, Any] | None = None,
+        fallback_model: Mapping[str, Any] | str | Sequence[Mapping[str, Any] | str] | None = None,
+        max_iterations: int | None = None,
+        enabled_toolsets: Sequence[str] | None = None,
+        disabled_toolsets: Sequence[str] | None = None,
+        client_tools: Sequence[Mapping[str, Any]] | None = None,
+        session_id: str | None = None,
+        session_db: Any = None,
+        parent_session_id: str | None = None,
+        platform: str | None = None,
+        gateway_session_key: str | None = None,
+        ephemeral_system_prompt: str | None = None,
+        skip_context_files: bool = False,
+        skip_memory: bool = False,
+        quiet_mode: bool = False,
+        approvals: str | None = None,
+        stream_delta_callback: Callback | None = None,
+        reasoning_callback: Callback | None = None,
+        tool_start_callback: Callback | None = None,
+        tool_complete_callback: Callback | None = None,
+        tool_progress_callback: Callback | None = None,
+        approval_callback: Callback | None = None,
+        clarify_callback: Callback | None = None,
+        event_callback: Callback | None = None,
+    ) -> None:
+        self.model, self.provider, self.base_url = model or "", provider or "", base_url or ""
+        self.api_mode = api_mode or api_mode_for(self.provider, self.base_url)
+        self._explicit_mode = api_mode
+        self._api_key = api_key or ""
+        self.session_id = session_id or f"{time.strftime('%Y%m%d_%H%M%S')}_{secrets.token_hex(6)}"
+        self.session_db, self.parent_session_id = session_db, parent_session_id
+        self.platform, self.quiet_mode = platform or "cli", quiet_mode
+        self._overrides = dict(request_overrides or {})
+        self._fallbacks = _fallbacks(fallback_model)
+        self._toolsets = (enabled_toolsets, frozenset(disabled_toolsets or ()))
+        self._skip = (skip_context_files, skip_memory)
+        self._spec_fields: dict[str, Any] = {
+            "reasoning": reasoning_config,
+            "max_output_tokens": max_tokens,
+            "max_iterations": max_iterations,
+            "client_tools": tuple(client_tools or ()),
+            "session_key": gateway_session_key,
+            "approvals": approvals,
+        }
+        self._ephemeral_system_prompt = ephemeral_system_prompt
+        self.stream_delta_callback, self.reasoning_callback = stream_delta_callback, reasoning_callback
+        self.tool_start_callback, self.tool_complete_callback = tool_start_callback, tool_complete_callback
+        self.tool_progress_callback, self.event_callback = tool_progress_callback, event_callback
+        self.approval_callback, self.clarify_callback = approval_callback, clarify_callback
+        self._stream_callback: Callback | None = None
+        self._anthropic_client: Any = None
+        self._live_client: Any = None
+        self._interrupt_requested = False
+        self._disable_streaming = False
+        self._current_streamed_assistant_text = ""
+        self._active: tuple[RunEngine, str, asyncio.AbstractEventLoop] | None = None
+        self.session_prompt_tokens = self.session_completion_tokens = self.session_total_tokens = 0
+
+    # --- turns --------------------------------------------------------------------------------------------------
+
+    def run_conversation(
+        self,
+        user_message: Content,
+        system_message: str | None = None,
+        conversation_history: list[dict[str, Any]] | None = None,
+        task_id: str | None = None,
+        stream_callback: Callback | None = None,
+    ) -> Result:
+        """Run a turn and wait for it. Callbacks are called in this thread."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            pass
+        else:
+            raise RuntimeError("This thread has a running event loop: await arun_conversation(…) instead.")
+        from hermes.app import background_loop
+
+        spec = self._spec(user_message, system_message, conversation_history, task_id)
+        callbacks = self._callbacks(stream_callback)
+        loop = background_loop()
+        told: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+        async def drive() -> Result:
+            try:
+                return await self._drive(spec, None, callbacks.any, lambda *item: told.put(item))
+            finally:
+                told.put(_DONE)
+
+        running = asyncio.run_coroutine_threadsafe(drive(), loop)
+        try:
+            while (item := told.get()) is not _DONE:
+                event, content = item
+                if control := answer_to(event, callbacks.tell(event, content)):
+                    self._send(control)
+        except BaseException:
+            self.interrupt()
+            running.result()
+            raise
+        return self._account(running.result())
+
+    async def arun_conversation(
+        self,
+        user_message: Content,
+        system_message: str | None = None,
+        conversation_history: list[dict[str, Any]] | None = None,
+        task_id: str | None = None,
+        stream_callback: Callback | None = None,
+        admission: Admission | None = None,
+    ) -> Result:
+        """The same as a coroutine. Callbacks are called on the loop and must return quickly."""
+        spec = self._spec(user_message, system_message, conversation_history, task_id)
+        if admission is not None:
+            spec = replace(spec, run_id=admission.run_id, session_id=admission.session_id)
+        callbacks = self._callbacks(stream_callback)
+
+        async def tell(event: Event, content: str | None) -> None:
+            answer = callbacks.tell(event, content)
+            if control := answer_to(event, await answer if inspect.isawaitable(answer) else answer):
+                self._send(control)
+
+        return self._account(await self._drive(spec, admission, callbacks.any, tell))
+
+    def chat(self, message: Content, stream_callback: Callback | None = None) -> str:
+        """The answer's text; raises `AgentError` when the turn failed."""
+        result = self.run_conversation(message, stream_callback=stream_callback)
+        if result["failed"]:
+            raise AgentError(result)
+        return str(result["final_response"])
+
+    async def _drive(
+        self, spec: RunSpec, admission: Admission | None, listen: bool, tell: Callable[[Event, str | None], Any]
+    ) -> Result:
+        """Start the run on this loop, follow its log, and give back its result."""
+        from hermes.app import current
+
+        app = await current()
+        engine = app.engine
+        self._interrupt_requested = self._disable_streaming = False
+        live = await engine.start(spec, admission)
+        assert live.task is not None
+        owner = engine.attach(spec.run_id)
+        self._active = (engine, spec.run_id, asyncio.get_running_loop())
+        try:
+            if listen:
+                await self._follow(engine, live, tell)
+            return await asyncio.shield(live.task)
+        except asyncio.CancelledError:
+            await engine.detach(spec.run_id, owner)
+            raise
+        finally:
+            self._active = None
+
+    async def _follow(self, engine: RunEngine, live: LiveRun, tell: Callable[[Event, str | None], Any]) -> None:
+        run_id = live.spec.run_id
+        async for event in engine.subscribe(run_id):
+            content = None
+            if event.type == "tool.finished" and self.tool_complete_callback is not None:
+                row = await engine.row(run_id, event.data["row"])
+                content = row.content if row is not None and isinstance(row.content, str) else None
+            told = tell(event, content)
+            if inspect.isawaitable(told):
+                await told
+
+    def _spec(
+        self, message: Content, system: str | None, history: list[dict[str, Any]] | None, task_id: str | None
+    ) -> RunSpec:
+        texts = [text for text in (self._ephemeral_system_prompt, system) if text]
+        enabled, disabled = self._toolsets
+        sampling = {name: value for name, value in self._overrides.items() if name in _SAMPLING}
+        extra = {name: value for name, value in self._overrides.items() if name not in _SAMPLING}
+        route = RouteChoice(
+            model=self.model or None,
+            provider=self.provider or None,
+            base_url=self.base_url or None,
+            api_mode=self._explicit_mode,
+            api_key=self._api_key or None,
+            extra_body=extra,
+            fallbacks=self._fallbacks,
+        )
+        return RunSpec(
+            user_message=message,
+            session_id=self.session_id,
+            kind=_KINDS.get(self.platform, "cli"),  # type: ignore[arg-type]
+            source=self.platform if self.platform in _KINDS else "cli",  # type: ignore[arg-type]
+            history=history if history is not None or self.session_db is not None else [],
+            instructions="\n\n".join(texts) or None,
+            route=None if route == RouteChoice() else route,
+            sampling=sampling,
+            toolsets=frozenset(enabled) - disabled if enabled is not None else None,
+            disabled_toolsets=disabled,
+            answerable=self.approval_callback is not None or self.clarify_callback is not None,
+            on_detach="cancel",
+            persist=self.session_db is not None,
+            context_files=not self._skip[0],
+            memory=not self._skip[1],
+            metadata={"task_id": task_id} if task_id else {},
+            **self._spec_fields,
+        )
+
+    def _callbacks(self, stream_callback: Callback | None) -> Callbacks:
+        return Callbacks(
+            stream_delta=self.stream_delta_callback,
+            stream=stream_callback or self._stream_callback,
+            reasoning=self.reasoning_callback,
+            tool_start=self.tool_start_callback,
+            tool_complete=self.tool_complete_callback,
+            tool_progress=self.tool_progress_callback,
+            approval=self.approval_callback,
+            clarify=self.clarify_callback,
+            event=self.event_callback,
+        )
+
+    def _account(self, result: Result) -> Result:
+        self.session_prompt_tokens += result["input_tokens"]
+        self.session_completion_tokens += result["output_tokens"]
+        self.session_total_tokens += result["total_tokens"]
+        return result
+
+    # --- control, from any thread -------------------------------------------------------------------------------
+
+    def interrupt(self, message: str | None = None) -> None:
+        """Stop the turn, or the single call, that is under way. `message` is for the surface to send next."""
+        self._interrupt_requested = True
+        self._send(Control("interrupt", {"message": message} if message else {}))
+        client = self._live_client
+        if client is not None and callable(close := getattr(client, "close", None)):
+            close()
+
+    def clear_interrupt(self) -> None:
+        """Forget that a stop was asked for."""
+        self._interrupt_requested = False
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether a stop was asked for."""
+        return self._interrupt_requested
+
+    def steer(self, text: str) -> bool:
+        """Words for the turn under way, which it does not stop for. False: there is none."""
+        return self._send(Control("steer", {"text": text}))
+
+    def _send(self, control: Control) -> bool:
+        active = self._active
+        if active is None:
+            return False
+        engine, run_id, loop = active
+        asyncio.run_coroutine_threadsafe(engine.control(run_id, control), loop)
+        return True
+
+    def close(self) -> None:
+        """Let go of what this object holds."""
+        client, self._anthropic_client = self._anthropic_client, None
+        if client is not None and callable(close := getattr(client, "close", None)):
+            close()
+
+
+def _fallbacks(given: Any) -> tuple[Mapping[str, Any] | str, ...] | None:
+    if given is None:
+        return None
+    return tuple(given) if isinstance(given, list | tuple) else (given,)

@@ -1,0 +1,73 @@
+"""Images in a conversation: whether there are any, and making them smaller or into words when a model refuses them."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Awaitable, Callable, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+SHRUNK_PIXELS_MAX = 1024
+Message = dict[str, Any]
+
+
+def present(messages: Sequence[Message]) -> bool:
+    """Whether any message holds an image."""
+    return any(_is_image(part) for m in messages if isinstance(m.get("content"), list) for part in m["content"])
+
+
+def can_shrink() -> bool:
+    """Whether the extra `images` is installed."""
+    return find_spec("PIL") is not None
+
+
+def shrunk(messages: Sequence[Message]) -> list[Message]:
+    """The conversation with inline images scaled down, and others asked for in low detail."""
+    return [_map_images(message, _shrink) for message in messages]
+
+
+async def described(messages: Sequence[Message], describe: Callable[[Message], Awaitable[str]]) -> list[Message]:
+    """The conversation with every image replaced by a description of it."""
+    texts: dict[str, str] = {}
+    for message in messages:
+        for part in message["content"] if isinstance(message.get("content"), list) else ():
+            if _is_image(part) and part["image_url"]["url"] not in texts:
+                texts[part["image_url"]["url"]] = await describe(part)
+
+    def words(part: Message) -> Message:
+        return {"type": "text", "text": f"[An image: {texts[part['image_url']['url']]}]"}
+
+    return [_map_images(message, words) for message in messages]
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "image_url"
+
+
+def _map_images(message: Message, change: Callable[[Message], Message]) -> Message:
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": [change(part) if _is_image(part) else part for part in content]}
+
+
+def _shrink(part: Message) -> Message:
+    url: str = part["image_url"]["url"]
+    small = {**part["image_url"], "detail": "low"}
+    if url.startswith("data:image/") and ";base64," in url:
+        small["url"] = _scaled(url)
+    return {**part, "image_url": small}
+
+
+def _scaled(url: str) -> str:
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(base64.b64decode(url.partition(";base64,")[2]))) as image:
+            image.thumbnail((SHRUNK_PIXELS_MAX, SHRUNK_PIXELS_MAX))
+            out = io.BytesIO()
+            image.convert("RGB").save(out, "JPEG", quality=80)
+    except (OSError, ValueError):
+        return url
+    return f"data:image/jpeg;base64,{base64.b64encode(out.getvalue()).decode()}"

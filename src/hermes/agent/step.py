@@ -1,0 +1,309 @@
+"""One step's model call, from the first request to an answer or a failure: attempts, and recovery as `decide` says."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from hermes.agent import images, prompt
+from hermes.agent.assembler import Assembler, Delta, ReasoningDelta, TextDelta, ToolDrafted
+from hermes.agent.call import Attempt, Caller
+from hermes.agent.failures import (
+    Action,
+    CallState,
+    Decision,
+    Failure,
+    FailureFacts,
+    Kind,
+    classify,
+    decide,
+    explain,
+    rejected_option,
+)
+from hermes.agent.parts import Assembled
+from hermes.agent.turn import PRIMARY_REST_S, Turn
+from hermes.providers.base import Message, Prompt
+from hermes.providers.registry import available, is_private
+from hermes.runs.control import Stopped
+from hermes.store.base import Row
+from hermes.tools import arguments
+
+KEY_REST_S = {"rate_limit": 300.0, "auth": 300.0, "billing": 3600.0}
+Compact = Callable[[str], Awaitable[bool]]
+
+
+@dataclass(slots=True)
+class Answered:
+    """What a step's model call came to. `text` is what was delivered; with a `failure` it may be partial or empty."""
+
+    message: Assembled
+    text: str
+    failure: Failure | None = None
+    message_id: str = ""
+    row: Row | None = None
+
+
+def stalled_warning(names: tuple[str, ...]) -> str:
+    """What is said in place of a call that the connection took with it."""
+    return f"Stream stalled mid tool-call ({', '.join(names)}); the call was not executed."
+
+
+class ModelStep:
+    """Asks the model once, by as many attempts as it takes and is allowed."""
+
+    def __init__(self, turn: Turn, message_id: str, compact: Compact, *, tools: bool = True) -> None:
+        self._turn, self._id, self._compact, self._tools = turn, message_id, compact, tools
+        self._log = turn.live.log
+        self._stop = turn.live.controls.stop
+        self._caller = Caller(turn.services.http, self._stop, self._deliver, self._tell_waiting)
+        self._tried: Counter[Action] = Counter()
+        self._attempts = 0
+        self._nudge = ""
+        self._dropped_tools: tuple[str, ...] = ()
+        self._notices: set[asyncio.Task[object]] = set()
+        self._actions: dict[Action, Callable[[FailureFacts, Kind], Awaitable[None]]] = {
+            "rotate": self._rotate,
+            "fallback": self._fallback,
+            "unstream": self._unstream,
+            "drop_option": self._drop_option,
+            "compact": self._compact_now,
+            "shrink_images": self._shrink_images,
+            "describe_images": self._describe_images,
+            "drop_opaque": self._drop_opaque,
+            "raise_output": self._raise_output,
+            "nudge": self._nudge_model,
+        }
+
+    async def run(self) -> Answered:
+        """The answer, or the failure that ends the turn."""
+        try:
+            while True:
+                attempt = await self._attempt()
+                facts = attempt.facts or self._fault_of(attempt.assembler)
+                if facts is None:
+                    return Answered(attempt.assembler.message(), self._text)
+                kind = classify(facts)
+                decision = decide(kind, self._state(facts, kind))
+                self._tried[decision.action] += 1
+                if decision.action in ("keep_partial", "give_up"):
+                    return self._end(attempt, facts, kind, decision)
+                if not await self._recover(facts, kind, decision):
+                    return self._end(attempt, FailureFacts("stream", interrupted=True), "interrupted", decision)
+        finally:
+            for task in self._notices:
+                task.cancel()
+
+    @property
+    def _text(self) -> str:
+        return self._log.text_of(self._id)
+
+    # --- one attempt --------------------------------------------------------------------------------------------
+
+    async def _attempt(self) -> Attempt:
+        turn, before = self._turn, self._text
+        self._attempts += 1
+        request = self._prompt(before)
+        await self._log.emit(
+            "model.started",
+            attempt=self._attempts,
+            message_id=self._id,
+            model=turn.route.model,
+            provider=turn.route.provider,
+            streaming=turn.stream,
+            prompt_tokens=turn.prompt_tokens(),
+            tools_count=len(request.tools),
+        )
+        identity = f"{turn.live.spec.run_id}:{self._log.step}"
+        # A provider may not take trailing white space in a beginning; then the model writes it again.
+        again = before[len(before.rstrip()) :] if request.prefill else ""
+        assembler = Assembler(identity, before, again)
+        credential = turn.credential()
+        if not available(turn.route.api_mode):
+            return Attempt(assembler, FailureFacts("connect", code="local_unavailable"))
+        if credential is None and not is_private(turn.route.base_url):
+            words = f"No API key is configured for {turn.route.provider or turn.route.base_url}."
+            return Attempt(assembler, FailureFacts("connect", status=401, message=words))
+        return await self._caller.ask(turn.provider, turn.route, credential, request, turn.timeouts(), assembler)
+
+    def _prompt(self, before: str) -> Prompt:
+        """The request; after delivered text it asks for the rest of the same message."""
+        tail: list[Message] = [{"role": "user", "content": text} for text in self._turn.nudges]
+        prefill = ""
+        if before:
+            if self._turn.capabilities.prefill and not self._nudge and not self._dropped_tools:
+                prefill = before
+            else:
+                words = f"{prompt.go_on(self._dropped_tools)} {self._nudge}".strip()
+                tail += [{"role": "assistant", "content": before}, {"role": "user", "content": words}]
+        elif self._nudge:
+            tail.append({"role": "user", "content": self._nudge})
+        return self._turn.prompt(tools=self._tools, tail=tail, prefill=prefill)
+
+    def _deliver(self, delta: Delta) -> None:
+        if type(delta) is TextDelta:
+            self._log.text(self._id, delta.text)
+        elif type(delta) is ReasoningDelta:
+            self._log.reasoning(self._id, delta.text, delta.form)
+        elif type(delta) is ToolDrafted:
+            self._log.drafted(self._id, delta.index, delta.name)
+
+    def _tell_waiting(self, seconds: float) -> None:
+        words = f"The model has said nothing for {round(seconds)} s; still waiting."
+        task = asyncio.ensure_future(self._log.emit("notice", level="info", code="model_waiting", message=words))
+        self._notices.add(task)
+        task.add_done_callback(self._notices.discard)
+
+    def _fault_of(self, assembler: Assembler) -> FailureFacts | None:
+        """What is wrong with an answer that came whole."""
+        message = assembler.message()
+        cut = any(arguments.parse(call.arguments).state == "cut" for call in message.tool_calls)
+        facts = FailureFacts(
+            "finish",
+            finish_reason=message.finish_reason,
+            delivered=len(self._text),
+            has_calls=bool(message.tool_calls),
+            calls_cut=cut,
+            drafting=assembler.drafting,
+        )
+        bad = message.finish_reason in ("length", "content_filter", "error") or cut
+        return facts if bad or not (self._text or message.tool_calls) else None
+
+    # --- what to do ---------------------------------------------------------------------------------------------
+
+    def _state(self, facts: FailureFacts, kind: Kind) -> CallState:
+        turn, settings = self._turn, self._turn.settings
+        retries = settings.variable("HERMES_STREAM_RETRIES") or ""
+        left = None
+        if turn.live.deadline_at is not None:
+            left = turn.live.deadline_at - time.monotonic()
+        return CallState(
+            tried=self._tried,
+            reconnects_max=int(retries) if retries.isdigit() else 2,
+            retries_max=settings.get("agent.api_max_retries"),
+            possible=frozenset(self._possible(facts)),
+            larger_window=any(r.window_tokens or turn.window < 0 for r in turn.routes[turn.at + 1 :]),
+            retry_after_s=facts.retry_after_s,
+            time_left_s=left,
+            delivered=len(self._text),
+            drafting=facts.drafting,
+            own_limit=turn.own_limit and kind == "truncated_text",
+            interrupted=self._stop.reason not in (None, "deadline"),
+            jitter=turn.services.jitter(),
+        )
+
+    def _possible(self, facts: FailureFacts) -> set[Action]:
+        turn = self._turn
+        usable = [c for c in turn.route.credentials if c and not turn.services.learnt.rests(c)]
+        option = rejected_option(facts)
+        pictures = images.present(turn.messages)
+        ceiling = turn.capabilities.max_output
+        limit = turn.max_output or turn.route.max_output_tokens
+        checks: dict[Action, bool] = {
+            "rotate": len([c for c in usable if c != turn.credential()]) > 0,
+            "fallback": turn.at + 1 < len(turn.routes),
+            "unstream": turn.stream,
+            "drop_option": option is not None and option not in turn.services.learnt.dropped(turn.route),
+            "compact": turn.live.spec.compress and turn.settings.get("compression.enabled"),
+            "shrink_images": pictures and images.can_shrink(),
+            "describe_images": pictures and bool(turn.settings.get("auxiliary.vision.model")),
+            "drop_opaque": turn.with_opaque and any(m.get("opaque") for m in turn.messages),
+            "raise_output": not turn.own_limit and (limit is None or limit < ceiling),
+        }
+        return {action for action, can in checks.items() if can}
+
+    async def _recover(self, facts: FailureFacts, kind: Kind, decision: Decision) -> bool:
+        """Announce the action, wait as long as it says, carry it out. False: a stop came first."""
+        words = self._turn.live.secrets.redact(facts.message)[:500]
+        await self._log.emit(
+            "model.retrying",
+            attempt=self._attempts,
+            failure=kind,
+            action=decision.action,
+            wait_seconds=round(decision.wait_seconds, 3),
+            message=words,
+        )
+        try:
+            async with self._stop.scope():
+                await asyncio.sleep(decision.wait_seconds)
+        except Stopped:
+            return False
+        if kind in ("stream_lost_tool", "stale"):
+            self._dropped_tools = facts.drafting
+        if (act := self._actions.get(decision.action)) is not None:
+            await act(facts, kind)
+        return True
+
+    def _end(self, attempt: Attempt, facts: FailureFacts, kind: Kind, decision: Decision) -> Answered:
+        turn = self._turn
+        for delta in attempt.assembler.finish():
+            self._deliver(delta)
+        lost_call = kind in ("stream_lost_tool", "stale") and bool(facts.drafting)
+        if lost_call and decision.action == "keep_partial":
+            self._log.text(self._id, f"\n\n{stalled_warning(facts.drafting)}")
+        own_limit = turn.own_limit and kind == "truncated_text"
+        failure = explain(
+            kind,
+            status=facts.status,
+            provider=turn.route.provider,
+            words=turn.live.secrets.redact(facts.message),
+            has_text=bool(self._text),
+            own_limit=own_limit,
+        )
+        message = attempt.assembler.message()
+        return Answered(replace(message, tool_calls=[]), self._text, failure)
+
+    # --- the actions --------------------------------------------------------------------------------------------
+
+    async def _rotate(self, facts: FailureFacts, kind: Kind) -> None:
+        if (credential := self._turn.credential()) is not None:
+            seconds = facts.retry_after_s or KEY_REST_S.get(kind, 300.0)
+            self._turn.services.learnt.rest(credential, seconds)
+
+    async def _fallback(self, facts: FailureFacts, kind: Kind) -> None:
+        turn = self._turn
+        old = turn.route
+        if kind == "rate_limit":
+            turn.services.learnt.rest(old.key, PRIMARY_REST_S)
+        turn.at += 1
+        turn.counted_tokens = 0
+        ends = [{"model": route.model, "provider": route.provider} for route in (old, turn.route)]
+        event = self._log.event("model.switched", to=ends[1], reason=kind)
+        event.data["from"] = ends[0]
+        await self._log.append(event)
+
+    async def _unstream(self, facts: FailureFacts, kind: Kind) -> None:
+        self._turn.stream = False
+
+    async def _drop_option(self, facts: FailureFacts, kind: Kind) -> None:
+        if (option := rejected_option(facts)) is not None:
+            self._turn.services.learnt.drop(self._turn.route, option)
+            words = f"The model's provider does not take `{option}`; it is left out."
+            await self._log.emit("notice", level="info", code="option_dropped", message=words)
+
+    async def _compact_now(self, facts: FailureFacts, kind: Kind) -> None:
+        if not await self._compact(kind):
+            self._tried["compact"] = 3  # there is nothing left to shorten
+
+    async def _shrink_images(self, facts: FailureFacts, kind: Kind) -> None:
+        turn = self._turn
+        turn.messages = await turn.services.threads.call(lambda: images.shrunk(turn.messages))
+
+    async def _describe_images(self, facts: FailureFacts, kind: Kind) -> None:
+        from hermes.agent.auxiliary import Auxiliary
+
+        self._turn.messages = await images.described(self._turn.messages, Auxiliary(self._turn).describe)
+
+    async def _drop_opaque(self, facts: FailureFacts, kind: Kind) -> None:
+        self._turn.with_opaque = False
+
+    async def _raise_output(self, facts: FailureFacts, kind: Kind) -> None:
+        turn = self._turn
+        ceiling = turn.capabilities.max_output
+        limit = turn.max_output or turn.route.max_output_tokens
+        turn.max_output = ceiling if limit is None else min(ceiling, 2 * limit)
+
+    async def _nudge_model(self, facts: FailureFacts, kind: Kind) -> None:
+        self._nudge = prompt.SMALLER_PIECES if kind == "truncated_tool" else prompt.ANSWER_VISIBLY

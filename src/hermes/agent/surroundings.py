@@ -1,0 +1,83 @@
+"""What a prompt is made of, read from the disk: identity, project file, memory, and the machine itself. It blocks."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from hermes.agent.prompt import Environment, PromptInputs
+from hermes.runs.spec import RunSpec
+from hermes.tools.memory import FILES, SEPARATOR, Target, memory_file
+
+if TYPE_CHECKING:
+    from hermes.config import Settings
+    from hermes.home import Home
+
+_COMMANDS = ("git", "python3", "node", "rg", "docker", "make", "gcc", "cargo", "go")
+_FILE_BYTES_MAX = 200_000
+
+
+def gather(
+    home: Home, settings: Settings, spec: RunSpec, *, model: str, window: int, tools: tuple[str, ...], instructions: str
+) -> PromptInputs:
+    """Everything the system prompt needs."""
+    cwd = Path(spec.workdir or os.getcwd())
+    project = None
+    if spec.context_files and spec.source == "cli":
+        project = _project_file(cwd, settings.get("agent.context_files"))
+    return PromptInputs(
+        model=model,
+        window=window,
+        surface=spec.source,
+        tools=tools,
+        soul=_read(home.soul_file).strip() if spec.context_files else "",
+        instructions=instructions,
+        environment=_environment(cwd) if tools else Environment(),
+        project=project,
+        memory=_memory(home, settings, spec, "memory"),
+        user=_memory(home, settings, spec, "user"),
+        date=_today(settings.get("timezone")),
+    )
+
+
+def _memory(home: Home, settings: Settings, spec: RunSpec, target: Target) -> str:
+    if not spec.memory or not settings.get(FILES[target][2]):
+        return ""
+    return SEPARATOR.join(memory_file(home, settings, target, spec.owner, spec.session_key).entries())
+
+
+def _project_file(cwd: Path, names: list[str]) -> tuple[str, str] | None:
+    """The first of the project files, from the working folder up to the root of the repository."""
+    for folder in (cwd, *cwd.parents):
+        for name in names:
+            if text := _read(folder / name).strip():
+                return name, text
+        if (folder / ".git").exists():
+            return None
+    return None
+
+
+def _environment(cwd: Path) -> Environment:
+    found = tuple(name for name in _COMMANDS if shutil.which(name))
+    return Environment(f"{platform.system()} {platform.release()}", str(cwd), "", found)
+
+
+def _today(zone: str) -> str:
+    try:
+        now = datetime.now(ZoneInfo(zone)) if zone else datetime.now().astimezone()
+    except (ZoneInfoNotFoundError, ValueError):
+        now = datetime.now().astimezone()
+    return now.strftime("%A, %Y-%m-%d")
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.read(_FILE_BYTES_MAX)
+    except OSError:
+        return ""

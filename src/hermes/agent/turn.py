@@ -1,0 +1,239 @@
+"""What one turn carries with it: its services, its route, its conversation, and what it has used so far."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hermes.agent.compress import estimate, size_of
+from hermes.agent.parts import Usage
+from hermes.http import HttpClient, Timeouts
+from hermes.providers.base import Capabilities, Credential, Message, Prompt, Provider, Route, ToolSchema
+from hermes.providers.registry import capabilities_of, is_private, provider_for
+from hermes.runs.engine import LiveRun
+from hermes.tools.registry import Registry, ToolDef
+from hermes.tools.threads import ToolThreads
+
+if TYPE_CHECKING:
+    from hermes.config import Settings
+    from hermes.home import Home
+
+LARGE_PROMPT_TOKENS = 100_000
+STALE_LARGE_S = 300.0
+STALE_LOCAL_S = 900.0
+PRIMARY_REST_S = 60.0
+COUNTS = (
+    "input_tokens",
+    "output_tokens",
+    "total_tokens",
+    "cache_read_tokens",
+    "cache_write_tokens",
+    "reasoning_tokens",
+)
+
+
+class Learnt:
+    """What this process has found out about routes and keys: options they refuse, and when they may be asked again."""
+
+    def __init__(self) -> None:
+        self._dropped: dict[tuple[str, ...], set[str]] = {}
+        self._rests: dict[object, float] = {}
+
+    def dropped(self, route: Route) -> frozenset[str]:
+        """Options that the route has refused."""
+        return frozenset(self._dropped.get(route.key, ()))
+
+    def drop(self, route: Route, option: str) -> None:
+        """Never send this option there again."""
+        self._dropped.setdefault(route.key, set()).add(option)
+
+    def rest(self, thing: object, seconds: float) -> None:
+        """Leave a credential or a route alone for a while."""
+        self._rests[thing] = time.monotonic() + seconds
+
+    def rests(self, thing: object) -> bool:
+        """Whether it is to be left alone."""
+        return self._rests.get(thing, 0.0) > time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What belongs to the process and serves every run."""
+
+    home: Home
+    settings: Callable[[], tuple[Settings, str | None]]
+    http: HttpClient
+    registry: Callable[[], Registry]
+    threads: ToolThreads
+    files: ToolThreads
+    background: Callable[[Coroutine[Any, Any, None]], None]
+    learnt: Learnt = field(default_factory=Learnt)
+    jitter: Callable[[], float] = random.random
+
+
+@dataclass(slots=True)
+class Totals:
+    """Tokens of a turn, over all its model calls."""
+
+    calls: int = 0
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
+    cost_usd: float | None = None
+
+    def add(self, usage: dict[str, Any]) -> None:
+        """One more call."""
+        self.calls += 1
+        for name in COUNTS:
+            self.counts[name] += usage.get(name) or 0
+        if usage.get("cost_usd") is not None:
+            self.cost_usd = (self.cost_usd or 0.0) + usage["cost_usd"]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For events."""
+        return {**self.counts, "cost_usd": self.cost_usd}
+
+
+@dataclass(slots=True)
+class Turn:
+    """One turn at work."""
+
+    live: LiveRun
+    services: Services
+    settings: Settings
+    routes: list[Route]
+    messages: list[Message]
+    history_length: int = 0
+    system: str = ""
+    instructions: str = ""
+    tools: dict[str, ToolDef] = field(default_factory=dict)
+    client_tools: dict[str, ToolSchema] = field(default_factory=dict)
+    reasoning: Mapping[str, Any] | None = None
+    at: int = 0
+    stream: bool = True
+    with_opaque: bool = True
+    max_output: int | None = None
+    nudges: list[str] = field(default_factory=list)
+    totals: Totals = field(default_factory=Totals)
+    counted_tokens: int = 0
+    counted_messages: int = 0
+
+    @property
+    def route(self) -> Route:
+        """Where the model is asked now."""
+        return self.routes[self.at]
+
+    @property
+    def provider(self) -> Provider:
+        """The translator of the present route."""
+        return provider_for(self.route.api_mode)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the present model can do."""
+        return capabilities_of(self.route)
+
+    @property
+    def window(self) -> int:
+        """The present model's window."""
+        return self.window_of(self.route)
+
+    @staticmethod
+    def window_of(route: Route) -> int:
+        """How much the model of a route takes in."""
+        return route.window_tokens or capabilities_of(route).window
+
+    @property
+    def own_limit(self) -> bool:
+        """Whether the caller itself limits the length of answers."""
+        return self.live.spec.max_output_tokens is not None
+
+    def schemas(self) -> list[ToolSchema]:
+        """Every tool on offer; a client's tool hides a server's of the same name."""
+        server = [ToolSchema(t.name, t.description, t.parameters) for t in self.tools.values()]
+        kept = [schema for schema in server if schema.name not in self.client_tools]
+        return sorted([*kept, *self.client_tools.values()], key=lambda schema: schema.name)
+
+    def prompt(self, *, tools: bool = True, tail: list[Message] | None = None, prefill: str = "") -> Prompt:
+        """The next request in canonical form."""
+        spec = self.live.spec
+        messages = self.messages if self.with_opaque else [_without_opaque(m) for m in self.messages]
+        first = not any(m.get("role") == "assistant" for m in self.messages[self.history_length :])
+        offered = self.schemas() if tools and spec.tool_choice != "none" and self.capabilities.tools else []
+        choice = spec.tool_choice
+        if offered and first and choice not in (None, "auto", "none"):
+            offered = [schema for schema in offered if schema.name in self.client_tools]
+        else:
+            choice = None
+        limit = spec.max_output_tokens or self.max_output or self.route.max_output_tokens
+        return Prompt(
+            system=[text for text in (self.system, self.instructions) if text],
+            messages=[*messages, *(tail or ())],
+            tools=offered,
+            sampling=dict(spec.sampling),
+            reasoning=dict(self.reasoning) if self.reasoning else None,
+            tool_choice=choice if choice is None or isinstance(choice, str) else dict(choice),
+            response_format=dict(spec.response_format) if spec.response_format else None,
+            max_output=limit,
+            prefill=prefill,
+            cache_ttl=self.settings.get("prompt_caching.cache_ttl"),
+            stream=self.stream,
+            dropped=self.services.learnt.dropped(self.route),
+        )
+
+    def fixed_tokens(self) -> int:
+        """What goes along with the messages: prompt and schemas."""
+        schemas = sum(estimate({"n": s.name, "d": s.description, "p": s.parameters}) for s in self.schemas())
+        return estimate(self.system) + estimate(self.instructions) + schemas
+
+    def prompt_tokens(self) -> int:
+        """The provider's last count plus an estimate of what was added, or an estimate of all."""
+        if self.counted_tokens:
+            return self.counted_tokens + size_of(self.messages[self.counted_messages :])
+        return self.fixed_tokens() + size_of(self.messages)
+
+    def timeouts(self) -> Timeouts:
+        """How long the present route may take, in all and in silence."""
+        route = self.route
+        stale = route.stale_timeout_s
+        if stale is None and is_private(route.base_url):
+            stale = STALE_LOCAL_S
+        if stale is None:
+            stale = _seconds(self.settings, "HERMES_STREAM_STALE_TIMEOUT", 180.0)
+            if self.prompt_tokens() > LARGE_PROMPT_TOKENS:
+                stale = max(stale, STALE_LARGE_S)
+        return Timeouts(route.request_timeout_s or _seconds(self.settings, "HERMES_API_TIMEOUT", 1800.0), stale)
+
+    def credential(self) -> Credential | None:
+        """The first key of the present route that is not resting."""
+        usable = [c for c in self.route.credentials if c and not self.services.learnt.rests(c)]
+        return next(iter(usable or [c for c in self.route.credentials if c]), None)
+
+    def usage_event(self, usage: Usage | None, text: str, task: str = "") -> dict[str, Any]:
+        """The fields of a `usage` event: the provider's counts, or an estimate where it gave none."""
+        known = usage or Usage()
+        data: dict[str, Any] = {name: getattr(known, name) for name in COUNTS} | {"cost_usd": known.cost_usd}
+        measured = known.input_tokens is not None or known.output_tokens is not None
+        if data["input_tokens"] is None:
+            data["input_tokens"] = 0 if measured else self.prompt_tokens()
+        if data["output_tokens"] is None:
+            data["output_tokens"] = 0 if measured else estimate(text)
+        if data["total_tokens"] is None:
+            data["total_tokens"] = data["input_tokens"] + data["output_tokens"]
+        for name in COUNTS:
+            data[name] = data[name] or 0
+        who = {"model": self.route.model, "provider": self.route.provider, "task": task}
+        return {**data, "measured": "provider" if measured else "estimate", **who}
+
+
+def _without_opaque(message: Message) -> Message:
+    return {name: value for name, value in message.items() if name != "opaque"}
+
+
+def _seconds(settings: Settings, name: str, default: float) -> float:
+    try:
+        value = float(settings.variable(name) or "")
+    except ValueError:
+        return default
+    return value if value > 0 else default

@@ -1,0 +1,154 @@
+"""The parts put together, once per home and event loop: settings, store, log, engine, tools, HTTP client."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import threading
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from hermes import config
+from hermes.agent.loop import TurnLoop
+from hermes.agent.turn import Services
+from hermes.bus.memory import MemoryBus
+from hermes.guards.secrets import Secrets
+from hermes.home import Home, resolve
+from hermes.http import HttpClient
+from hermes.providers.registry import KNOWN_PROVIDERS
+from hermes.runs.engine import EngineLimits, LiveRun, Result, RunEngine
+from hermes.runs.log import RunLog
+from hermes.runs.spec import RunSpec
+from hermes.store.base import Store
+from hermes.store.memory import MemoryStore
+from hermes.tools.threads import ToolThreads
+from hermes.tools.toolsets import builtin
+
+FILE_THREADS = 4
+DRAIN_AT_LOOP_END_S = 0.0
+
+
+class App:
+    """Everything that serves runs on one event loop. Making it does no I/O beyond reading the settings."""
+
+    def __init__(self, home: Home, settings: config.Settings, *, store: Store | None = None) -> None:
+        self.home = home
+        self._settings = settings
+        self._known: tuple[config.Settings, Secrets] | None = None
+        self._background: set[asyncio.Task[None]] = set()
+        self._guard: AsyncGenerator[None, None] | None = None
+        self.store: Store = store or MemoryStore()
+        proxy, bundle = settings.get("network.proxy"), settings.variable("HERMES_CA_BUNDLE")
+        self.services = Services(
+            home=home,
+            settings=self._current_settings,
+            http=HttpClient(ca_bundle=bundle or None, proxy=proxy or None),
+            registry=builtin,
+            threads=ToolThreads(settings.get("agent.tool_threads")),
+            files=ToolThreads(FILE_THREADS),
+            background=self._in_background,
+        )
+        log = RunLog(MemoryBus(), window_s=settings.get("agent.delta_window_ms") / 1000)
+        limits = EngineLimits(turn_queue=settings.get("sessions.turn_queue"))
+        self.engine = RunEngine(self.store, MemoryStore(), log, self._execute, secrets=self._secrets, limits=limits)
+
+    async def _execute(self, live: LiveRun) -> Result:
+        return await TurnLoop(live, self.services).run()
+
+    def _current_settings(self) -> tuple[config.Settings, str | None]:
+        self._settings, notice = config.reload_if_changed(self._settings)
+        return self._settings, notice
+
+    def _secrets(self, spec: RunSpec) -> Secrets:
+        """Every credential this process knows, and the one that the run brings along."""
+        if self._known is None or self._known[0] is not self._settings:
+            keys = [self._settings.variable(known.key_env) or "" for known in KNOWN_PROVIDERS.values() if known.key_env]
+            self._known = (self._settings, Secrets([*self._settings.secret_values(), *keys]))
+        known = self._known[1]
+        if spec.route is None or not spec.route.api_key or spec.route.api_key in known.values:
+            return known
+        return Secrets([*known.values, spec.route.api_key])
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def close(self, drain_s: float = DRAIN_AT_LOOP_END_S) -> None:
+        """End runs, connections and threads."""
+        await self.engine.drain(drain_s)
+        for task in tuple(self._background):
+            task.cancel()
+        if self._background:
+            await asyncio.wait(set(self._background))
+        await self.services.http.close()
+        self.services.threads.close()
+        self.services.files.close()
+
+    async def close_with_loop(self) -> None:
+        """Be closed when the loop ends: a loop finishes its open generators before it goes."""
+
+        async def guard() -> AsyncGenerator[None, None]:
+            try:
+                yield
+            finally:
+                await self.close()
+
+        self._guard = guard()
+        await anext(self._guard)
+
+
+_apps: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Home, App]] = WeakKeyDictionary()
+
+
+async def current(home: Home | None = None) -> App:
+    """The app of a home on the running loop, made when first asked for."""
+    home = home or resolve()
+    apps = _apps.setdefault(asyncio.get_running_loop(), {})
+    if home not in apps:
+        apps[home] = App(home, config.load(home))
+        await apps[home].close_with_loop()
+    return apps[home]
+
+
+# --- a loop for programs that have none ------------------------------------------------------------------------------
+
+_loop: asyncio.AbstractEventLoop | None = None
+_loop_lock = threading.Lock()
+
+
+def background_loop() -> asyncio.AbstractEventLoop:
+    """The loop on which blocking callers' runs are driven: one thread, for all of them."""
+    global _loop  # noqa: PLW0603  (one per process is the point)
+    with _loop_lock:
+        if _loop is None or _loop.is_closed():
+            _loop = new_loop()
+            thread = threading.Thread(target=_serve, args=(_loop,), name="hermes-loop", daemon=True)
+            thread.start()
+            atexit.register(_end, _loop, thread)
+        return _loop
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """A loop of the quick kind where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()
+
+
+def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(timeout=5)

@@ -1,0 +1,81 @@
+"""Live events between the parts of one process: a bounded queue for each reader."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hermes.runs.events import Event
+
+QUEUE_EVENTS_MAX = 1024
+QUEUE_BYTES_MAX = 1024 * 1024
+
+
+class Subscription:
+    """What one reader has not yet taken. Past its limit it is emptied, and the reader must catch up from the store."""
+
+    __slots__ = ("_bytes", "_events", "_waiter", "overflowed")
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._bytes = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self.overflowed = False
+
+    def put(self, event: Event) -> None:
+        """Hand over one event; never waits."""
+        self._bytes += event.size
+        if len(self._events) >= QUEUE_EVENTS_MAX or self._bytes > QUEUE_BYTES_MAX:
+            self._events = []
+            self._bytes = 0
+            self.overflowed = True
+        elif not self.overflowed:
+            self._events.append(event)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let the reader look."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def take(self) -> list[Event]:
+        """All that is there, waiting for the first; empty when the queue has overflowed or the reader was woken."""
+        if not self._events and not self.overflowed:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        taken, self._events, self._bytes = self._events, [], 0
+        return taken
+
+
+class MemoryBus:
+    """Events of runs to their readers in this process."""
+
+    def __init__(self) -> None:
+        self._readers: dict[str, list[Subscription]] = {}
+
+    def publish(self, run_id: str, event: Event) -> None:
+        """Give an event to every reader of the run."""
+        readers = self._readers.get(run_id)
+        if readers:
+            for reader in readers:
+                reader.put(event)
+
+    def subscribe(self, run_id: str) -> Subscription:
+        """A queue of what is published from now on."""
+        subscription = Subscription()
+        self._readers.setdefault(run_id, []).append(subscription)
+        return subscription
+
+    def unsubscribe(self, run_id: str, subscription: Subscription) -> None:
+        """The reader is gone."""
+        readers = self._readers.get(run_id, [])
+        if subscription in readers:
+            readers.remove(subscription)
+        if not readers:
+            self._readers.pop(run_id, None)
+
+    def watched(self, run_id: str) -> bool:
+        """Whether anybody reads the run."""
+        return run_id in self._readers

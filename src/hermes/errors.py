@@ -1,0 +1,26 @@
+"""The root of Hermes' own exceptions: what is wrong, where, and what to try, in words for a person."""
+
+from __future__ import annotations
+
+
+class HermesError(Exception):
+    """`message` is one sentence and never holds a secret; `exit_code` is what a command that ends by it returns."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, where: str = "", hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.where = where
+        self.hint = hint
+
+    def __str__(self) -> str:
+        place = f"{self.where}: " if self.where else ""
+        remedy = f" Try: {self.hint}" if self.hint else ""
+        return f"{place}{self.message}{remedy}"
+
+
+class ConfigError(HermesError):
+    """A setting, or a file of settings, that cannot be used."""
+
+    exit_code = 78

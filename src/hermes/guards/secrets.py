@@ -1,0 +1,130 @@
+"""Secrets in text: found by value and by pattern, replaced everywhere by one mark."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+from urllib.parse import quote
+
+MARK = "[redacted]"
+VALUE_CHARS_MIN = 8
+HELD_CHARS_MIN = 6
+
+_NAMED = r"(?:api[_-]?key|apikey|access[_-]?token|auth[_-]?token|token|secret|password|passwd|private[_-]?key|client[_-]?secret)"
+_PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern, flags), replacement)
+    for pattern, replacement, flags in [
+        (r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", MARK, re.S),
+        (r"\b(?:sk|pk|rk)-[A-Za-z0-9_-]{8,}", MARK, 0),
+        (r"\b(?:sk|pk|rk)_(?:live|test)_[A-Za-z0-9]{8,}", MARK, 0),
+        (
+            r"\b(?:ghp|gho|ghu|ghs|ghr|github_pat|glpat|xox[abprs]|hf|gsk|tvly|r8|npm|pypi)[_-][A-Za-z0-9_-]{10,}",
+            MARK,
+            0,
+        ),
+        (r"\bAIza[A-Za-z0-9_-]{20,}", MARK, 0),
+        (r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}", MARK, 0),
+        (r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}(?:\.[A-Za-z0-9_-]*)?", MARK, 0),
+        (r"\b((?:Bearer|Basic)\s+)[A-Za-z0-9._~+/=-]{8,}", r"\1" + MARK, re.I),
+        (r"(\bx-api-key\s*[:=]\s*)\S{6,}", r"\1" + MARK, re.I),
+        (r"([a-z][a-z0-9+.-]*://[^\s/:@]*:)[^\s/@]+(@)", r"\1" + MARK + r"\2", re.I),
+        (rf"(\b[A-Za-z0-9_]*{_NAMED}\b[\"']?\s*[:=]\s*[\"']?)(?!\[redacted\])[^\s\"'&,;}}]{{6,}}", r"\1" + MARK, re.I),
+    ]
+)
+
+
+class Secrets:
+    """The known secret values of this process, and redaction by them and by pattern."""
+
+    __slots__ = ("_pattern", "_starts", "values")
+
+    def __init__(self, values: Iterable[str] = ()) -> None:
+        self.values = tuple(sorted({v for v in values if len(v) >= VALUE_CHARS_MIN}, key=len, reverse=True))
+        forms: list[str] = []
+        for value in self.values:
+            encoded = base64.b64encode(value.encode()).decode().rstrip("=")
+            forms += dict.fromkeys((value, quote(value, safe=""), encoded))
+        self._pattern = re.compile("|".join(map(re.escape, forms))) if forms else None
+        starts = "|".join(re.escape(value[:HELD_CHARS_MIN]) for value in self.values)
+        self._starts = re.compile(starts) if starts else None
+
+    def redact(self, text: str) -> str:
+        """The text without known values and without anything that looks like a credential."""
+        if self._pattern is not None:
+            text = self._pattern.sub(MARK, text)
+        for pattern, replacement in _PATTERNS:
+            text = pattern.sub(replacement, text)
+        return text
+
+    def mask(self, text: str) -> str:
+        """The text without known values; otherwise as it is."""
+        return self._pattern.sub(MARK, text) if self._pattern is not None else text
+
+    def stream(self) -> StreamMask:
+        """A mask for text that comes in pieces."""
+        return StreamMask(self.values, self._starts)
+
+
+def redact_tree(value: Any, redact: Callable[[str], str]) -> Any:
+    """A JSON value with every string in it redacted; its shape stays."""
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, dict):
+        return {key: redact_tree(item, redact) for key, item in value.items()}
+    if isinstance(value, list):
+        return [redact_tree(item, redact) for item in value]
+    return value
+
+
+class StreamMask:
+    """Masks known values in a stream of text: a tail that begins like one is held back until it is decided.
+
+    The last few characters shown are remembered, so that a value is still known when its first ones, too few to be
+    held back, came in an earlier piece.
+    """
+
+    __slots__ = ("_held", "_pattern", "_shown", "_starts", "_values")
+
+    def __init__(self, values: tuple[str, ...], starts: re.Pattern[str] | None) -> None:
+        self._values = values
+        self._starts = starts
+        self._pattern = re.compile("|".join(map(re.escape, values)))
+        self._shown = ""
+        self._held = ""
+
+    def feed(self, text: str) -> str:
+        """The part of the text that may be shown now."""
+        if self._starts is None:
+            return text
+        whole = self._shown + self._held + text
+        if not self._starts.search(whole):
+            text, self._held = self._held + text, ""
+            self._shown = whole[1 - HELD_CHARS_MIN :]
+            return text
+        at = len(self._shown)
+        out: list[str] = []
+        for match in self._pattern.finditer(whole):
+            out += (whole[at : match.start()], MARK)
+            at = match.end()
+        end = max(at, self._undecided(whole, at))
+        out.append(whole[at:end])
+        self._held = whole[end:]
+        self._shown = whole[max(at, end + 1 - HELD_CHARS_MIN) : end] if out[:-1] else whole[:end][1 - HELD_CHARS_MIN :]
+        return "".join(out)
+
+    def finish(self) -> str:
+        """What was held back and is no secret."""
+        held, self._held = self._held, ""
+        return held
+
+    def _undecided(self, whole: str, after: int) -> int:
+        """Where the end of the text begins that may be the beginning of a value."""
+        longest = max(map(len, self._values)) - 1
+        # A beginning may reach into what is shown already, but not into a value that was just masked.
+        first = max(0 if after == len(self._shown) else after, len(whole) - longest)
+        for start in range(first, len(whole) - HELD_CHARS_MIN + 1):
+            if any(value.startswith(whole[start:]) for value in self._values):
+                return start
+        return len(whole)

@@ -1,0 +1,397 @@
+"""The home folder and its profiles: where everything lies, and files that only their owner can read."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from hermes.errors import HermesError
+
+DEFAULT_PROFILE = "default"
+FOLDER_MODE = 0o700
+FILE_MODE = 0o600
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+# What tools write there has the modes its makers gave it; the folders themselves are private, so nobody reaches it.
+_FOREIGN_FOLDERS = frozenset({"workspace", "sandbox", "models", "profiles"})
+_CLONED_FOLDERS = ("memories", "skills")
+
+
+class ProfileError(HermesError):
+    """A profile that cannot be made, changed or named like this."""
+
+    exit_code = 2
+
+
+class ProfileNotFound(ProfileError):
+    exit_code = 5
+
+
+class ProfileBusy(ProfileError):
+    exit_code = 4
+
+
+class _At:
+    """A path below the home."""
+
+    def __init__(self, *parts: str) -> None:
+        self._parts = parts
+
+    def __get__(self, home: Home | None, owner: type[Home] | None = None) -> Path:
+        if home is None:
+            raise AttributeError("only a home has paths")
+        return home.path.joinpath(*self._parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """One profile's folder. Making this object touches nothing on disk."""
+
+    path: Path
+    profile: str = DEFAULT_PROFILE
+
+    config_file = _At("config.yaml")
+    env_file = _At(".env")
+    state_db = _At("state.db")
+    response_db = _At("response_store.db")
+    soul_file = _At("SOUL.md")
+    memories = _At("memories")
+    skills = _At("skills")
+    models = _At("models")
+    workspace = _At("workspace")
+    uploads = _At("uploads")
+    sandbox = _At("sandbox")
+    cache = _At("cache")
+    tool_results = _At("cache", "tool_results")
+    model_lists = _At("cache", "models.json")
+    logs = _At("logs")
+    pid_file = _At("gateway.pid")
+    lock_file = _At("gateway.lock")
+    state_file = _At("gateway_state.json")
+
+    @property
+    def root(self) -> Path:
+        """The home of the profile `default`, which holds the others."""
+        return self.path if self.profile == DEFAULT_PROFILE else self.path.parent.parent
+
+
+class ModeChange(NamedTuple):
+    """A mode that was too wide; `now` equals `was` where the system refused to change it."""
+
+    path: Path
+    was: int
+    now: int
+
+
+# ---- private files and folders
+
+
+def make_private_folder(path: Path) -> None:
+    """Make a folder and those above it that are missing, all 0700 whatever the umask."""
+    if path.is_dir():
+        return
+    make_private_folder(path.parent)
+    try:
+        os.mkdir(path, FOLDER_MODE)
+    except FileExistsError:
+        return
+    # The umask can only have taken rights of the owner away, and the folder is still empty.
+    os.chmod(path, FOLDER_MODE)
+
+
+def private_opener(path: str | os.PathLike[str], flags: int, mode: int = FILE_MODE) -> int:
+    """`opener` for `open`: a file that it creates is private before anything can be written to it."""
+    try:
+        fd = os.open(path, flags | os.O_EXCL, mode) if flags & os.O_CREAT else -1
+    except FileExistsError:
+        fd = -1
+    if fd < 0:
+        return os.open(path, flags, mode)
+    os.fchmod(fd, mode)
+    return fd
+
+
+def write_private(path: Path, data: bytes | str, *, executable: bool = False) -> None:
+    """Replace a file in one step: readers see the old text or the new one. A symbolic link keeps pointing there."""
+    target = Path(os.path.realpath(path))
+    make_private_folder(target.parent)
+    draft = target.with_name(f".{target.name}.{os.urandom(6).hex()}.tmp")
+    mode = FOLDER_MODE if executable else FILE_MODE
+    try:
+        fd = private_opener(draft, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, mode)
+        with open(fd, "wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(fd)
+        os.replace(draft, target)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    _sync_folder(target.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder against other writers, so that reading, changing and replacing a file in it loses nothing.
+
+    The folder itself is the lock: there is no lock file to leave behind.
+    """
+    make_private_folder(folder)
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # Some network file systems lock no folders; the replacement itself is still one step there.
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def tighten(home: Home) -> list[ModeChange]:
+    """Take the rights of others away from the home and what is in it; says what was changed, for a notice."""
+    changes: list[ModeChange] = []
+    if home.path.is_dir():
+        _tighten_one(home.path, os.stat(home.path).st_mode, changes)
+        _tighten_inside(home.path, _FOREIGN_FOLDERS, changes)
+    return changes
+
+
+def _tighten_inside(folder: Path, closed: frozenset[str], changes: list[ModeChange]) -> None:
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError:
+        return
+    for entry in entries:
+        if entry.is_symlink():
+            continue
+        try:
+            _tighten_one(Path(entry.path), entry.stat(follow_symlinks=False).st_mode, changes)
+        except FileNotFoundError:
+            continue
+        if entry.is_dir(follow_symlinks=False) and entry.name not in closed:
+            _tighten_inside(Path(entry.path), frozenset(), changes)
+
+
+def _tighten_one(path: Path, mode: int, changes: list[ModeChange]) -> None:
+    was = stat.S_IMODE(mode)
+    now = was & FOLDER_MODE
+    if was == now:
+        return
+    try:
+        os.chmod(path, now)
+    except PermissionError:
+        now = was
+    changes.append(ModeChange(path, was, now))
+
+
+# ---- which home
+
+
+def resolve(profile: str | None = None, environ: Mapping[str, str] | None = None) -> Home:
+    """The home to work in: `profile` (the flag), HERMES_HOME inside `profiles/`, HERMES_PROFILE, the sticky choice."""
+    env = os.environ if environ is None else environ
+    base = _base_folder(env.get("HERMES_HOME") or "~/.hermes")
+    inside = base.name if base.parent.name == "profiles" and _NAME.fullmatch(base.name) else None
+    root = base.parent.parent if inside else base
+    if profile is not None:
+        return open_profile(root, profile)
+    if inside:
+        return open_profile(root, inside)
+    if named := env.get("HERMES_PROFILE"):
+        return open_profile(root, named, where="HERMES_PROFILE")
+    sticky = sticky_profile(root)
+    return open_profile(root, sticky, where="active_profile", hint="hermes -p default profile use default")
+
+
+def _base_folder(text: str) -> Path:
+    try:
+        return Path(os.path.abspath(Path(text).expanduser()))
+    except RuntimeError:
+        raise HermesError("This user has no home folder.", hint="export HERMES_HOME=/path/to/folder") from None
+
+
+def open_profile(root: Path, name: str, *, where: str = "", hint: str = "hermes profile list") -> Home:
+    """An existing profile. Only `default` may still be without a folder."""
+    check_name(name, where=where)
+    if name == DEFAULT_PROFILE:
+        return Home(root)
+    path = root / "profiles" / name
+    if not path.is_dir():
+        raise ProfileNotFound(f"There is no profile '{name}'.", where=where, hint=hint)
+    return Home(path, name)
+
+
+def check_name(name: str, *, where: str = "") -> None:
+    if not _NAME.fullmatch(name):
+        raise ProfileError(
+            f"{name[:80]!r} is not a profile name: 1 to 64 small letters, digits, '_' and '-', the first no sign.",
+            where=where,
+            hint="hermes profile list",
+        )
+
+
+def sticky_profile(root: Path) -> str:
+    """What `hermes profile use` chose."""
+    try:
+        return (root / "active_profile").read_text(errors="replace").strip() or DEFAULT_PROFILE
+    except FileNotFoundError:
+        return DEFAULT_PROFILE
+
+
+def get_active_profile_name() -> str:
+    """The profile that a process started like this one works in."""
+    return resolve().profile
+
+
+# ---- profiles as a whole
+
+
+def list_profiles(home: Home) -> list[str]:
+    """`default`, then the others by name."""
+    try:
+        found = [entry.name for entry in os.scandir(home.root / "profiles") if entry.is_dir()]
+    except FileNotFoundError:
+        found = []
+    others = sorted(name for name in found if _NAME.fullmatch(name) and name != DEFAULT_PROFILE)
+    return [DEFAULT_PROFILE, *others]
+
+
+def create_profile(home: Home, name: str, *, clone: bool = False, with_secrets: bool = False) -> Home:
+    """A new profile, empty or with the settings, memory and skills of `home`; it appears whole or not at all."""
+    check_name(name)
+    profiles = home.root / "profiles"
+    draft = profiles / f".new-{os.urandom(6).hex()}"
+    with locked(profiles):
+        _refuse_taken(profiles, name)
+        try:
+            make_private_folder(draft)
+            if clone:
+                _clone(home, Home(draft, name), with_secrets)
+            os.rename(draft, profiles / name)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                _remove_tree(draft)
+            raise
+        _sync_folder(profiles)
+    return Home(profiles / name, name)
+
+
+def use_profile(home: Home, name: str) -> None:
+    """Make a profile the sticky choice."""
+    open_profile(home.root, name)
+    choice = home.root / "active_profile"
+    if name == DEFAULT_PROFILE:
+        choice.unlink(missing_ok=True)
+    else:
+        write_private(choice, f"{name}\n")
+
+
+def rename_profile(home: Home, old: str, new: str) -> Home:
+    """Give a profile another name; the sticky choice follows it."""
+    check_name(new)
+    profiles = home.root / "profiles"
+    with locked(profiles):
+        _refuse_fixed_or_served(home, old)
+        _refuse_taken(profiles, new)
+        os.rename(profiles / old, profiles / new)
+        _sync_folder(profiles)
+        if sticky_profile(home.root) == old:
+            use_profile(home, new)
+    return Home(profiles / new, new)
+
+
+def delete_profile(home: Home, name: str) -> None:
+    """Remove a profile and everything in it; the sticky choice falls back to `default`."""
+    profiles = home.root / "profiles"
+    gone = profiles / f".gone-{os.urandom(6).hex()}"
+    with locked(profiles):
+        _refuse_fixed_or_served(home, name)
+        if sticky_profile(home.root) == name:
+            use_profile(home, DEFAULT_PROFILE)
+        # Under another name first: a removal that is cut short leaves no half profile in use.
+        os.rename(profiles / name, gone)
+        _sync_folder(profiles)
+    _remove_tree(gone)
+
+
+def is_served(home: Home) -> bool:
+    """Whether a live server holds this home; both kinds of advisory lock are asked for."""
+    try:
+        fd = os.open(home.lock_file, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _refuse_taken(profiles: Path, name: str) -> None:
+    if name == DEFAULT_PROFILE or os.path.lexists(profiles / name):
+        raise ProfileError(f"There is a profile '{name}' already.", hint="hermes profile list")
+
+
+def _refuse_fixed_or_served(home: Home, name: str) -> None:
+    found = open_profile(home.root, name)
+    if name == DEFAULT_PROFILE:
+        raise ProfileError("The profile 'default' is the home itself and stays.", hint="hermes profile list")
+    if is_served(found):
+        raise ProfileBusy(f"A server is running in the profile '{name}'.", hint=f"hermes -p {name} gateway stop")
+
+
+def _clone(source: Home, target: Home, with_secrets: bool) -> None:
+    if source.config_file.is_file():
+        settings = source.config_file.read_bytes()
+        if not with_secrets:
+            from hermes.config_write import without_secrets
+
+            settings = without_secrets(settings)
+        write_private(target.config_file, settings)
+    if with_secrets and source.env_file.is_file():
+        write_private(target.env_file, source.env_file.read_bytes())
+    if source.soul_file.is_file():
+        write_private(target.soul_file, source.soul_file.read_bytes())
+    for name in _CLONED_FOLDERS:
+        if (source.path / name).is_dir():
+            _copy_tree(source.path / name, target.path / name)
+
+
+def _copy_tree(source: Path, target: Path) -> None:
+    make_private_folder(target)
+    for entry in os.scandir(source):
+        copy = target / entry.name
+        if entry.is_dir() and entry.is_symlink():
+            # A folder kept elsewhere stays there; following it could lead in a circle.
+            os.symlink(os.path.realpath(entry.path), copy)
+        elif entry.is_dir():
+            _copy_tree(Path(entry.path), copy)
+        elif entry.is_file():
+            executable = bool(entry.stat().st_mode & stat.S_IXUSR)
+            write_private(copy, Path(entry.path).read_bytes(), executable=executable)
+
+
+def _remove_tree(path: Path) -> None:
+    import shutil
+
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path)

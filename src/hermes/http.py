@@ -1,0 +1,205 @@
+"""The one asynchronous HTTP client: a pool per origin, server-sent events, time limits, TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import aiohttp
+
+EVENT_BYTES_MAX = 16 * 1024 * 1024
+BODY_BYTES_MAX = 64 * 1024 * 1024
+CONNECT_S_MAX = 30.0
+
+
+class TransportError(Exception):
+    """The exchange did not come to its end. `answered`: bytes of an answer had come."""
+
+    def __init__(self, message: str, *, answered: bool = False) -> None:
+        super().__init__(message)
+        self.answered = answered
+
+
+class ConnectFailed(TransportError):
+    """No connection, or it was gone before any byte of an answer."""
+
+
+class StreamBroken(TransportError):
+    """The answer was cut, or is not what it says it is."""
+
+
+class StaleStream(TransportError):
+    """Silence past the limit."""
+
+
+class RequestTimeout(TransportError):
+    """The time for the whole exchange is used up."""
+
+
+class TlsFailed(TransportError):
+    """The other side's certificate could not be verified."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds for the whole exchange, and of silence."""
+
+    total_s: float = 1800.0
+    stale_s: float = 180.0
+
+
+class SseDecoder:
+    """Bytes of a `text/event-stream` in, `(event, data)` out, whatever the packets look like."""
+
+    __slots__ = ("_buffer", "_data", "_name", "_skip_lf")
+
+    def __init__(self) -> None:
+        self._buffer = b""
+        self._name = ""
+        self._data: list[bytes] = []
+        self._skip_lf = False
+
+    def feed(self, chunk: bytes) -> list[tuple[str, bytes]]:
+        """The events that this chunk completes."""
+        if self._skip_lf and chunk.startswith(b"\n"):
+            chunk = chunk[1:]
+        self._skip_lf = chunk.endswith(b"\r") if chunk else self._skip_lf
+        if b"\r" in chunk:
+            chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        *lines, self._buffer = (self._buffer + chunk).split(b"\n")
+        if len(self._buffer) > EVENT_BYTES_MAX:
+            raise StreamBroken(f"An event is longer than {EVENT_BYTES_MAX} bytes.", answered=True)
+        events: list[tuple[str, bytes]] = []
+        for line in lines:
+            if not line:
+                if self._data:
+                    events.append((self._name, b"\n".join(self._data)))
+                    self._data = []
+                self._name = ""
+            elif line.startswith(b"data:"):
+                self._data.append(line[6:] if line.startswith(b"data: ") else line[5:])
+            elif line.startswith(b"event:"):
+                self._name = line[6:].strip().decode("utf-8", "replace")
+        return events
+
+
+class Answer:
+    """An answer being received. Leaving its context closes it; a connection that is not read to its end is dropped."""
+
+    def __init__(self, response: aiohttp.ClientResponse, timeouts: Timeouts) -> None:
+        self._response = response
+        self._timeouts = timeouts
+        self.status = response.status
+        self.headers: Mapping[str, str] = response.headers
+        self.is_stream = response.content_type == "text/event-stream"
+        self.is_json = response.content_type == "application/json"
+
+    async def read(self) -> bytes:
+        """What has come since the last read, waiting for it; empty at the end."""
+        try:
+            return await self._response.content.readany()
+        except Exception as error:
+            raise _ours(error, answered=True, timeouts=self._timeouts) from error
+
+    async def body(self) -> bytes:
+        """The whole body."""
+        chunks: list[bytes] = []
+        size = 0
+        while chunk := await self.read():
+            size += len(chunk)
+            if size > BODY_BYTES_MAX:
+                raise StreamBroken(f"The answer is longer than {BODY_BYTES_MAX} bytes.", answered=True)
+            chunks.append(chunk)
+        return b"".join(chunks)
+
+
+class Exchange:
+    """`async with client.send(…) as answer`."""
+
+    def __init__(
+        self, client: HttpClient, method: str, url: str, headers: Mapping[str, str], body: bytes, timeouts: Timeouts
+    ):
+        self._client = client
+        self._call = (method, url, dict(headers), body)
+        self._timeouts = timeouts
+        self._response: aiohttp.ClientResponse | None = None
+
+    async def __aenter__(self) -> Answer:
+        method, url, headers, body = self._call
+        limits = aiohttp.ClientTimeout(
+            total=self._timeouts.total_s, sock_connect=CONNECT_S_MAX, sock_read=self._timeouts.stale_s
+        )
+        try:
+            self._response = await self._client.session.request(
+                method, url, headers=headers, data=body, timeout=limits, allow_redirects=False
+            )
+        except Exception as error:
+            raise _ours(error, answered=False, timeouts=self._timeouts) from error
+        return Answer(self._response, self._timeouts)
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._response is not None:
+            # A body read to its end has already given its connection back; any other is of no use to anybody.
+            self._response.close()
+
+
+class HttpClient:
+    """A pool of connections on the running loop. Made without I/O; the pool opens with the first request."""
+
+    def __init__(self, *, ca_bundle: str | None = None, proxy: str | None = None) -> None:
+        self._ca_bundle = ca_bundle
+        self._proxy = proxy
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """The pool, opened when first used."""
+        if self._session is None:
+            context = ssl.create_default_context(cafile=self._ca_bundle)
+            connector = aiohttp.TCPConnector(limit=0, ssl=context, ttl_dns_cache=60, keepalive_timeout=30)
+            self._session = aiohttp.ClientSession(
+                connector=connector,
+                auto_decompress=True,
+                trust_env=False,
+                proxy=self._proxy or None,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                skip_auto_headers=("User-Agent",),
+                headers={"User-Agent": "hermes"},
+            )
+        return self._session
+
+    def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes, timeouts: Timeouts) -> Exchange:
+        """One exchange, to be entered with `async with`."""
+        return Exchange(self, method, url, headers, body, timeouts)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+
+def _ours(error: Exception, *, answered: bool, timeouts: Timeouts) -> Exception:
+    """The library's exception as one of ours; a stranger stays itself."""
+    if isinstance(error, TransportError):
+        return error
+    if isinstance(error, aiohttp.ClientConnectorCertificateError | ssl.SSLCertVerificationError):
+        return TlsFailed("The certificate could not be verified.")
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return ConnectFailed("No connection within the time allowed.")
+    if isinstance(error, aiohttp.SocketTimeoutError):
+        return StaleStream(f"Nothing came for {timeouts.stale_s:g} s.", answered=answered)
+    if isinstance(error, asyncio.TimeoutError):
+        return RequestTimeout(f"The exchange took longer than {timeouts.total_s:g} s.", answered=answered)
+    if isinstance(error, aiohttp.ClientConnectorError) or (not answered and isinstance(error, OSError)):
+        return ConnectFailed(_plain(error))
+    if isinstance(error, aiohttp.ClientError | OSError):
+        return StreamBroken(_plain(error), answered=True) if answered else ConnectFailed(_plain(error))
+    return error
+
+
+def _plain(error: Exception) -> str:
+    reason = getattr(error, "os_error", None) or error
+    return getattr(reason, "strerror", None) or str(reason) or type(reason).__name__

@@ -1,0 +1,386 @@
+"""The chat completions protocol, as many servers speak it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hermes.agent.failures import FailureFacts
+from hermes.agent.parts import (
+    Finish,
+    FinishReason,
+    Model,
+    Opaque,
+    Part,
+    Reasoning,
+    ReasoningForm,
+    Text,
+    ToolDelta,
+    Usage,
+)
+from hermes.providers.base import (
+    Capabilities,
+    Credential,
+    JsonObject,
+    Message,
+    Prompt,
+    Provider,
+    Route,
+    WireEvent,
+    WireRequest,
+    as_dict,
+    as_index,
+    as_str,
+    content_parts,
+    endpoint,
+    image_of,
+    money,
+    opaque_items,
+    post,
+    refusal_facts,
+    sampling_sent,
+    server_error,
+    text_of,
+    token_count,
+    wanted_effort,
+)
+from hermes.providers.table import ModelFacts, capabilities_for, facts_for, nearest_effort
+
+API_MODE = "chat_completions"
+OPTIONS = frozenset(
+    {
+        "temperature",
+        "top_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "seed",
+        "stop",
+        "logit_bias",
+        "verbosity",
+        "service_tier",
+        "prompt_cache_key",
+        "parallel_tool_calls",
+        "user",
+        "safety_identifier",
+    }
+)
+
+
+class ChatCompletions:
+    """Translates between our parts and chat completions."""
+
+    api_mode = API_MODE
+
+    def request(self, route: Route, credential: Credential | None, prompt: Prompt) -> WireRequest:
+        """The request that asks this prompt."""
+        facts = facts_for(route.model)
+        body: JsonObject = {
+            "model": route.model,
+            "messages": _messages(prompt, facts),
+            "stream": prompt.stream,
+            **sampling_sent(prompt, self.capabilities(route.model)),
+            **_limits(route, prompt, facts),
+        }
+        if prompt.stream and "stream_options" not in prompt.dropped:
+            body["stream_options"] = {"include_usage": True}
+        if prompt.response_format is not None and "response_format" not in prompt.dropped:
+            body["response_format"] = prompt.response_format
+        if prompt.tools:
+            body["tools"] = [_tool(t.name, t.description, t.parameters) for t in prompt.tools]
+            if prompt.tool_choice is not None and "tool_choice" not in prompt.dropped:
+                body["tool_choice"] = prompt.tool_choice
+        else:
+            body.pop("parallel_tool_calls", None)
+        secret = {"Authorization": f"Bearer {credential.reveal().strip()}"} if credential else {}
+        return post(route, endpoint(route.base_url, "/chat/completions"), body, secret)
+
+    def parts(self, event: WireEvent) -> Sequence[Part]:
+        """The parts of one chunk or of a whole body."""
+        data = event.data
+        if type(data) is not dict:
+            return ()
+        if not event.whole:
+            # One call per token: a chunk that holds nothing but text leaves here.
+            choices = data.get("choices")
+            if type(choices) is list and len(choices) == 1 and type(choice := choices[0]) is dict:
+                delta = choice.get("delta")
+                if (
+                    type(delta) is dict
+                    and len(delta) == 1
+                    and type(text := delta.get("content")) is str
+                    and not choice.get("finish_reason")
+                    and not choice.get("index")
+                    and not data.get("usage")
+                    and not data.get("error")
+                ):
+                    return (Text(text),) if text else ()
+        return _answer(data, event.whole)
+
+    def facts(self, status: int, headers: Mapping[str, str], body: bytes) -> FailureFacts:
+        """What a refused request says."""
+        return refusal_facts(status, headers, body)
+
+    def capabilities(self, model: str) -> Capabilities:
+        """What the model takes over this protocol."""
+        return capabilities_for(model, OPTIONS)
+
+
+PROVIDER: Provider = ChatCompletions()
+
+# --- requests --------------------------------------------------------------------------------------------------------
+
+
+def _tool(name: str, description: str, parameters: JsonObject) -> JsonObject:
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+def _limits(route: Route, prompt: Prompt, facts: ModelFacts) -> JsonObject:
+    """Output limit and reasoning effort, under the names this model takes."""
+    fields: JsonObject = {}
+    limit = prompt.max_output or route.max_output_tokens
+    other = "max_tokens" if facts.output_key == "max_completion_tokens" else "max_completion_tokens"
+    key = next((k for k in (facts.output_key, other) if k not in prompt.dropped), None)
+    if limit and key:
+        fields[key] = limit
+    effort = wanted_effort(prompt.reasoning)
+    if facts.reasoning and effort and not prompt.dropped & {"reasoning", "reasoning_effort"}:
+        level = nearest_effort(effort, facts.efforts)
+        if level:
+            fields["reasoning_effort"] = level
+    return fields
+
+
+def _messages(prompt: Prompt, facts: ModelFacts) -> list[Message]:
+    wire: list[Message] = []
+    if system := "\n\n".join(tier for tier in prompt.system if tier.strip()):
+        wire.append({"role": "system", "content": system})
+    images: list[JsonObject] = []
+    for message in prompt.messages:
+        role = message.get("role")
+        if images and role != "tool":
+            wire.append({"role": "user", "content": images})
+            images = []
+        if role == "assistant":
+            wire.append(_assistant(message, facts))
+        elif role == "tool":
+            wire.append(_tool_result(message, images))
+        else:
+            wire.append({"role": "user", "content": _user_content(message.get("content"))})
+    if images:
+        wire.append({"role": "user", "content": images})
+    if prompt.prefill:
+        wire.append({"role": "assistant", "content": prompt.prefill})
+    return wire
+
+
+def _user_content(content: Any) -> str | list[JsonObject]:
+    if not isinstance(content, list):
+        return text_of(content)
+    return [_image(*image) if (image := image_of(part)) else _text(part) for part in content_parts(content)] or ""
+
+
+def _text(part: JsonObject) -> JsonObject:
+    return {"type": "text", "text": part.get("text") or ""}
+
+
+def _image(url: str, detail: str | None) -> JsonObject:
+    return {"type": "image_url", "image_url": {"url": url, "detail": detail} if detail else {"url": url}}
+
+
+def _tool_result(message: Message, images: list[JsonObject]) -> Message:
+    """A result as text; its images are put aside, for a tool message cannot hold them."""
+    found = [image for part in content_parts(message.get("content")) if (image := image_of(part))]
+    text = text_of(message.get("content"), "\n")
+    if found:
+        images.append({"type": "text", "text": f"Images from the result of {message.get('tool_name') or 'the tool'}:"})
+        images.extend(_image(*image) for image in found)
+        text = text or "The result is the image in the next message."
+    return {"role": "tool", "tool_call_id": message.get("tool_call_id") or "", "content": text}
+
+
+def _assistant(message: Message, facts: ModelFacts) -> Message:
+    calls = [_call(call, facts if i == 0 else None) for i, call in enumerate(message.get("tool_calls") or [])]
+    wire: Message = {"role": "assistant", "content": text_of(message.get("content")) or (None if calls else "")}
+    if calls:
+        wire["tool_calls"] = calls
+    opaque = opaque_items(message, API_MODE)
+    if details := _joined_details([data for kind, data in opaque if kind == "reasoning_details"]):
+        wire["reasoning_details"] = details
+    if facts.returns_reasoning and calls:
+        # These refuse a history in which a call has lost the field, even an empty one.
+        wire["reasoning_content"] = "".join(as_str(data) for kind, data in opaque if kind == "reasoning_content")
+    return wire
+
+
+def _call(call: JsonObject, facts: ModelFacts | None) -> JsonObject:
+    function = call.get("function") or {}
+    wire: JsonObject = {
+        "id": call.get("id") or "",
+        "type": "function",
+        "function": {"name": function.get("name") or "", "arguments": function.get("arguments") or "{}"},
+    }
+    extra = call.get("extra_content", facts.call_extra if facts else None)
+    if extra is not None:
+        wire["extra_content"] = extra
+    return wire
+
+
+def _joined_details(fragments: list[Any]) -> list[JsonObject]:
+    """Reasoning details with the fragments of one entry, as a stream delivers them, put together again."""
+    joined: list[JsonObject] = []
+    for detail in (d for fragment in fragments if isinstance(fragment, list) for d in fragment if isinstance(d, dict)):
+        last = joined[-1] if joined else {}
+        same = detail.get("index") is not None and (last.get("type"), last.get("index")) == (
+            detail.get("type"),
+            detail["index"],
+        )
+        if not same or detail.get("type") == "reasoning.encrypted":
+            joined.append(dict(detail))
+            continue
+        for key, value in detail.items():
+            if key in ("text", "summary") and isinstance(value, str):
+                last[key] = as_str(last.get(key)) + value
+            elif value is not None:
+                last[key] = value
+    return joined
+
+
+# --- answers ---------------------------------------------------------------------------------------------------------
+
+_FINISH: dict[str, FinishReason] = {
+    "stop": "stop",
+    "end_turn": "stop",
+    "eos": "stop",
+    "stop_sequence": "stop",
+    "function_call": "stop",
+    "tool_calls": "tool_calls",
+    "tool_use": "tool_calls",
+    "length": "length",
+    "max_tokens": "length",
+    "model_length": "length",
+    "content_filter": "content_filter",
+    "safety": "content_filter",
+    "recitation": "content_filter",
+    "error": "error",
+    "malformed_function_call": "error",
+}
+
+
+def _answer(data: JsonObject, whole: bool) -> list[Part]:
+    choice = _first_choice(data.get("choices"))
+    if data.get("error") or data.get("object") == "error":
+        return [server_error(data)]
+    if choice.get("error"):
+        return [server_error(choice)]
+    delta = as_dict(choice.get("message" if whole else "delta"))
+    usage = _usage(data, choice)
+    finish = as_str(choice.get("finish_reason"))
+    out: list[Part] = []
+    if (whole or finish or usage or delta.get("role")) and (model := as_str(data.get("model"))):
+        out.append(Model(model))
+    if delta:
+        _delta(delta, whole, as_str(data.get("model")), out)
+    if usage:
+        out.append(usage)
+    if finish:
+        out.append(Finish(_FINISH.get(finish.lower(), "unknown")))
+    elif whole and delta:
+        out.append(Finish("tool_calls" if any(type(part) is ToolDelta for part in out) else "stop"))
+    return out
+
+
+def _first_choice(choices: Any) -> JsonObject:
+    for choice in choices if type(choices) is list else ():
+        if type(choice) is dict and not choice.get("index"):
+            return choice
+    return {}
+
+
+def _delta(delta: JsonObject, whole: bool, model: str, out: list[Part]) -> None:
+    _reasoning(delta, model, out)
+    content = delta.get("content")
+    if type(content) is str:
+        if content:
+            out.append(Text(content))
+    elif type(content) is list:
+        for part in content:
+            _content_part(part, out)
+    if refusal := as_str(delta.get("refusal")):
+        out.append(Text(refusal))
+    calls = delta.get("tool_calls")
+    for position, call in enumerate(calls if type(calls) is list else ()):
+        if type(call) is dict:
+            out.append(_tool_delta(call, position if whole else None, whole))
+
+
+def _content_part(part: Any, out: list[Part]) -> None:
+    if type(part) is str and part:
+        out.append(Text(part))
+    elif type(part) is dict:
+        thinking = part.get("thinking")
+        inner = thinking if type(thinking) is list else [thinking]
+        out.extend(Reasoning(text) for i in inner if (text := as_str(i) or as_str(as_dict(i).get("text"))))
+        if text := as_str(part.get("text")) or as_str(part.get("refusal")):
+            out.append(Text(text))
+
+
+def _reasoning(delta: JsonObject, model: str, out: list[Part]) -> None:
+    """Reasoning once, though servers may write the same text in several fields."""
+    given = delta.get("reasoning_details")
+    details = [d for d in given if type(d) is dict] if type(given) is list else []
+    form: ReasoningForm = "summary" if details and details[0].get("type") == "reasoning.summary" else "raw"
+    text = as_str(delta.get("reasoning_content")) or as_str(delta.get("reasoning"))
+    text = text or "".join(as_str(d.get("text")) or as_str(d.get("summary")) for d in details)
+    if text:
+        out.append(Reasoning(text, form))
+        if not details and facts_for(model).returns_reasoning:
+            out.append(Opaque("reasoning_content", text))
+    if details:
+        out.append(Opaque("reasoning_details", details))
+
+
+def _tool_delta(call: JsonObject, position: int | None, whole: bool) -> ToolDelta:
+    function = as_dict(call.get("function"))
+    arguments = function.get("arguments")
+    if type(arguments) is dict:
+        # Already parsed, hence all of them at once.
+        arguments, whole = json.dumps(arguments, ensure_ascii=False), True
+    extra = call.get("extra_content")
+    if extra is None:
+        extra = as_dict(call.get("model_extra")).get("extra_content")
+    index = as_index(call.get("index"))
+    return ToolDelta(
+        index=position if index is None else index,
+        id=as_str(call.get("id")),
+        name=as_str(function.get("name")),
+        arguments=as_str(arguments),
+        extra=extra,
+        whole=whole,
+    )
+
+
+def _usage(data: JsonObject, choice: JsonObject) -> Usage | None:
+    """Token counts, from any of the places where servers put them."""
+    usage = next(
+        (
+            u
+            for u in (data.get("usage"), choice.get("usage"), as_dict(data.get("x_groq")).get("usage"))
+            if u and type(u) is dict
+        ),
+        None,
+    )
+    if usage is None:
+        return None
+    prompt = as_dict(usage.get("prompt_tokens_details"))
+    completion = as_dict(usage.get("completion_tokens_details"))
+    cached = (prompt.get("cached_tokens"), usage.get("prompt_cache_hit_tokens"), usage.get("cached_tokens"))
+    return Usage(
+        input_tokens=token_count(usage.get("prompt_tokens")),
+        output_tokens=token_count(usage.get("completion_tokens")),
+        total_tokens=token_count(usage.get("total_tokens")),
+        cache_read_tokens=next((n for c in cached if (n := token_count(c)) is not None), None),
+        cache_write_tokens=token_count(prompt.get("cache_write_tokens")),
+        reasoning_tokens=token_count(completion.get("reasoning_tokens")),
+        cost_usd=money(usage.get("cost")),
+    )

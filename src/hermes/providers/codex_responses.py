@@ -1,0 +1,368 @@
+"""The responses protocol, used without storage on the other side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from hermes.agent.failures import FailureFacts
+from hermes.agent.parts import Finish, FinishReason, Model, Opaque, Part, Reasoning, Text, ToolDelta, Usage
+from hermes.providers.base import (
+    Capabilities,
+    Credential,
+    JsonObject,
+    Message,
+    Prompt,
+    Provider,
+    Route,
+    ToolSchema,
+    WireEvent,
+    WireRequest,
+    as_dict,
+    as_index,
+    as_str,
+    content_parts,
+    endpoint,
+    image_of,
+    money,
+    opaque_items,
+    post,
+    refusal_facts,
+    sampling_sent,
+    server_error,
+    text_of,
+    token_count,
+    wanted_effort,
+)
+from hermes.providers.table import ModelFacts, capabilities_for, facts_for, nearest_effort
+
+API_MODE = "codex_responses"
+OPTIONS = frozenset(
+    {
+        "temperature",
+        "top_p",
+        "verbosity",
+        "service_tier",
+        "prompt_cache_key",
+        "parallel_tool_calls",
+        "user",
+        "safety_identifier",
+    }
+)
+
+
+class CodexResponses:
+    """Translates between our parts and responses."""
+
+    api_mode = API_MODE
+
+    def request(self, route: Route, credential: Credential | None, prompt: Prompt) -> WireRequest:
+        """The request that asks this prompt."""
+        sampling = sampling_sent(prompt, self.capabilities(route.model))
+        verbosity = sampling.pop("verbosity", None)
+        body: JsonObject = {
+            "model": route.model,
+            "input": _input(prompt),
+            "store": False,
+            "stream": prompt.stream,
+            **sampling,
+            **_reasoning_fields(prompt, facts_for(route.model)),
+        }
+        if instructions := "\n\n".join(tier for tier in prompt.system if tier.strip()):
+            body["instructions"] = instructions
+        limit = prompt.max_output or route.max_output_tokens
+        if limit and not prompt.dropped & {"max_tokens", "max_output_tokens"}:
+            body["max_output_tokens"] = limit
+        if text := _text_fields(prompt, verbosity):
+            body["text"] = text
+        if prompt.tools:
+            body["tools"] = [_tool(tool) for tool in prompt.tools]
+            if prompt.tool_choice is not None and "tool_choice" not in prompt.dropped:
+                body["tool_choice"] = _tool_choice(prompt.tool_choice)
+        else:
+            body.pop("parallel_tool_calls", None)
+        secret = {"Authorization": f"Bearer {credential.reveal().strip()}"} if credential else {}
+        return post(route, endpoint(route.base_url, "/responses"), body, secret)
+
+    def parts(self, event: WireEvent) -> Sequence[Part]:
+        """The parts of one event or of a whole response."""
+        data = event.data
+        if type(data) is not dict:
+            return ()
+        if event.whole:
+            return _whole(data)
+        kind = data.get("type")
+        read = _EVENTS.get(kind if type(kind) is str else event.name)
+        if read is not None:
+            return read(data)
+        return [server_error(data)] if data.get("error") and kind is None else ()
+
+    def facts(self, status: int, headers: Mapping[str, str], body: bytes) -> FailureFacts:
+        """What a refused request says."""
+        return refusal_facts(status, headers, body)
+
+    def capabilities(self, model: str) -> Capabilities:
+        """What the model takes over this protocol."""
+        return capabilities_for(model, OPTIONS)
+
+
+PROVIDER: Provider = CodexResponses()
+
+# --- requests --------------------------------------------------------------------------------------------------------
+
+
+def _tool(tool: ToolSchema) -> JsonObject:
+    return {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": False,
+    }
+
+
+def _tool_choice(choice: str | JsonObject) -> str | JsonObject:
+    if isinstance(choice, str):
+        return choice
+    return {"type": "function", "name": as_dict(choice.get("function")).get("name") or choice.get("name") or ""}
+
+
+def _reasoning_fields(prompt: Prompt, facts: ModelFacts) -> JsonObject:
+    """Effort and summary; the encrypted items are asked for whatever the effort, since only they can be replayed."""
+    if not facts.reasoning:
+        return {}
+    fields: JsonObject = {}
+    level = nearest_effort(wanted_effort(prompt.reasoning) or "", facts.efforts)
+    if "reasoning" not in prompt.dropped:
+        fields["reasoning"] = {"effort": level} if level else {}
+        if level != "none":
+            fields["reasoning"]["summary"] = "auto"
+    if "include" not in prompt.dropped:
+        fields["include"] = ["reasoning.encrypted_content"]
+    return fields
+
+
+def _text_fields(prompt: Prompt, verbosity: Any) -> JsonObject:
+    if "text" in prompt.dropped:
+        return {}
+    fields: JsonObject = {}
+    if prompt.response_format is not None and "response_format" not in prompt.dropped:
+        schema = as_dict(prompt.response_format.get("json_schema"))
+        fields["format"] = {**schema, "type": prompt.response_format.get("type", "text")}
+    if verbosity is not None:
+        fields["verbosity"] = verbosity
+    return fields
+
+
+def _input(prompt: Prompt) -> list[JsonObject]:
+    items: list[JsonObject] = []
+    for message in prompt.messages:
+        role = message.get("role")
+        if role == "assistant":
+            items.extend(_assistant(message))
+        elif role == "tool":
+            output = _content(message.get("content"))
+            items.append(
+                {"type": "function_call_output", "call_id": message.get("tool_call_id") or "", "output": output}
+            )
+        else:
+            items.append({"role": "user", "content": _content(message.get("content"))})
+    if prompt.prefill:
+        items.append({"role": "assistant", "content": prompt.prefill})
+    return items
+
+
+def _content(content: Any) -> str | list[JsonObject]:
+    """A string stays a string; parts become input parts."""
+    if not isinstance(content, list):
+        return text_of(content)
+    return [_part(part) for part in content_parts(content)]
+
+
+def _part(part: JsonObject) -> JsonObject:
+    image = image_of(part)
+    if image is None:
+        return {"type": "input_text", "text": part.get("text") or ""}
+    return {"type": "input_image", "image_url": image[0], "detail": image[1] or "auto"}
+
+
+def _assistant(message: Message) -> list[JsonObject]:
+    """The items of one answer: what it thought, then what it said, then what it called."""
+    opaque = opaque_items(message, API_MODE)
+    # Nothing is stored on the other side, so an item that does not carry its own content cannot be looked up there.
+    items = [
+        {key: value for key, value in data.items() if key != "status"}
+        for kind, data in opaque
+        if kind == "reasoning" and isinstance(data, dict) and (data.get("encrypted_content") or data.get("content"))
+    ]
+    if text := text_of(message.get("content")):
+        phases = [data for kind, data in opaque if kind == "phase"]
+        items.append({"role": "assistant", "content": text, **({"phase": phases[-1]} if phases else {})})
+    for call in message.get("tool_calls") or []:
+        function = call.get("function") or {}
+        items.append(
+            {
+                "type": "function_call",
+                "call_id": call.get("id") or "",
+                "name": function.get("name") or "",
+                "arguments": function.get("arguments") or "{}",
+            }
+        )
+    return items
+
+
+# --- answers ---------------------------------------------------------------------------------------------------------
+
+_INCOMPLETE: dict[str, FinishReason] = {"max_output_tokens": "length", "content_filter": "content_filter"}
+
+
+def _text_delta(data: JsonObject) -> Sequence[Part]:
+    text = data.get("delta")
+    return (Text(text),) if type(text) is str and text else ()
+
+
+def _summary_delta(data: JsonObject) -> Sequence[Part]:
+    text = as_str(data.get("delta"))
+    return (Reasoning(text, "summary"),) if text else ()
+
+
+def _reasoning_delta(data: JsonObject) -> Sequence[Part]:
+    text = as_str(data.get("delta"))
+    return (Reasoning(text),) if text else ()
+
+
+def _summary_part(data: JsonObject) -> Sequence[Part]:
+    index = data.get("summary_index")
+    return (Reasoning("\n\n", "summary"),) if type(index) is int and index > 0 else ()
+
+
+def _arguments_delta(data: JsonObject) -> Sequence[Part]:
+    fragment = as_str(data.get("delta"))
+    return (ToolDelta(index=as_index(data.get("output_index")), arguments=fragment),) if fragment else ()
+
+
+def _item_added(data: JsonObject) -> Sequence[Part]:
+    item = as_dict(data.get("item"))
+    return (
+        (_call(item, as_index(data.get("output_index")), whole=False),) if item.get("type") == "function_call" else ()
+    )
+
+
+def _item_done(data: JsonObject) -> Sequence[Part]:
+    return _finished_item(as_dict(data.get("item")), as_index(data.get("output_index")))
+
+
+def _created(data: JsonObject) -> Sequence[Part]:
+    name = as_str(as_dict(data.get("response")).get("model"))
+    return (Model(name),) if name else ()
+
+
+def _ended(data: JsonObject) -> Sequence[Part]:
+    response = data.get("response")
+    if type(response) is not dict:
+        return [server_error({})] if data.get("type") == "response.failed" else [Finish("stop")]
+    return _ending(response)
+
+
+_EVENTS: dict[str, Callable[[JsonObject], Sequence[Part]]] = {
+    "response.output_text.delta": _text_delta,
+    "response.refusal.delta": _text_delta,
+    "response.reasoning_summary_text.delta": _summary_delta,
+    "response.reasoning_summary_part.added": _summary_part,
+    "response.reasoning_text.delta": _reasoning_delta,
+    "response.function_call_arguments.delta": _arguments_delta,
+    "response.output_item.added": _item_added,
+    "response.output_item.done": _item_done,
+    "response.created": _created,
+    "response.completed": _ended,
+    "response.incomplete": _ended,
+    "response.failed": _ended,
+    "error": lambda data: [server_error(data)],
+}
+
+
+def _call(item: JsonObject, index: int | None, whole: bool) -> ToolDelta:
+    return ToolDelta(
+        index=index,
+        id=as_str(item.get("call_id")) or as_str(item.get("id")),
+        name=as_str(item.get("name")),
+        arguments=as_str(item.get("arguments")),
+        whole=whole,
+    )
+
+
+def _finished_item(item: JsonObject, index: int | None) -> Sequence[Part]:
+    """What only a finished item tells; its text has come in deltas."""
+    kind = item.get("type")
+    if kind == "function_call":
+        return (_call(item, index, whole=True),)
+    if kind == "reasoning":
+        return (Opaque("reasoning", {key: value for key, value in item.items() if key != "status"}),)
+    if kind == "message" and (phase := as_str(item.get("phase"))):
+        return (Opaque("phase", phase),)
+    return ()
+
+
+def _whole(response: JsonObject) -> list[Part]:
+    out: list[Part] = []
+    items = response.get("output")
+    for index, item in enumerate(items if type(items) is list else ()):
+        if type(item) is dict:
+            out.extend(_item_text(item))
+            out.extend(_finished_item(item, index))
+    if type(items) is list or "status" in response or response.get("error"):
+        out.extend(_ending(response))
+    return out
+
+
+def _item_text(item: JsonObject) -> list[Part]:
+    """The text of a finished item, for an answer that was not streamed."""
+    out: list[Part] = []
+    if item.get("type") == "reasoning":
+        summaries = [as_str(as_dict(s).get("text")) for s in _list(item.get("summary"))]
+        if summary := "\n\n".join(text for text in summaries if text):
+            out.append(Reasoning(summary, "summary"))
+        out.extend(Reasoning(text) for c in _list(item.get("content")) if (text := as_str(as_dict(c).get("text"))))
+    elif item.get("type") == "message":
+        contents = [as_dict(content) for content in _list(item.get("content"))]
+        out.extend(Text(text) for c in contents if (text := as_str(c.get("text")) or as_str(c.get("refusal"))))
+    return out
+
+
+def _ending(response: JsonObject) -> list[Part]:
+    """How a response ended: counts and model, then the error or the reason."""
+    out: list[Part] = []
+    if usage := _usage(as_dict(response.get("usage"))):
+        out.append(usage)
+    if name := as_str(response.get("model")):
+        out.append(Model(name))
+    status = response.get("status")
+    if response.get("error") or status == "failed":
+        out.append(server_error(response if response.get("error") else {}))
+    elif status == "incomplete":
+        reason = as_str(as_dict(response.get("incomplete_details")).get("reason"))
+        out.append(Finish(_INCOMPLETE.get(reason, "unknown")))
+    else:
+        calls = any(as_dict(item).get("type") == "function_call" for item in _list(response.get("output")))
+        out.append(Finish("tool_calls" if calls else "stop"))
+    return out
+
+
+def _list(value: Any) -> list[Any]:
+    return value if type(value) is list else []
+
+
+def _usage(usage: JsonObject) -> Usage | None:
+    if not usage:
+        return None
+    prompt = as_dict(usage.get("input_tokens_details"))
+    answer = as_dict(usage.get("output_tokens_details"))
+    return Usage(
+        input_tokens=token_count(usage.get("input_tokens")),
+        output_tokens=token_count(usage.get("output_tokens")),
+        total_tokens=token_count(usage.get("total_tokens")),
+        cache_read_tokens=token_count(prompt.get("cached_tokens")),
+        cache_write_tokens=token_count(prompt.get("cache_write_tokens")),
+        reasoning_tokens=token_count(answer.get("reasoning_tokens")),
+        cost_usd=money(usage.get("cost")),
+    )

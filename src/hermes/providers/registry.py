@@ -1,0 +1,118 @@
+"""Which protocol a provider speaks, and where it is found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from ipaddress import IPv6Address, ip_address
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from hermes.providers.base import Capabilities, Provider, Route
+
+DEFAULT_API_MODE = "chat_completions"
+
+# Loaded when first asked for: a protocol that no route speaks costs nothing.
+_MODULES = {
+    "chat_completions": "hermes.providers.chat_completions",
+    "codex_responses": "hermes.providers.codex_responses",
+    "anthropic_messages": "hermes.providers.anthropic_messages",
+    "local": "hermes.providers.local",
+}
+API_MODES = tuple(_MODULES)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownProvider:
+    """A provider that needs no entry in the settings; without `key_env` it is asked without a key."""
+
+    base_url: str
+    api_mode: str = DEFAULT_API_MODE
+    key_env: str = ""
+
+
+KNOWN_PROVIDERS: dict[str, KnownProvider] = {
+    "local": KnownProvider("", "local"),
+    "openai": KnownProvider("https://api.openai.com/v1", "codex_responses", "OPENAI_API_KEY"),
+    "anthropic": KnownProvider("https://api.anthropic.com", "anthropic_messages", "ANTHROPIC_API_KEY"),
+    "openrouter": KnownProvider("https://openrouter.ai/api/v1", key_env="OPENROUTER_API_KEY"),
+    "gemini": KnownProvider("https://generativelanguage.googleapis.com/v1beta/openai", key_env="GEMINI_API_KEY"),
+    "groq": KnownProvider("https://api.groq.com/openai/v1", key_env="GROQ_API_KEY"),
+    "together": KnownProvider("https://api.together.xyz/v1", key_env="TOGETHER_API_KEY"),
+    "mistral": KnownProvider("https://api.mistral.ai/v1", key_env="MISTRAL_API_KEY"),
+    "deepseek": KnownProvider("https://api.deepseek.com/v1", key_env="DEEPSEEK_API_KEY"),
+    "xai": KnownProvider("https://api.x.ai/v1", key_env="XAI_API_KEY"),
+    "fireworks": KnownProvider("https://api.fireworks.ai/inference/v1", key_env="FIREWORKS_API_KEY"),
+    "cerebras": KnownProvider("https://api.cerebras.ai/v1", key_env="CEREBRAS_API_KEY"),
+    "moonshot": KnownProvider("https://api.moonshot.ai/v1", key_env="MOONSHOT_API_KEY"),
+    "zai": KnownProvider("https://api.z.ai/api/paas/v4", key_env="ZAI_API_KEY"),
+    "nous": KnownProvider("https://inference-api.nousresearch.com/v1", key_env="NOUS_API_KEY"),
+    "nvidia": KnownProvider("https://integrate.api.nvidia.com/v1", key_env="NVIDIA_API_KEY"),
+    "huggingface": KnownProvider("https://router.huggingface.co/v1", key_env="HF_TOKEN"),
+    "ollama": KnownProvider("http://127.0.0.1:11434/v1"),
+    "lmstudio": KnownProvider("http://127.0.0.1:1234/v1"),
+    "vllm": KnownProvider("http://127.0.0.1:8000/v1"),
+    "llamacpp": KnownProvider("http://127.0.0.1:8080/v1"),
+}
+_MODE_BY_HOST = {"api.openai.com": "codex_responses", "api.anthropic.com": "anthropic_messages"}
+_MODE_BY_PATH_END = {"/anthropic": "anthropic_messages", "/anthropic/v1": "anthropic_messages"}
+# An id under which an address of its own is used still tells the protocol only if that protocol is the id's own.
+_MODES_OF_ANY_ADDRESS = ("anthropic_messages", "local")
+
+
+def provider_for(api_mode: str) -> Provider:
+    """The translator of a protocol."""
+    if api_mode not in _MODULES:
+        raise ValueError(f"unknown api_mode {api_mode!r}; one of {', '.join(API_MODES)}")
+    return cast("Provider", import_module(_MODULES[api_mode]).PROVIDER)
+
+
+@cache
+def available(api_mode: str) -> bool:
+    """Whether this installation can speak a protocol."""
+    return api_mode in _MODULES and find_spec(_MODULES[api_mode]) is not None
+
+
+def capabilities_of(route: Route) -> Capabilities:
+    """What the model of a route takes and gives."""
+    return provider_for(route.api_mode).capabilities(route.model) if available(route.api_mode) else Capabilities()
+
+
+def api_mode_for(
+    provider_id: str, base_url: str = "", explicit: str | None = None, entry: Mapping[str, Any] | None = None
+) -> str:
+    """Said outright, else by the provider's entry, else by what is known of its address or id."""
+    if said := explicit or (entry or {}).get("api_mode"):
+        return str(said)
+    known = KNOWN_PROVIDERS.get(provider_id)
+    if not base_url:
+        return known.api_mode if known else DEFAULT_API_MODE
+    host, path = _host_and_path(base_url)
+    if mode := _MODE_BY_HOST.get(host) or next((m for end, m in _MODE_BY_PATH_END.items() if path.endswith(end)), None):
+        return mode
+    return known.api_mode if known and known.api_mode in _MODES_OF_ANY_ADDRESS else DEFAULT_API_MODE
+
+
+def is_private(base_url: str) -> bool:
+    """Whether an address names this machine or a private network."""
+    host, _ = _host_and_path(base_url)
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    if isinstance(address, IPv6Address) and address.ipv4_mapped:
+        address = address.ipv4_mapped
+    return address.is_loopback or address.is_private or address.is_link_local
+
+
+def _host_and_path(base_url: str) -> tuple[str, str]:
+    try:
+        parts = urlsplit(base_url if "://" in base_url else f"//{base_url}")
+        return (parts.hostname or "").rstrip("."), parts.path.rstrip("/")
+    except ValueError:
+        return "", ""

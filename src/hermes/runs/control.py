@@ -1,0 +1,100 @@
+"""How a run is steered from outside while it works: stopping it, adding words, answering its questions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Literal
+
+StopReason = Literal["stop", "client_disconnected", "server_shutdown", "deadline"]
+
+
+class Stopped(Exception):
+    """Raised where the run works, when it is to stop. The reason is in `Stop`."""
+
+
+class Stop:
+    """The wish to end a run, seen at once by whatever it is waiting for."""
+
+    def __init__(self) -> None:
+        self.reason: StopReason | None = None
+        self.by = ""
+        self._scopes: set[_Scope] = set()
+
+    def request(self, reason: StopReason, by: str = "") -> None:
+        """Ask for the end; the first reason stands."""
+        if self.reason is None:
+            self.reason, self.by = reason, by
+            for scope in tuple(self._scopes):
+                scope.fire()
+
+    def scope(self) -> _Scope:
+        """`async with stop.scope():` — what waits inside is given up when the stop is asked for."""
+        return _Scope(self, self._scopes)
+
+
+class _Scope:
+    """A stretch of one task that a stop may cut short; cancelling the task from elsewhere still cancels it."""
+
+    def __init__(self, stop: Stop, scopes: set[_Scope]) -> None:
+        self._stop = stop
+        self._scopes = scopes
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelling = 0
+        self._fired = False
+
+    async def __aenter__(self) -> None:
+        if self._stop.reason is not None:
+            raise Stopped
+        self._task = asyncio.current_task()
+        assert self._task is not None
+        self._cancelling = self._task.cancelling()
+        self._scopes.add(self)
+
+    def fire(self) -> None:
+        self._fired = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._scopes.discard(self)
+        if not self._fired or self._task is None:
+            return
+        if self._task.uncancel() <= self._cancelling and (kind is None or issubclass(kind, asyncio.CancelledError)):
+            raise Stopped from error
+
+
+class Questions:
+    """What the run has asked a human and not been told yet. The first answer wins."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, asyncio.Future[Mapping[str, Any]]] = {}
+
+    def ask(self, question_id: str) -> asyncio.Future[Mapping[str, Any]]:
+        """The future that the answer will fill."""
+        future: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
+        self._open[question_id] = future
+        future.add_done_callback(lambda _: self._open.pop(question_id, None))
+        return future
+
+    def answer(self, question_id: str | None, data: Mapping[str, Any]) -> bool:
+        """Fill it; with no id, the oldest. False: it is not open (any more)."""
+        wanted = question_id if question_id is not None else next(iter(self._open), None)
+        future = self._open.get(wanted) if wanted is not None else None
+        if future is None or future.done():
+            return False
+        future.set_result(data)
+        return True
+
+
+class RunControls:
+    """All that reaches one run from outside."""
+
+    def __init__(self) -> None:
+        self.stop = Stop()
+        self.steers: list[tuple[str, str]] = []
+        self.approvals = Questions()
+        self.clarifications = Questions()

@@ -1,0 +1,404 @@
+"""The engine: admits runs, gives each its session and its task, follows and stops them, and ends cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from hermes.guards.secrets import Secrets
+from hermes.runs.control import RunControls
+from hermes.runs.events import Event
+from hermes.runs.log import RunLog, RunWriter
+from hermes.runs.spec import Applied, Control, RunSpec
+from hermes.store.base import LeaseLost, Row, RunRecord, Store
+
+log = logging.getLogger(__name__)
+
+LEASE_TTL_S = 30.0
+LEASE_RENEW_S = 10.0
+LEASE_POLL_S = 0.25
+CLOSE_S_MAX = 5.0
+Refusal = Literal[
+    "rate_limit_exceeded", "gateway_draining", "session_busy", "idempotency_key_conflict", "session_db_unavailable"
+]
+Result = dict[str, Any]
+
+
+class Refused(Exception):
+    """The run was not admitted; nothing of it is left."""
+
+    def __init__(self, code: Refusal, message: str) -> None:
+        super().__init__(message)
+        self.code: Refusal = code
+
+
+@dataclass(slots=True)
+class Admission:
+    """What a run has gained before it starts: a permit and its session's lease."""
+
+    run_id: str
+    session_id: str
+    token: int
+    release: Callable[[], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class LiveRun:
+    """A run at work in this process, as the loop is handed it."""
+
+    spec: RunSpec
+    store: Store
+    log: RunWriter
+    controls: RunControls
+    secrets: Secrets
+    deadline_at: float | None = None
+    task: asyncio.Task[Result] | None = None
+    owners: set[object] = field(default_factory=set)
+
+    @property
+    def transcript_id(self) -> str:
+        """Under what the rows are kept: the session, or, for a run that keeps nothing, the run itself."""
+        return self.spec.session_id if self.spec.persist else self.spec.run_id
+
+
+Execute = Callable[[LiveRun], Awaitable[Result]]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """How much at once, and how long to wait."""
+
+    runs_max: int = 0
+    turn_queue: int = 16
+    session_wait_s: float | None = 30.0
+    submitted_wait_s: float | None = 600.0
+
+
+class RunEngine:
+    """What every surface talks to. It belongs to one event loop."""
+
+    def __init__(
+        self,
+        store: Store,
+        ephemeral: Store,
+        run_log: RunLog,
+        execute: Execute,
+        *,
+        secrets: Callable[[RunSpec], Secrets] = lambda _: Secrets(),
+        limits: EngineLimits | None = None,
+    ) -> None:
+        self._store, self._ephemeral, self._log, self._execute = store, ephemeral, run_log, execute
+        self._secrets = secrets
+        self._limits = limits or EngineLimits()
+        self._live: dict[str, LiveRun] = {}
+        self._permits = 0
+        self._turns: dict[str, deque[asyncio.Future[None]]] = {}
+        self._held: dict[str, tuple[str, int]] = {}
+        self._renewing: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._draining = False
+        self._holder = f"{socket.gethostname()}:{os.getpid()}:{time.time():.3f}"
+
+    # --- admission ----------------------------------------------------------------------------------------------
+
+    async def admit(self, spec: RunSpec, *, wait_s: float | None = -1.0) -> Admission:
+        """A permit and the session's lease, waited for in order of arrival."""
+        if self._draining:
+            raise Refused("gateway_draining", "The server is stopping and takes no new turns.")
+        if self._limits.runs_max and self._permits >= self._limits.runs_max:
+            raise Refused("rate_limit_exceeded", f"{self._limits.runs_max} turns are running already.")
+        self._permits += 1
+        try:
+            token = await self._lease(spec, self._limits.session_wait_s if wait_s == -1.0 else wait_s)
+        except BaseException:
+            self._permits -= 1
+            raise
+        released = False
+
+        async def release() -> None:
+            nonlocal released
+            if not released:
+                released = True
+                self._permits -= 1
+                await self._release(spec, token)
+
+        return Admission(spec.run_id, spec.session_id, token, release)
+
+    async def _lease(self, spec: RunSpec, wait_s: float | None) -> int:
+        queue = self._turns.setdefault(spec.session_id, deque())
+        if len(queue) > self._limits.turn_queue:
+            raise Refused("session_busy", f"{self._limits.turn_queue} turns of this session are waiting already.")
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        queue.append(turn)
+        if len(queue) == 1:
+            turn.set_result(None)
+        try:
+            async with asyncio.timeout(wait_s):
+                await turn
+                name = f"session:{spec.session_id}"
+                # Another process may hold it, and cannot tell us when it lets go.
+                while (token := await self._store.leases.acquire(name, self._holder, LEASE_TTL_S)) is None:  # noqa: ASYNC110
+                    await asyncio.sleep(LEASE_POLL_S)
+        except BaseException as error:
+            self._next_turn(spec.session_id, turn)
+            if isinstance(error, TimeoutError):
+                raise Refused("session_busy", "Another turn of this session is still running.") from None
+            raise
+        self._held[spec.run_id] = (name, token)
+        if self._renewing is None:
+            self._renewing = asyncio.create_task(self._renew())
+        return token
+
+    async def _release(self, spec: RunSpec, token: int) -> None:
+        self._held.pop(spec.run_id, None)
+        if not self._held and self._renewing is not None:
+            self._renewing.cancel()
+            self._renewing = None
+        try:
+            await self._store.leases.release(f"session:{spec.session_id}", token)
+        finally:
+            self._next_turn(spec.session_id, None)
+
+    def _next_turn(self, session_id: str, leaving: asyncio.Future[None] | None) -> None:
+        """Take one turn out of the line; whoever is first then may go."""
+        queue = self._turns[session_id]
+        queue.remove(leaving) if leaving is not None else queue.popleft()
+        if not queue:
+            del self._turns[session_id]
+        elif not queue[0].done():
+            queue[0].set_result(None)
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(LEASE_RENEW_S)
+            for run_id, (name, token) in tuple(self._held.items()):
+                if not await self._store.leases.renew(name, token, LEASE_TTL_S) and (live := self._live.get(run_id)):
+                    log.warning("run %s has lost its session", run_id)
+                    if live.task is not None:
+                        live.task.cancel()
+
+    # --- running ------------------------------------------------------------------------------------------------
+
+    async def start(self, spec: RunSpec, admission: Admission | None = None) -> LiveRun:
+        """Begin a run; its task is the engine's own."""
+        admission = admission or await self.admit(spec)
+        try:
+            live = await self._open(spec)
+        except BaseException:
+            await admission.release()
+            raise
+        self._begin(live, admission)
+        return live
+
+    async def run(self, spec: RunSpec, admission: Admission | None = None) -> Result:
+        """Begin a run and wait for its result."""
+        live = await self.start(spec, admission)
+        assert live.task is not None
+        return await asyncio.shield(live.task)
+
+    async def submit(self, spec: RunSpec) -> str:
+        """Record a run that starts as soon as its session is free; returns once it is on record."""
+        if self._draining:
+            raise Refused("gateway_draining", "The server is stopping and takes no new turns.")
+        position = len(self._turns.get(spec.session_id, ()))
+        live = await self._open(spec)
+        await live.log.emit("run.queued", session_id=spec.session_id, source=spec.source, position=position)
+        self._spawn(self._start_queued(live))
+        return spec.run_id
+
+    async def _start_queued(self, live: LiveRun) -> None:
+        spec = live.spec
+        try:
+            async with live.controls.stop.scope():
+                admission = await self.admit(spec, wait_s=self._limits.submitted_wait_s)
+        except Exception as error:  # noqa: BLE001  (whatever kept it from starting is its end, on record)
+            await self._end_unstarted(live, error)
+            return
+        self._begin(live, admission)
+
+    async def _end_unstarted(self, live: LiveRun, error: Exception) -> None:
+        stop = live.controls.stop
+        nothing: dict[str, Any] = {"partial_row": None, "text_length": 0, "steps": 0, "usage": {}}
+        if stop.reason is not None:
+            await live.log.emit("run.cancelled", by=stop.by, reason=stop.reason, **nothing)
+        else:
+            kind = error.code if isinstance(error, Refused) else "unknown"
+            await live.log.emit("run.failed", failure=kind, error=str(error), retryable=True, **nothing)
+        await self._forget(live)
+
+    async def _open(self, spec: RunSpec) -> LiveRun:
+        store = self._store if spec.persist else self._ephemeral
+        await store.runs.create(spec)
+        secrets = self._secrets(spec)
+        writer = self._log.open(spec.run_id, store.runs, token=None, secrets=secrets)
+        deadline = None if spec.deadline_seconds is None else time.monotonic() + spec.deadline_seconds
+        live = LiveRun(spec, store, writer, RunControls(), secrets, deadline)
+        self._live[spec.run_id] = live
+        return live
+
+    def _begin(self, live: LiveRun, admission: Admission) -> None:
+        if live.spec.persist:
+            live.log.token = admission.token
+        live.task = self._spawn(self._carry_out(live, admission))
+
+    async def _carry_out(self, live: LiveRun, admission: Admission) -> Result:
+        stop, timer = live.controls.stop, None
+        if live.deadline_at is not None:
+            left = max(0.0, live.deadline_at - time.monotonic())
+            timer = asyncio.get_running_loop().call_later(left, stop.request, "deadline")
+        try:
+            return await self._execute(live)
+        except LeaseLost:
+            raise
+        except BaseException:
+            if not live.log.state.ended:
+                log.exception("run %s ended by a defect", live.spec.run_id)
+                with contextlib.suppress(LeaseLost):
+                    await self._close_broken(live)
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+            await admission.release()
+            await self._forget(live)
+
+    async def _close_broken(self, live: LiveRun) -> None:
+        """A run always has an end on record, even when the loop itself fell over."""
+        end: dict[str, Any] = {"failure": "unknown", "error": "The server had an internal error.", "retryable": False}
+        await live.log.emit("run.failed", **end, partial_row=None, text_length=0, steps=live.log.step, usage={})
+
+    async def _forget(self, live: LiveRun) -> None:
+        run_id = live.spec.run_id
+        await self._log.close(run_id)
+        self._live.pop(run_id, None)
+        if not live.spec.persist and not self._log.watched(run_id):
+            await live.store.runs.discard(run_id)
+
+    def _spawn(self, work: Any) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen; whoever waits for the run is told, and it is in the log
+
+    # --- following ----------------------------------------------------------------------------------------------
+
+    async def subscribe(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
+        """The run's log from `after` on; a run that keeps nothing can be read until its last reader has left."""
+        store = await self._store_of(run_id)
+        if store is None:
+            return
+        try:
+            async for event in self._log.subscribe(run_id, store.runs, after):
+                yield event
+        finally:
+            if store is self._ephemeral and run_id not in self._live and not self._log.watched(run_id):
+                await store.runs.discard(run_id)
+
+    async def get(self, run_id: str) -> RunRecord | None:
+        """The run as it stands."""
+        store = await self._store_of(run_id)
+        return await store.runs.get(run_id) if store else None
+
+    async def list(
+        self,
+        owner: str | None = None,
+        session_id: str | None = None,
+        status: str | None = None,
+        kind: str | None = None,
+    ) -> list[RunRecord]:
+        """Runs, newest first."""
+        return await self._store.runs.list(owner=owner, session_id=session_id, status=status, kind=kind)
+
+    async def row(self, run_id: str, row_id: int) -> Row | None:
+        """A message that the run's log announces."""
+        store = await self._store_of(run_id)
+        return await store.runs.row(run_id, row_id) if store else None
+
+    async def _store_of(self, run_id: str) -> Store | None:
+        for store in (self._ephemeral, self._store):
+            if await store.runs.get(run_id) is not None:
+                return store
+        return None
+
+    def attach(self, run_id: str) -> object:
+        """Become one of those for whom the run works."""
+        owner = object()
+        if (live := self._live.get(run_id)) is not None:
+            live.owners.add(owner)
+        return owner
+
+    async def detach(self, run_id: str, owner: object) -> None:
+        """Leave; when the last one has gone, the run ends if its spec says so."""
+        live = self._live.get(run_id)
+        if live is None or owner not in live.owners:
+            return
+        live.owners.discard(owner)
+        if not live.owners and live.spec.on_detach == "cancel":
+            await self.control(run_id, Control("cancel", {"reason": "client_disconnected"}))
+            await self.wait(run_id, CLOSE_S_MAX)
+
+    async def wait(self, run_id: str, seconds: float) -> None:
+        """Wait until the run has ended, but not longer."""
+        live = self._live.get(run_id)
+        if live is not None and live.task is not None:
+            await asyncio.wait([live.task], timeout=seconds)
+
+    # --- controlling --------------------------------------------------------------------------------------------
+
+    async def control(self, run_id: str, control: Control) -> Applied:
+        """Record a control and apply it. A repeated id does nothing."""
+        live = self._live.get(run_id)
+        if live is None:
+            return "unknown" if await self.get(run_id) is None else "not_active"
+        if live.log.state.ended:
+            return "not_active"
+        if control.control_id in live.log.state.controls:
+            return "applied"
+        event = live.log.event("control.received", by=control.by, surface=control.surface)
+        event.data |= {"control_id": control.control_id, "control": control.control, "data": dict(control.data)}
+        await live.log.append(event)
+        return self._apply(live, control)
+
+    def _apply(self, live: LiveRun, control: Control) -> Applied:
+        controls, data = live.controls, control.data
+        if control.control in ("interrupt", "cancel"):
+            controls.stop.request(data.get("reason", "stop"), control.by)
+            return "applied"
+        if control.control == "steer":
+            controls.steers.append((control.control_id, str(data["text"])))
+            return "applied"
+        questions = controls.approvals if control.control == "approve" else controls.clarifications
+        answer: Mapping[str, Any] = {**data, "by": control.by, "surface": control.surface}
+        return "applied" if questions.answer(data.get("id"), answer) else "already_resolved"
+
+    # --- ending -------------------------------------------------------------------------------------------------
+
+    async def drain(self, seconds: float) -> None:
+        """Take nothing new, let runs go on for a while, then stop what is left; nothing ends without a record."""
+        self._draining = True
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=seconds)
+        for live in tuple(self._live.values()):
+            live.controls.stop.request("server_shutdown", "server")
+        if self._tasks:
+            _, late = await asyncio.wait(set(self._tasks), timeout=CLOSE_S_MAX)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
+        if self._renewing is not None:
+            self._renewing.cancel()
+            self._renewing = None

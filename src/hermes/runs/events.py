@@ -1,0 +1,223 @@
+"""The events of a run's log, how durable each is, and the status that follows from them."""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Status = Literal[
+    "queued",
+    "running",
+    "waiting_for_approval",
+    "waiting_for_input",
+    "stopping",
+    "completed",
+    "failed",
+    "cancelled",
+    "interrupted",
+]
+
+FINAL = frozenset({"run.completed", "run.failed", "run.cancelled"})
+# Delivered at once; their content reaches the store a little later, and always before the next durable event.
+VOLATILE = frozenset({"text.delta", "reasoning.delta", "tool.drafted", "tool.output"})
+DURABLE = FINAL | {
+    "run.queued",
+    "run.started",
+    "run.resumed",
+    "run.interrupted",
+    "control.received",
+    "model.started",
+    "model.retrying",
+    "model.switched",
+    "reasoning.completed",
+    "message.completed",
+    "usage",
+    "approval.requested",
+    "approval.resolved",
+    "clarify.requested",
+    "clarify.resolved",
+    "tool.started",
+    "tool.finished",
+    "subagent.started",
+    "subagent.finished",
+    "steer.applied",
+    "context.compacted",
+    "notice",
+}
+
+
+@dataclass(slots=True)
+class Event:
+    """One entry of the log. `seq` and `ts` are set when it enters the log."""
+
+    run_id: str
+    type: str
+    step: int = 0
+    data: dict[str, Any] = field(default_factory=dict)
+    seq: int = 0
+    ts: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The envelope with its fields, as it is shown and stored."""
+        return {
+            "run_id": self.run_id,
+            "seq": self.seq,
+            "ts": self.ts,
+            "type": self.type,
+            "step": self.step,
+            **self.data,
+        }
+
+    @property
+    def final(self) -> bool:
+        """Whether nothing follows."""
+        return self.type in FINAL
+
+    @property
+    def size(self) -> int:
+        """Roughly how much memory a reader's queue spends on it."""
+        text = self.data.get("text")
+        return 200 + (len(text) if isinstance(text, str) else 8 * len(self.data))
+
+
+# --- status ----------------------------------------------------------------------------------------------------------
+
+_FINAL_STATUS: dict[str, Status] = {"run.completed": "completed", "run.failed": "failed", "run.cancelled": "cancelled"}
+
+
+@dataclass(slots=True)
+class RunState:
+    """The fold of a log: the only definition of a run's status."""
+
+    status: Status = "queued"
+    stopping: bool = False
+    approvals: dict[str, dict[str, Any]] = field(default_factory=dict)
+    questions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    controls: set[str] = field(default_factory=set)
+    started_at: float | None = None
+    ended_at: float | None = None
+    last_event: str = ""
+    last_seq: int = 0
+    model: str = ""
+    provider: str = ""
+    failure: str = ""
+    error: str = ""
+    usage: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run has its final event."""
+        return self.status in ("completed", "failed", "cancelled")
+
+    def apply(self, event: Event) -> None:
+        """Take one event into account."""
+        kind, data = event.type, event.data
+        self.last_event, self.last_seq = kind, event.seq
+        if kind in VOLATILE or self.ended:
+            return
+        if kind == "control.received":
+            self.controls.add(data["control_id"])
+            self.stopping = self.stopping or data["control"] in ("interrupt", "cancel")
+        elif kind == "run.started":
+            self.started_at, self.model, self.provider = event.ts, data["model"], data["provider"]
+        elif kind == "model.switched":
+            self.model, self.provider = data["to"]["model"], data["to"]["provider"]
+        elif kind == "approval.requested":
+            self.approvals[data["approval_id"]] = data
+        elif kind == "approval.resolved":
+            self.approvals.pop(data["approval_id"], None)
+        elif kind == "clarify.requested":
+            self.questions[data["request_id"]] = data
+        elif kind == "clarify.resolved":
+            self.questions.pop(data["request_id"], None)
+        elif kind in FINAL:
+            self.ended_at = event.ts
+            self.failure, self.error = data.get("failure", ""), data.get("error", "")
+            self.usage = data.get("usage", {})
+        self.status = self._status(kind)
+
+    def _status(self, kind: str) -> Status:
+        if kind in _FINAL_STATUS:
+            return _FINAL_STATUS[kind]
+        if kind == "run.interrupted":
+            return "interrupted"
+        if kind == "run.queued" or self.started_at is None:
+            return "queued"
+        if self.stopping:
+            return "stopping"
+        if self.approvals:
+            return "waiting_for_approval"
+        return "waiting_for_input" if self.questions else "running"
+
+
+def fold(events: Iterator[Event] | list[Event]) -> RunState:
+    """The state after these events."""
+    state = RunState()
+    for event in events:
+        state.apply(event)
+    return state
+
+
+# --- cuts ------------------------------------------------------------------------------------------------------------
+
+
+class Cuts:
+    """Where a stream of text was cut into deltas: number, length and time of each, packed.
+
+    With the text itself they give back the very same events, so that the log keeps no second copy of a transcript.
+    """
+
+    __slots__ = ("_at_ms", "_packed", "_seq")
+
+    def __init__(self) -> None:
+        self._packed = bytearray()
+        self._seq = 0
+        self._at_ms = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._packed)
+
+    def add(self, seq: int, length: int, ts: float) -> None:
+        """Remember one delta. Times are kept to the millisecond, which is how `ts` of deltas is made."""
+        at_ms = round(ts * 1000)
+        for number in (seq - self._seq, length, max(0, at_ms - self._at_ms)):
+            while number > 0x7F:
+                self._packed.append(0x80 | number & 0x7F)
+                number >>= 7
+            self._packed.append(number)
+        self._seq, self._at_ms = seq, max(self._at_ms, at_ms)
+
+    def pack(self) -> str:
+        """As text, for storing."""
+        return b64encode(self._packed).decode()
+
+    @staticmethod
+    def unpack(packed: str) -> Iterator[tuple[int, int, float]]:
+        """Sequence number, length and time of each delta."""
+        seq = at_ms = number = shift = 0
+        triple: list[int] = []
+        for byte in b64decode(packed):
+            number |= (byte & 0x7F) << shift
+            if byte & 0x80:
+                shift += 7
+                continue
+            triple.append(number)
+            number = shift = 0
+            if len(triple) == 3:
+                seq, at_ms = seq + triple[0], at_ms + triple[2]
+                yield seq, triple[1], at_ms / 1000
+                triple.clear()
+
+
+def deltas(
+    run_id: str, step: int, type_: str, fixed: dict[str, Any], text: str, packed: str, after: int = 0
+) -> Iterator[Event]:
+    """The deltas of a stream again, from its text and its cuts."""
+    offset = 0
+    for seq, length, ts in Cuts.unpack(packed):
+        if seq > after:
+            data = {**fixed, "offset": offset, "text": text[offset : offset + length]}
+            yield Event(run_id, type_, step, data, seq, ts)
+        offset += length

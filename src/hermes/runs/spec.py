@@ -1,0 +1,89 @@
+"""What a run is asked to do: the RunSpec, frozen and stored with the run, and the controls that reach it later."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+RunKind = Literal["chat", "response", "session", "run", "job", "cli", "subagent"]
+Source = Literal["cli", "api_server", "cron", "subagent"]
+OnDetach = Literal["cancel", "continue"]
+ControlKind = Literal["interrupt", "cancel", "steer", "approve", "answer"]
+Applied = Literal["applied", "not_active", "already_resolved", "unknown"]
+Content = str | list[dict[str, Any]]
+
+
+def new_run_id() -> str:
+    """A run id from a secure source."""
+    return f"run_{secrets.token_hex(16)}"
+
+
+@dataclass(frozen=True, slots=True)
+class RouteChoice:
+    """Overrides of where the model is asked; what is None comes from the configuration."""
+
+    model: str | None = None
+    provider: str | None = None
+    base_url: str | None = None
+    api_mode: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    fallbacks: tuple[Mapping[str, Any] | str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """One turn to be run."""
+
+    user_message: Content
+    session_id: str
+    run_id: str = field(default_factory=new_run_id)
+    kind: RunKind = "run"
+    source: Source = "api_server"
+    owner: str = "default"
+    session_key: str | None = None
+    history: list[dict[str, Any]] | None = None
+    instructions: str | None = None
+    route: RouteChoice | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    reasoning: Mapping[str, Any] | None = None
+    response_format: Mapping[str, Any] | None = None
+    max_output_tokens: int | None = None
+    toolsets: frozenset[str] | None = None
+    disabled_toolsets: frozenset[str] = frozenset()
+    tool_policy: frozenset[str] | None = None
+    client_tools: tuple[Mapping[str, Any], ...] = ()
+    tool_choice: str | Mapping[str, Any] | None = None
+    approvals: str | None = None
+    answerable: bool = False
+    max_iterations: int | None = None
+    max_tool_calls: int | None = None
+    on_detach: OnDetach = "continue"
+    persist: bool = True
+    compress: bool = True
+    context_files: bool = True
+    memory: bool = True
+    deadline_seconds: float | None = None
+    parent: tuple[str, str] | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    workdir: str | None = None
+
+    def stored(self) -> dict[str, Any]:
+        """The spec as it is kept with the run: all of it but the credential."""
+        out = asdict(self)
+        if out["route"]:
+            out["route"].pop("api_key")
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A wish that reaches a run from outside."""
+
+    control: ControlKind
+    data: Mapping[str, Any] = field(default_factory=dict)
+    by: str = "user"
+    surface: str = ""
+    control_id: str = field(default_factory=lambda: f"ctl_{secrets.token_hex(8)}")

@@ -1,0 +1,162 @@
+"""A call's name and arguments as the model wrote them, settled: repaired where that is safe, checked, or refused. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+NEAREST_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """`ok` with a value; `cut` when it ends too early to be trusted; `broken` with where and why."""
+
+    state: Literal["ok", "cut", "broken"]
+    value: dict[str, Any] | None = None
+    fault: str = ""
+
+
+def parse(text: str) -> Parsed:
+    """Arguments as an object.
+
+    Repaired are only trailing commas, closing brackets missing after a complete value, and raw control characters in
+    strings: nothing that could change what is meant.
+    """
+    try:
+        return _object(json.loads(text, strict=False))
+    except ValueError as error:
+        fault = f"not valid JSON: {error}"
+    closing, in_string, awaiting = _scan(text)
+    if in_string or awaiting:
+        return Parsed("cut", fault="the arguments end in the middle of a value")
+    repaired = re.sub(r",(\s*)$", r"\1", text) + closing
+    try:
+        return _object(json.loads(_without_trailing_commas(repaired), strict=False))
+    except ValueError:
+        return Parsed("broken", fault=fault)
+
+
+def _object(value: Any) -> Parsed:
+    if isinstance(value, dict):
+        return Parsed("ok", value)
+    if isinstance(value, str):  # a doubly encoded object
+        try:
+            inner = json.loads(value, strict=False)
+        except ValueError:
+            inner = None
+        if isinstance(inner, dict):
+            return Parsed("ok", inner)
+    return Parsed("broken", fault=f"an object is wanted, not {_kind(value)}")
+
+
+def _scan(text: str) -> tuple[str, bool, bool]:
+    """The brackets still to be closed; whether the text ends inside a string; whether a value is still awaited."""
+    stack: list[str] = []
+    in_string = escaped = False
+    last = ""
+    for char in text:
+        if in_string:
+            if escaped:
+                escaped = False
+            elif char == "\\":
+                escaped = True
+            elif char == '"':
+                in_string, last = False, '"'
+            continue
+        if char == '"':
+            in_string = True
+        elif char in "{[":
+            stack.append("}" if char == "{" else "]")
+        elif char in "}]" and stack:
+            stack.pop()
+        if not char.isspace():
+            last = char
+    # A bare word at the end may be the beginning of a longer number or of `true`; a quote may close a key.
+    tail = re.search(r"[\w.+-]+\s*$", text)
+    open_word = bool(stack) and tail is not None
+    open_key = (
+        bool(stack) and last == '"' and bool(re.search(r'[{,]\s*"(?:[^"\\]|\\.)*"\s*$', text)) and stack[-1] == "}"
+    )
+    return "".join(reversed(stack)), in_string, bool(stack) and (last in ":{[" or open_word or open_key or last == ",")
+
+
+def _without_trailing_commas(text: str) -> str:
+    """Commas before a closing bracket taken out, outside strings."""
+    out = re.split(r'("(?:[^"\\]|\\.)*")', text, flags=re.S)
+    return "".join(piece if i % 2 else re.sub(r",(\s*[}\]])", r"\1", piece) for i, piece in enumerate(out))
+
+
+def settle_name(name: str, offered: Iterable[str]) -> str | None:
+    """The offered name that is meant, if one is."""
+    names = list(offered)
+    if name in names:
+        return name
+    wanted = _fold(name)
+    return next((known for known in names if _fold(known) == wanted), None)
+
+
+def nearest(name: str, offered: Iterable[str]) -> list[str]:
+    """The offered names most like it."""
+    return difflib.get_close_matches(_fold(name), list(offered), n=NEAREST_MAX, cutoff=0.0)
+
+
+def _fold(name: str) -> str:
+    return re.sub(r"[-. ]", "_", name.strip().lower())
+
+
+def check(args: dict[str, Any], schema: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """The arguments, coerced where that loses nothing, and what is wrong with them (empty: nothing)."""
+    args = {name: _coerced(value, schema.get("properties", {}).get(name, {})) for name, value in args.items()}
+    faults = schema_faults(args, schema)
+    return args, "; ".join(faults[:3])
+
+
+def _coerced(value: Any, schema: Any) -> Any:
+    kind = schema.get("type") if isinstance(schema, dict) else None
+    if isinstance(value, str):
+        text = value.strip()
+        if kind == "integer" and re.fullmatch(r"[+-]?\d{1,18}", text):
+            return int(text)
+        if kind == "number" and re.fullmatch(r"[+-]?\d{1,18}(\.\d{1,12})?", text):
+            return float(text) if "." in text else int(text)
+        if kind == "boolean" and text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        if kind in ("array", "object") and text[:1] in "[{":
+            try:
+                inner = json.loads(text)
+            except ValueError:
+                return value
+            return inner if isinstance(inner, list if kind == "array" else dict) else value
+    if kind == "integer" and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if kind == "string" and isinstance(value, int | float) and not isinstance(value, bool):
+        return json.dumps(value)
+    return value
+
+
+def schema_faults(value: Any, schema: Mapping[str, Any]) -> list[str]:
+    """What in a value does not fit a JSON Schema, each fault with its place."""
+    validator = _validator(json.dumps(schema, sort_keys=True))
+    faults = []
+    for error in validator.iter_errors(value):
+        place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in error.instance_path).lstrip(".")
+        faults.append(f"{place}: {error.message}" if place else error.message)
+    return faults
+
+
+@lru_cache(maxsize=512)
+def _validator(schema: str) -> Any:
+    import jsonschema_rs
+
+    return jsonschema_rs.validator_for(json.loads(schema))
+
+
+def _kind(value: Any) -> str:
+    names = {"NoneType": "null", "list": "an array", "str": "a string", "bool": "a boolean", "int": "a number"}
+    return names.get(type(value).__name__, "a number")

@@ -1,0 +1,33 @@
+"""The tool `clarify`: one question to the user, answered by whoever is there."""
+
+from __future__ import annotations
+
+from hermes.tools.registry import Answer, Args, ToolContext, ToolDef
+
+QUESTION_CHARS_MAX = 2000
+CHOICES_MAX = 4
+
+
+async def _run(ctx: ToolContext, args: Args) -> Answer:
+    answer = await ctx.asking.clarify(ctx.call_id, args["question"], args.get("choices", []))
+    return {"answer": answer, "answered": answer is not None}
+
+
+TOOL = ToolDef(
+    name="clarify",
+    toolset="clarify",
+    description="Ask the user one question when going on would be a guess that matters. Offer up to four choices.",
+    parameters={
+        "type": "object",
+        "properties": {
+            "question": {"type": "string", "minLength": 1, "maxLength": QUESTION_CHARS_MAX},
+            "choices": {"type": "array", "items": {"type": "string"}, "maxItems": CHOICES_MAX},
+        },
+        "required": ["question"],
+        "additionalProperties": False,
+    },
+    run=_run,
+    timeout_s=None,
+    alone=True,
+    preview=lambda args: str(args["question"]),
+)

@@ -1,0 +1,103 @@
+"""What a tool is, what it is given, and the registry that knows them all."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from hermes.config import Settings
+    from hermes.guards.secrets import Secrets
+    from hermes.home import Home
+    from hermes.tools.asking import Asking
+
+Effect = Literal["read", "idempotent", "effect"]
+Args = dict[str, Any]
+Answer = dict[str, Any]
+TIMEOUT_S = 120.0
+PREVIEW_CHARS_MAX = 200
+
+
+class ToolError(Exception):
+    """A tool's own refusal: a sentence for the model, a code, and perhaps what to try next."""
+
+    def __init__(self, message: str, code: str, hint: str = "", **fields: Any) -> None:
+        super().__init__(message)
+        self.answer: Answer = {"error": message, "code": code, **({"hint": hint} if hint else {}), **fields}
+
+
+@dataclass(slots=True)
+class ToolContext:
+    """All that a tool may know of the world around it."""
+
+    run_id: str
+    call_id: str
+    session_id: str
+    owner: str
+    session_key: str | None
+    home: Home
+    settings: Settings
+    secrets: Secrets
+    asking: Asking
+    emit: Callable[[str, str], None]
+    blocking: Callable[[Callable[[], Any]], Awaitable[Any]]
+    last_answer: Callable[[str], str | None]
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolDef:
+    """One tool. `run` is a coroutine function, or blocking and then run in a thread of its own."""
+
+    name: str
+    description: str
+    toolset: str
+    parameters: dict[str, Any]
+    run: Callable[[ToolContext, Args], Answer | Awaitable[Answer]]
+    effect: Effect | Callable[[Args], Effect] = "effect"
+    scope: Callable[[Args], frozenset[str]] = lambda _: frozenset({"*"})
+    timeout_s: float | None = TIMEOUT_S
+    available: Callable[[Settings], str | None] = lambda _: None
+    preview: Callable[[Args], str] = lambda args: json.dumps(args, ensure_ascii=False)
+    alone: bool = False
+
+    def effect_of(self, args: Args) -> Effect:
+        """The class of this call."""
+        return self.effect if isinstance(self.effect, str) else self.effect(args)
+
+    def scope_of(self, args: Args) -> frozenset[str]:
+        """What this call touches."""
+        return frozenset({"*"}) if self.alone else self.scope(args)
+
+
+class Registry:
+    """The tools of this process by name."""
+
+    def __init__(self, tools: Iterable[ToolDef] = ()) -> None:
+        self._tools: dict[str, ToolDef] = {}
+        for tool in tools:
+            self.add(tool)
+
+    def add(self, tool: ToolDef) -> None:
+        """Register a tool; a name is taken once."""
+        if tool.name in self._tools:
+            raise ValueError(f"A tool called {tool.name} is registered already.")
+        self._tools[tool.name] = tool
+
+    def get(self, name: str) -> ToolDef | None:
+        """The tool of that name."""
+        return self._tools.get(name)
+
+    def offered(self, toolsets: Iterable[str], settings: Settings) -> dict[str, ToolDef]:
+        """The tools of these toolsets that can be used now, sorted by name."""
+        wanted = set(toolsets)
+        chosen = [t for t in self._tools.values() if t.toolset in wanted and t.available(settings) is None]
+        return {tool.name: tool for tool in sorted(chosen, key=lambda t: t.name)}
+
+
+def render(answer: Mapping[str, Any]) -> str:
+    """An answer as the model reads it."""
+    return json.dumps(answer, ensure_ascii=False)

@@ -1,0 +1,271 @@
+"""A tool round: the calls of one message, settled, guarded, run as far as possible together, each result on record."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from hermes.agent.parts import ToolCall
+from hermes.guards.secrets import redact_tree
+from hermes.runs.control import Stop, Stopped
+from hermes.runs.log import RunWriter
+from hermes.store.base import Row
+from hermes.tools import arguments
+from hermes.tools.registry import PREVIEW_CHARS_MAX, Answer, Args, ToolContext, ToolDef, ToolError, render
+from hermes.tools.threads import ToolThreads
+
+log = logging.getLogger(__name__)
+
+STUBBORN_S_MAX = 5.0
+Status = Literal["ok", "error", "blocked", "timeout", "interrupted", "unknown"]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How one call ended."""
+
+    call: ToolCall
+    status: Status
+    content: str
+    args: Args = field(default_factory=dict)
+    code: str = ""
+    invalid: bool = False
+
+
+@dataclass(slots=True)
+class Work:
+    """A call on its way through the round."""
+
+    call: ToolCall
+    tool: ToolDef | None = None
+    args: Args = field(default_factory=dict)
+    refusal: Answer | None = None
+    same_as: Work | None = None
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    outcome: Outcome | None = None
+
+
+class LoopGuard:
+    """Notices a model that goes round in circles, over the steps of one turn, and says so in the result."""
+
+    def __init__(self) -> None:
+        self._failed_calls: dict[str, int] = {}
+        self._failed_tools: dict[str, int] = {}
+        self._read: dict[str, str] = {}
+
+    def hint(self, name: str, args: Args, status: Status, effect: str, content: str) -> str:
+        """Advice for the model, or nothing."""
+        key = f"{name}:{json.dumps(args, sort_keys=True)}"
+        if status == "ok":
+            self._failed_tools.pop(name, None)
+            same = self._read.get(key) == content if effect == "read" else False
+            self._read[key] = content
+            return "This is the same result as before; reading it again will not change it." if same else ""
+        self._failed_calls[key] = self._failed_calls.get(key, 0) + 1
+        self._failed_tools[name] = self._failed_tools.get(name, 0) + 1
+        if self._failed_calls[key] >= 2:
+            return "This very call has failed before; change something or try another way."
+        if self._failed_tools[name] >= 3:
+            return f"{name} has failed {self._failed_tools[name]} times in a row; think again about the approach."
+        return ""
+
+
+class ToolRound:
+    """Runs the calls of a message. One instance serves all rounds of a turn."""
+
+    def __init__(
+        self,
+        tools: dict[str, ToolDef],
+        context: Callable[[str, ToolDef], ToolContext],
+        log: RunWriter,
+        stop: Stop,
+        threads: ToolThreads,
+        *,
+        transcript_id: str,
+        parallel_max: int,
+        redact: Callable[[str], str],
+    ) -> None:
+        self._tools, self._context, self._log, self._stop, self._threads = tools, context, log, stop, threads
+        self._transcript_id = transcript_id
+        self._slots = asyncio.Semaphore(parallel_max)
+        self._redact = redact
+        self._guard = LoopGuard()
+
+    async def run(self, calls: Sequence[ToolCall], steer: Callable[[], str]) -> list[Outcome]:
+        """Every call's outcome, in the order of the calls, each committed when it existed.
+
+        `steer` gives the words of the user that came meanwhile; they go into the last result. A stop ends what runs,
+        puts it on record and is raised again.
+        """
+        works = [self._settle(call) for call in calls]
+        self._mark_duplicates(works)
+        tasks = [asyncio.create_task(self._take(works, i, steer)) for i in range(len(works))]
+        try:
+            async with self._stop.scope():
+                await asyncio.gather(*tasks)
+        except Stopped:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            for work in works:
+                if work.outcome is None:
+                    await self._finish(work, "interrupted", {"status": "interrupted"}, time.monotonic())
+            raise
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            raise
+        return [work.outcome for work in works if work.outcome is not None]
+
+    def _settle(self, call: ToolCall) -> Work:
+        name = arguments.settle_name(call.name, self._tools)
+        if name is None:
+            near = arguments.nearest(call.name, self._tools)
+            hint = f"The nearest are: {', '.join(near)}." if near else "No tools are offered."
+            return Work(
+                call, refusal={"error": f"There is no tool {call.name!r}.", "code": "unknown_tool", "hint": hint}
+            )
+        tool = self._tools[name]
+        parsed = arguments.parse(call.arguments)
+        if parsed.state != "ok" or parsed.value is None:
+            return Work(call, tool, refusal=_invalid(f"The arguments are {parsed.fault}."))
+        args, fault = arguments.check(parsed.value, tool.parameters)
+        if fault:
+            return Work(call, tool, args, refusal=_invalid(f"The arguments do not fit: {fault}."))
+        return Work(call, tool, args)
+
+    def _mark_duplicates(self, works: list[Work]) -> None:
+        first: dict[str, Work] = {}
+        for work in works:
+            if work.tool is not None and work.refusal is None:
+                key = f"{work.tool.name}:{json.dumps(work.args, sort_keys=True)}"
+                if key in first:
+                    work.same_as = first[key]
+                first.setdefault(key, work)
+
+    async def _take(self, works: list[Work], at: int, steer: Callable[[], str]) -> None:
+        work = works[at]
+        for earlier in works[:at]:
+            if earlier is work.same_as or _conflict(earlier, work):
+                await earlier.done.wait()
+        try:
+            async with self._slots:
+                last = all(other.done.is_set() for other in works if other is not work)
+                await self._carry_out(work, steer if last else str)
+        finally:
+            work.done.set()
+
+    async def _carry_out(self, work: Work, steer: Callable[[], str]) -> None:
+        began = time.monotonic()
+        if work.same_as is not None and work.same_as.outcome is not None:
+            await self._start(work)
+            first = work.same_as.outcome
+            await self._finish(work, first.status, first.content, began, code=first.code, steer=steer)
+            return
+        await self._start(work)
+        if work.refusal is not None or work.tool is None:
+            await self._finish(work, "error", work.refusal or {}, began, steer=steer)
+            return
+        status, answer = await self._call(work.tool, work)
+        effect = work.tool.effect_of(work.args)
+        if hint := self._guard.hint(work.tool.name, work.args, status, effect, render(answer)):
+            answer.setdefault("hint", hint)
+        await self._finish(work, status, answer, began, steer=steer)
+
+    async def _start(self, work: Work) -> None:
+        tool, name = work.tool, work.tool.name if work.tool else work.call.name
+        usable = tool is not None and work.refusal is None
+        effect = tool.effect_of(work.args) if tool is not None and usable else "read"
+        preview = tool.preview(work.args) if tool is not None and usable else work.call.arguments
+        event = self._log.event("tool.started", call_id=work.call.id, name=name, effect=effect, parent_call_id=None)
+        event.data["args"] = redact_tree(work.args, self._redact)
+        event.data["preview"] = self._redact(preview)[:PREVIEW_CHARS_MAX]
+        await self._log.append(event, sync=effect == "effect")
+
+    async def _call(self, tool: ToolDef, work: Work) -> tuple[Status, Answer]:
+        ctx = self._context(work.call.id, tool)
+        try:
+            async with asyncio.timeout(tool.timeout_s):
+                if inspect.iscoroutinefunction(tool.run):
+                    return "ok", await tool.run(ctx, work.args)
+                return "ok", await self._in_thread(tool, ctx, work.args)
+        except TimeoutError:
+            return "timeout", {"error": f"{tool.name} took longer than {tool.timeout_s:g} s.", "code": "timeout"}
+        except ToolError as refusal:
+            status: Status = "blocked" if refusal.answer["code"] == "blocked" else "error"
+            return status, refusal.answer
+        except Exception as error:
+            log.exception("tool %s fell over", tool.name)
+            crash = f"{tool.name} failed: {type(error).__name__}: {error}"
+            return "error", {"error": self._redact(crash), "code": "tool_crashed"}
+
+    async def _in_thread(self, tool: ToolDef, ctx: ToolContext, args: Args) -> Answer:
+        work = asyncio.ensure_future(self._threads.call(lambda: tool.run(ctx, args)))
+        try:
+            answer: Answer = await asyncio.shield(work)
+        except asyncio.CancelledError:
+            ctx.cancelled.set()
+            _, late = await asyncio.wait([work], timeout=STUBBORN_S_MAX)
+            if late:
+                self._threads.abandon()
+            work.cancel()
+            raise
+        return answer
+
+    async def _finish(
+        self,
+        work: Work,
+        status: Status,
+        answer: Answer | str,
+        began: float,
+        *,
+        code: str = "",
+        steer: Callable[[], str] = str,
+    ) -> None:
+        name = work.tool.name if work.tool else work.call.name
+        content = answer if isinstance(answer, str) else render(redact_tree(answer, self._redact))
+        code = code or (str(answer.get("code", "")) if isinstance(answer, dict) else "")
+        if words := steer():
+            content = f"{content}\n\n{words}"
+        event = self._log.event("tool.finished", call_id=work.call.id, name=name, status=status, code=code, row=None)
+        event.data |= {"duration_ms": round((time.monotonic() - began) * 1000), "chars": len(content)}
+        event.data |= {"spilled": None, "repeated": False}
+        row = Row(self._transcript_id, "tool", content, self._log.run_id, tool_call_id=work.call.id, tool_name=name)
+        row.told_in = event
+        await self._log.append(event, rows=[row], closes=self._log.end_output(work.call.id))
+        work.outcome = Outcome(work.call, status, content, work.args, code, work.refusal is not None)
+
+
+def _invalid(message: str) -> Answer:
+    return {"error": message, "code": "invalid_arguments"}
+
+
+def _conflict(a: Work, b: Work) -> bool:
+    """Whether two calls may not run at the same time."""
+    if a.tool is None or b.tool is None or a.refusal or b.refusal:
+        return False
+    if not (a.tool.alone or b.tool.alone) and a.tool.effect_of(a.args) == b.tool.effect_of(b.args) == "read":
+        return False
+    one, other = a.tool.scope_of(a.args), b.tool.scope_of(b.args)
+    return bool("*" in one or "*" in other or one & other or _inside(one, other) or _inside(other, one))
+
+
+def _inside(files: frozenset[str], trees: frozenset[str]) -> bool:
+    roots = [key[5:].rstrip("/") + "/" for key in trees if key.startswith("tree:")]
+    return any(key.startswith("file:") and key[5:].startswith(root) for key in files for root in roots)
+
+
+def history_answer(messages: Sequence[dict[str, Any]], name: str) -> str | None:
+    """The last answer of a tool in a conversation."""
+    for message in reversed(messages):
+        if message.get("role") == "tool" and message.get("tool_name") == name:
+            content = message.get("content")
+            return content if isinstance(content, str) else None
+    return None

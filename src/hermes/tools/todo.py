@@ -1,0 +1,75 @@
+"""The tool `todo`: the plan of a session. The list is the session's last answer of this tool; it is kept nowhere else."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, ToolError
+
+ITEMS_MAX = 256
+CONTENT_CHARS_MAX = 4000
+STATES = ("pending", "in_progress", "completed", "cancelled")
+
+
+def _run(ctx: ToolContext, args: Args) -> Answer:
+    items = _current(ctx.last_answer("todo"))
+    given: list[dict[str, Any]] | None = args.get("todos")
+    if given is not None:
+        if args.get("merge"):
+            by_id = {item["id"]: item for item in items}
+            by_id.update({item["id"]: item for item in given})
+            items = list(by_id.values())
+        else:
+            items = given
+    ids = [item["id"] for item in items]
+    if len(items) > ITEMS_MAX:
+        raise ToolError(f"A list has at most {ITEMS_MAX} items; this one would have {len(items)}.", "limit_reached")
+    if len(set(ids)) != len(ids):
+        raise ToolError("Two items have the same id; give each its own.", "invalid_arguments")
+    counts = {state: sum(item["status"] == state for item in items) for state in STATES}
+    return {"todos": items, "counts": counts}
+
+
+def _current(last: str | None) -> list[dict[str, Any]]:
+    try:
+        # Words of the user may follow the answer.
+        items = json.JSONDecoder().raw_decode(last or "")[0]["todos"]
+    except (ValueError, KeyError, TypeError):
+        return []
+    return items if isinstance(items, list) else []
+
+
+TOOL = ToolDef(
+    name="todo",
+    toolset="todo",
+    description=(
+        "Plan and track work of several steps. Send the whole list, or with merge=true only the changed items; "
+        "without todos it shows the list. Keep one item in_progress; mark items completed as soon as they are."
+    ),
+    parameters={
+        "type": "object",
+        "properties": {
+            "todos": {
+                "type": "array",
+                "maxItems": ITEMS_MAX,
+                "items": {
+                    "type": "object",
+                    "properties": {
+                        "id": {"type": "string", "minLength": 1, "maxLength": 100},
+                        "content": {"type": "string", "maxLength": CONTENT_CHARS_MAX},
+                        "status": {"type": "string", "enum": list(STATES)},
+                    },
+                    "required": ["id", "content", "status"],
+                    "additionalProperties": False,
+                },
+            },
+            "merge": {"type": "boolean"},
+        },
+        "additionalProperties": False,
+    },
+    run=_run,
+    effect="idempotent",
+    scope=lambda _: frozenset({"todo"}),
+    preview=lambda args: f"{len(args['todos'])} items" if args.get("todos") is not None else "show",
+)
