@@ -14,6 +14,7 @@ from typing import Any
 from hermes.agent.callbacks import Callback, Callbacks, answer_to
 from hermes.agent.single import SingleCalls
 from hermes.errors import HermesError
+from hermes.home import Home
 from hermes.providers.registry import api_mode_for
 from hermes.runs.engine import Admission, LiveRun, Result, RunEngine
 from hermes.runs.events import Event
@@ -77,6 +78,8 @@ class AIAgent(SingleCalls):
         skip_memory: bool = False,
         quiet_mode: bool = False,
         approvals: str | None = None,
+        deadline_seconds: float | None = None,
+        home: Home | None = None,
         stream_delta_callback: Callback | None = None,
         reasoning_callback: Callback | None = None,
         tool_start_callback: Callback | None = None,
@@ -104,7 +107,9 @@ class AIAgent(SingleCalls):
             "client_tools": tuple(client_tools or ()),
             "session_key": gateway_session_key,
             "approvals": approvals,
+            "deadline_seconds": deadline_seconds,
         }
+        self._home = home
         self._ephemeral_system_prompt = ephemeral_system_prompt
         self.stream_delta_callback, self.reasoning_callback = stream_delta_callback, reasoning_callback
         self.tool_start_callback, self.tool_complete_callback = tool_start_callback, tool_complete_callback
@@ -155,10 +160,12 @@ class AIAgent(SingleCalls):
                 event, content = item
                 if control := answer_to(event, callbacks.tell(event, content)):
                     self._send(control)
-        except BaseException:
+        except BaseException as error:
             self.interrupt()
-            running.result()
-            raise
+            result = running.result()
+            if not isinstance(error, KeyboardInterrupt):
+                raise
+            return self._account(result)
         return self._account(running.result())
 
     async def arun_conversation(
@@ -196,7 +203,7 @@ class AIAgent(SingleCalls):
         """Start the run on this loop, follow its log, and give back its result."""
         from hermes.app import current
 
-        app = await current()
+        app = await current(self._home)
         engine = app.engine
         self._interrupt_requested = self._disable_streaming = False
         live = await engine.start(spec, admission)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hermes.errors import ConfigError
 from hermes.providers.base import Credential, Route
-from hermes.providers.registry import KNOWN_PROVIDERS, api_mode_for
+from hermes.providers.registry import EXAMPLE_PROVIDER, KNOWN_PROVIDERS, api_mode_for
 from hermes.runs.spec import RouteChoice
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _unknown(provider: str, names: list[str], where: str) -> ConfigError:
         return ConfigError(
             "a model is named, but no provider and no base_url.",
             where=where,
-            hint="hermes config set model.provider openai",
+            hint=f"hermes config set model.provider {EXAMPLE_PROVIDER}",
         )
     near = difflib.get_close_matches(provider, names, n=1)
     meant = f" Did you mean {near[0]!r}?" if near else ""

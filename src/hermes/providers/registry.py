@@ -57,6 +57,8 @@ KNOWN_PROVIDERS: dict[str, KnownProvider] = {
     "vllm": KnownProvider("http://127.0.0.1:8000/v1"),
     "llamacpp": KnownProvider("http://127.0.0.1:8080/v1"),
 }
+# Named in advice to people who have configured none.
+EXAMPLE_PROVIDER = "openai"
 _MODE_BY_HOST = {"api.openai.com": "codex_responses", "api.anthropic.com": "anthropic_messages"}
 _MODE_BY_PATH_END = {"/anthropic": "anthropic_messages", "/anthropic/v1": "anthropic_messages"}
 # An id under which an address of its own is used still tells the protocol only if that protocol is the id's own.

@@ -1,0 +1,53 @@
+"""`hermes chat`: a conversation in a terminal, a line at a time."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from hermes.cli.session import agent, checked_route
+from hermes.home import Home
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """It has no options of its own."""
+
+
+def run(args: argparse.Namespace, home: Home) -> int:
+    """Talk until the input ends."""
+    route = checked_route(args, home)
+    print(f"Hermes · {route.provider}/{route.model} · Ctrl-C stops a turn, Ctrl-D leaves", file=sys.stderr)
+    talk = agent(args, home, stream_delta_callback=_show, tool_progress_callback=_show_tool, clarify_callback=_ask)
+    history: list[dict[str, Any]] = []
+    while (question := _read("> ")) is not None:
+        if not question.strip():
+            continue
+        result = talk.run_conversation(question, conversation_history=history)
+        history = result["messages"]
+        print()
+        if result["error"]:
+            print(f"[{result['error']}]", file=sys.stderr)
+    return 0
+
+
+def _read(mark: str) -> str | None:
+    """A line, or None at the end of the input."""
+    try:
+        return input(mark if sys.stdin.isatty() else "")
+    except EOFError:
+        return None
+
+
+def _show(text: str | None) -> None:
+    print(text if text is not None else "\n", end="", flush=True)
+
+
+def _show_tool(event: str, *, tool_name: str, preview: str | None = None, **_: Any) -> None:
+    if event == "tool.started":
+        print(f"[{tool_name}: {preview}]", file=sys.stderr)
+
+
+def _ask(question: str, choices: list[str]) -> str:
+    print(question, *(f"  - {choice}" for choice in choices), sep="\n", file=sys.stderr)
+    return _read("? ") or ""

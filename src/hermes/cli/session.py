@@ -1,0 +1,58 @@
+"""What the commands that talk to a model share: settings that are sound, a route that can be asked, an agent."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from hermes import config
+from hermes.agent import routes
+from hermes.agent.facade import AIAgent
+from hermes.errors import ConfigError, HermesError
+from hermes.home import Home
+from hermes.providers.base import Route
+from hermes.providers.registry import EXAMPLE_PROVIDER, available
+from hermes.runs.spec import RouteChoice
+
+EXIT_FAILED, EXIT_NO_MODEL, EXIT_DEADLINE, EXIT_INTERRUPTED = 1, 3, 124, 130
+
+
+class NoModel(HermesError):
+    """There is nothing to ask."""
+
+    exit_code = EXIT_NO_MODEL
+
+
+def checked_route(args: argparse.Namespace, home: Home) -> Route:
+    """The route that will be asked first. Bad settings, an unknown provider or a missing key end the command here."""
+    settings = config.load(home)
+    settings.require_valid()
+    route = routes.routes(settings, RouteChoice(model=args.model, provider=args.provider))[0]
+    if not available(route.api_mode):
+        remedy = f"hermes config set model.provider {EXAMPLE_PROVIDER}, then hermes config set model.default NAME"
+        raise NoModel("No model is configured.", hint=remedy)
+    if variable := routes.missing_key(settings, route):
+        raise ConfigError(
+            f"the provider {route.provider} needs a key in {variable}, and that is not set.",
+            where=str(home.env_file),
+            hint=f"put {variable}=… into {home.env_file}",
+        )
+    return route
+
+
+def agent(args: argparse.Namespace, home: Home, **more: Any) -> AIAgent:
+    """An agent as the command line asks for it."""
+    toolsets = [name.strip() for name in args.toolsets.split(",") if name.strip()] if args.toolsets else None
+    return AIAgent(
+        model=args.model, provider=args.provider, enabled_toolsets=toolsets, platform="cli", home=home, **more
+    )
+
+
+def exit_code(result: dict[str, Any]) -> int:
+    """What a finished turn means to a shell."""
+    if result["interrupted"]:
+        return EXIT_INTERRUPTED
+    by_code = {"turn_timeout": EXIT_DEADLINE, "provider_auth_failed": EXIT_NO_MODEL}
+    if result["failed"] or result["error"]:
+        return by_code.get(result["error_code"], EXIT_FAILED)
+    return 0

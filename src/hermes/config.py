@@ -1,0 +1,326 @@
+"""Settings: one unchanging snapshot of flags, environment, .env and config.yaml, with the origin of every value."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar, overload
+
+from hermes.config_check import (
+    Problem,
+    UnknownVariable,
+    coerce,
+    entries,
+    has_reference,
+    masked,
+    misfit,
+    remedy,
+    substitute,
+)
+from hermes.config_files import Document, EnvFile, read_env, read_yaml
+from hermes.config_keys import ANY, KEYS, REFUSED_WHEN_BAD, Key, KeyPath, Tree, at, canonical, find, nearest
+from hermes.config_write import BadValue, UnknownKey, Written, set_value, unset_value
+from hermes.errors import ConfigError
+from hermes.home import Home
+
+__all__ = [
+    "REFUSED_WHEN_BAD",
+    "BadValue",
+    "ConfigError",
+    "Problem",
+    "Settings",
+    "Source",
+    "UnknownKey",
+    "Value",
+    "Written",
+    "load",
+    "reload_if_changed",
+    "set_value",
+    "unset_value",
+]
+
+Source = Literal["flag", "environment", ".env", "file", "default"]
+Stamp = tuple[tuple[int, int, int] | None, ...]
+T = TypeVar("T")
+_SECRET_CHARS_MIN = 8
+_SERVER_PREFIX = "API_SERVER_"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value with its type, and where it comes from: the kind of source, and the line or variable."""
+
+    value: Any = field(repr=False)
+    source: Source = "default"
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Origins:
+    """What the settings were made from, so that they can be made again."""
+
+    flags: Mapping[str, Any]
+    environ: Mapping[str, str]
+    env_file: EnvFile
+    safe_mode: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Settings:
+    """All settings of one home. Values handed out are copies: nothing can change what others see."""
+
+    home: Home
+    problems: tuple[Problem, ...]
+    _values: Mapping[KeyPath, Value]
+    _origins: _Origins
+    _stamp: Stamp
+
+    def __repr__(self) -> str:
+        return f"Settings({self.home.profile}, {len(self._values)} values, {len(self.problems)} problems)"
+
+    @overload
+    def get(self, name: str) -> Any: ...
+    @overload
+    def get(self, name: str, kind: type[T]) -> T: ...
+    def get(self, name: str, kind: type[T] | None = None) -> Any:
+        """The value of a setting; with `kind`, one that is surely of that type. A section's name gives a mapping."""
+        if find(name) is None and isinstance(at(tuple(name.split("."))), dict):
+            return self.section(name)
+        value = copy.deepcopy(self.origin(name).value)
+        if kind is float and isinstance(value, int):
+            return float(value)
+        if kind is not None and not isinstance(value, kind):
+            raise TypeError(f"{name} is no {kind.__name__}")
+        return value
+
+    def origin(self, name: str) -> Value:
+        """The value of a setting together with its source. Raises UnknownKey."""
+        found = find(name)
+        if found is None:
+            raise UnknownKey(name, nearest(tuple(name.split("."))))
+        key, path = found
+        return self._values.get(path) or Value(key.default)
+
+    def source(self, name: str) -> Source:
+        return self.origin(name).source
+
+    def section(self, name: str | KeyPath = ()) -> dict[str, Any]:
+        """All settings below a name as a mapping, defaults included; without a name, everything."""
+        path = name if isinstance(name, tuple) else tuple(name.split("."))
+        below = at(path)
+        if not isinstance(below, dict):
+            raise UnknownKey(".".join(path), nearest(path))
+        return self._section(below, path)
+
+    def _section(self, below: Tree, path: KeyPath) -> dict[str, Any]:
+        free = dict.fromkeys(p[len(path)] for p in self._values if p[: len(path)] == path and len(p) > len(path))
+        known = {name: node for name, node in below.items() if name != ANY}
+        if ANY in below:
+            known |= {name: below[ANY] for name in free if name not in known}
+        found: dict[str, Any] = {}
+        for name, node in known.items():
+            here = (*path, name)
+            if isinstance(node, Key):
+                found[name] = copy.deepcopy((self._values.get(here) or Value(node.default)).value)
+            else:
+                found[name] = self._section(node, here)
+        return found
+
+    def items(self) -> Iterator[tuple[str, Key, Value]]:
+        """Every setting with its value, in the order of the table; free names only where they are used."""
+        order = {key.name: i for i, key in enumerate(KEYS)}
+        found = [(at(path), path, value) for path, value in self._values.items()]
+        known = [(key, path, value) for key, path, value in found if isinstance(key, Key)]
+        for key, path, value in sorted(known, key=lambda item: (order[item[0].name], item[1])):
+            yield ".".join(path), key, value
+
+    def shown(self, name: str) -> Any:
+        """The value of a setting as it may be shown: secrets are masked."""
+        value = self.origin(name).value
+        found = find(name)
+        return masked(found[0], value) if found else None
+
+    def variable(self, name: str) -> str | None:
+        """An environment variable: of the process as it is now, else of .env."""
+        return self._origins.environ.get(name, self._origins.env_file.values.get(name))
+
+    def secret_values(self) -> frozenset[str]:
+        """What must never be shown: everything in .env, and all secret settings, from 8 characters on."""
+        found = set(self._origins.env_file.values.values())
+        for _, key, value in self.items():
+            if key.secret:
+                found.update(value.value if isinstance(value.value, list) else [value.value])
+            if key.kind == "variable" and value.value:
+                found.add(self.variable(value.value) or "")
+        return frozenset(text for text in found if isinstance(text, str) and len(text) >= _SECRET_CHARS_MIN)
+
+    @property
+    def errors(self) -> tuple[Problem, ...]:
+        return tuple(problem for problem in self.problems if problem.severity == "error")
+
+    def require_valid(self, *names: str) -> None:
+        """Raise ConfigError for the first error; with names, only for one in those settings."""
+        for problem in self.errors:
+            if not names or any(f"{name}.".startswith(f"{problem.key}.") for name in names):
+                raise ConfigError(problem.message, where=problem.where, hint=problem.hint)
+
+
+# ---- loading
+
+
+def load(
+    home: Home,
+    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    *,
+    safe_mode: bool = False,
+) -> Settings:
+    """Read everything. Raises ConfigError only for a file that cannot be read; other faults are `problems`.
+
+    `flags` maps setting names to values, None where a flag was not given. `safe_mode` leaves config.yaml out.
+    """
+    stamp = _stamp(home)
+    env_file = read_env(home.env_file)
+    document = Document(home.config_file.name) if safe_mode else read_yaml(home.config_file)
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    origins = _Origins(given, os.environ if environ is None else environ, env_file, safe_mode)
+    loader = _Loader(home, origins)
+    loader.from_file(document)
+    loader.from_env_file()
+    loader.from_environment()
+    loader.from_flags()
+    loader.follow()
+    return Settings(home, tuple(loader.problems), loader.values, origins, stamp)
+
+
+def reload_if_changed(settings: Settings) -> tuple[Settings, str | None]:
+    """The settings as the files are now, and a notice if there is something to say.
+
+    A file that cannot be read, or that has got an error, changes nothing: the last good settings stay.
+    """
+    stamp = _stamp(settings.home)
+    if stamp == settings._stamp:
+        return settings, None
+    kept = replace(settings, _stamp=stamp)
+    origins = settings._origins
+    try:
+        fresh = load(settings.home, origins.flags, origins.environ, safe_mode=origins.safe_mode)
+    except ConfigError as error:
+        return kept, f"The settings stay as they were. {error}"
+    known = {problem.key for problem in settings.errors}
+    for problem in fresh.errors:
+        if problem.key not in known:
+            return kept, f"The settings stay as they were. {problem}"
+    return fresh, None
+
+
+def _stamp(home: Home) -> Stamp:
+    return tuple(_file_stamp(path) for path in (home.config_file, home.env_file))
+
+
+def _file_stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+class _Loader:
+    """Lays the sources over the defaults, the weakest first."""
+
+    def __init__(self, home: Home, origins: _Origins) -> None:
+        self._home = home
+        self._origins = origins
+        self.problems: list[Problem] = []
+        self.values = {key.path: self._default(key) for key in KEYS if not key.is_pattern}
+
+    def _default(self, key: Key) -> Value:
+        default = key.default
+        return Value(default.replace("<home>", str(self._home.path)) if isinstance(default, str) else default)
+
+    def _variable(self, name: str) -> str | None:
+        return self._origins.environ.get(name, self._origins.env_file.values.get(name))
+
+    def _put(self, key: Key, path: KeyPath, raw: Any, source: Source, place: Problem) -> None:
+        """`place` is the problem to report, but for its sentence, should the value not fit."""
+        shown = raw
+        try:
+            if source == "file":
+                raw = substitute(raw, self._variable)
+            value = coerce(key, raw)
+        except UnknownVariable as unknown:
+            message = f"{place.key} names the variable {unknown}, which is not set."
+            self._refuse(key, path, replace(place, message=message, hint=f"export {unknown}=…"))
+        except ValueError:
+            # What a variable stands for may be a secret: the sentence shows the text as written.
+            self._refuse(key, path, replace(place, message=misfit(place.key, key, shown)))
+        else:
+            self.values[path] = Value(value, source, place.where)
+
+    def _refuse(self, key: Key, path: KeyPath, problem: Problem) -> None:
+        self.problems.append(problem)
+        self.values[path] = self._default(key)
+
+    def from_file(self, document: Document) -> None:
+        found, problems = entries(document)
+        self.problems.extend(problems)
+        for entry in found:
+            name = ".".join(entry.path)
+            where = f"{document.name} line {entry.line}"
+            hint = "hermes config edit" if has_reference(entry.raw) else remedy(name, entry.key)
+            place = Problem("error", name, entry.line, "", where=where, hint=hint)
+            self._put(entry.key, entry.path, entry.raw, "file", place)
+        self.problems.sort(key=lambda problem: problem.line or 0)
+
+    def from_env_file(self) -> None:
+        env_file, name = self._origins.env_file, self._home.env_file.name
+        for line in env_file.bad_lines:
+            message = "this line is not NAME=value and is left out."
+            self.problems.append(
+                Problem("warn", "", line, message, where=f"{name} line {line}", hint="hermes config env-path")
+            )
+        places = {variable: f"{name} line {line}" for variable, line in env_file.lines.items()}
+        self._from_variables(env_file.values, ".env", places, "hermes config env-path")
+
+    def from_environment(self) -> None:
+        self._from_variables(self._origins.environ, "environment", {}, "")
+
+    def _from_variables(
+        self, variables: Mapping[str, str], source: Source, places: Mapping[str, str], hint: str
+    ) -> None:
+        known = {key.env: key for key in KEYS if key.env}
+        for variable, key in known.items():
+            # An empty variable is one that was left open, as container files write them.
+            if text := variables.get(variable):
+                place = places.get(variable, variable)
+                problem = Problem("error", key.name, None, "", where=place, hint=hint or f"unset {variable}")
+                self._put(key, key.path, text, source, problem)
+        for variable in variables:
+            if variable.startswith(_SERVER_PREFIX) and variable not in known:
+                self._unknown_variable(variable, known, places.get(variable, "environment"))
+
+    def _unknown_variable(self, variable: str, known: Mapping[str, Key], where: str) -> None:
+        import difflib
+
+        near = "".join(difflib.get_close_matches(variable, known, n=1, cutoff=0.6))
+        advice = f" Did you mean {near}?" if near else ""
+        self.problems.append(Problem("warn", variable, None, f"{variable} sets nothing.{advice}", near, where))
+
+    def from_flags(self) -> None:
+        for name, value in self._origins.flags.items():
+            found = find(name)
+            if found is None:
+                raise UnknownKey(name, nearest(canonical(tuple(name.split(".")))))
+            problem = Problem("error", ".".join(found[1]), None, "", where="command line")
+            self._put(*found, value, "flag", problem)
+
+    def follow(self) -> None:
+        """Give settings that were left open the value of the one they follow."""
+        for key in KEYS:
+            if key.follows and self.values[key.path].source == "default":
+                path = tuple(key.follows.split("."))
+                self.values[key.path] = self.values.get(path, self.values[key.path])

@@ -1,0 +1,329 @@
+"""Checking values against the table of settings: types, ranges, unknown names, `${NAME}`, and what may be shown."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from hermes.config_files import Document
+from hermes.config_keys import SHORT_FORMS, SPELLINGS, Key, KeyPath, Tree, at, canonical, nearest
+
+Severity = Literal["warn", "error"]
+MASK = "***"
+_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET_FIELD = re.compile(
+    r"(?:.*[_-])?(?:keys?|tokens?|secrets?|passwords?|passwd|credentials?|authorization)|apikey", re.IGNORECASE
+)
+_URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_URL_FIELD = re.compile(r"(?<=[?&])((?:[\w-]*(?:key|token|secret|password))=)[^&#\s]+", re.IGNORECASE)
+_WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+_SHOWN_CHARS_MAX = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something about the settings that a person should put right. `key` is the setting, or the unknown name as written."""
+
+    severity: Severity
+    key: str
+    line: int | None
+    message: str
+    nearest: str = ""
+    where: str = ""
+    hint: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.message}" if self.where else self.message
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A setting as it stands in the file: `path` in the table, `written` in the file."""
+
+    key: Key
+    path: KeyPath
+    written: KeyPath
+    raw: Any = field(repr=False)
+    line: int
+
+
+class UnknownVariable(Exception):
+    """`${NAME}` of a name that is not in the environment."""
+
+
+# ---- types and ranges
+
+
+def _int(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError
+    if isinstance(value, float) and not value.is_integer():
+        raise ValueError
+    return int(value)
+
+
+def _float(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError
+    return int(number) if number.is_integer() else number
+
+
+def _bool(value: Any) -> bool:
+    if not isinstance(value, bool | int | str):
+        raise ValueError
+    try:
+        return _WORDS[str(value).strip().lower()]
+    except KeyError:
+        raise ValueError from None
+
+
+def _str(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError
+    return value
+
+
+def _variable(value: Any) -> str:
+    if not _VARIABLE.fullmatch(_str(value)):
+        raise ValueError
+    return _str(value)
+
+
+def _list(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    if not isinstance(value, list | tuple):
+        raise ValueError
+    return [_str(item) for item in value]
+
+
+def _items(value: Any) -> list[Any]:
+    if not isinstance(value, str | list | tuple):
+        raise ValueError
+    return _list(value) if isinstance(value, str) else list(value)
+
+
+def _maps(value: Any) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise ValueError
+    return value
+
+
+_CHECKS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
+    "int": (_int, "a whole number"),
+    "float": (_float, "a number"),
+    "bool": (_bool, "true or false"),
+    "str": (_str, "text, in quotes where it looks like a number or a word of YAML"),
+    "variable": (_variable, "the name of an environment variable"),
+    "list": (_list, "a list of texts"),
+    "items": (_items, "a list"),
+    "maps": (_maps, "a list of mappings"),
+    "any": (lambda value: value, "any value"),
+}
+
+
+def coerce(key: Key, value: Any) -> Any:
+    """The value with the type of its setting. Raises ValueError, without a text, for one that does not fit."""
+    if key.choices:
+        # YAML reads a bare `off` as false.
+        word = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value).strip()
+        for choice in key.choices:
+            if word.lower() == choice.lower():
+                return choice
+        if key.kind == "enum":
+            raise ValueError
+    try:
+        fitting = _CHECKS[key.kind][0](value)
+    except OverflowError:
+        raise ValueError from None
+    below = key.low is not None and fitting < key.low
+    if below or (key.high is not None and fitting > key.high):
+        raise ValueError
+    return fitting
+
+
+def expected(key: Key) -> str:
+    """What would fit, in words."""
+    words = ", ".join(choice or '""' for choice in key.choices)
+    if key.kind == "enum":
+        return f"one of {words}"
+    text = _CHECKS[key.kind][1]
+    if key.high is not None and key.high < 2**53:
+        text += f" from {key.low:.15g} to {key.high:.15g}"
+    elif key.low is not None:
+        text += f" of at least {key.low:.15g}"
+    return f"{text}, or {words}" if words else text
+
+
+def misfit(name: str, key: Key, value: Any) -> str:
+    """The sentence about a value that does not fit."""
+    return f"{name} must be {expected(key)}, not {_described(key, value)}."
+
+
+def _described(key: Key, value: Any) -> str:
+    if key.secret or key.kind == "variable":
+        return "what is there"
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return "this list" if key.kind in ("list", "items", "maps") else "a list"
+    text = repr(masked(key, value)) if isinstance(value, str) else str(value)
+    return text if len(text) <= _SHOWN_CHARS_MAX else f"{text[:_SHOWN_CHARS_MAX]}…"
+
+
+def remedy(name: str, key: Key) -> str:
+    """The command that puts a bad value in the file right."""
+    if isinstance(key.default, bool):
+        return f"hermes config set {name} {str(key.default).lower()}"
+    if isinstance(key.default, int | float | str) and key.default != "" and "<" not in str(key.default):
+        return f"hermes config set {name} {key.default}"
+    return f"hermes config unset {name}"
+
+
+# ---- secrets and references
+
+
+def masked(key: Key, value: Any) -> Any:
+    """The value as it may be shown."""
+    if key.secret and value:
+        return [MASK] * len(value) if isinstance(value, list) else MASK
+    return _mask_inside(value)
+
+
+def _mask_inside(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: MASK if v and _SECRET_FIELD.fullmatch(str(k)) else _mask_inside(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_mask_inside(item) for item in value]
+    if isinstance(value, str):
+        return _URL_FIELD.sub(rf"\1{MASK}", _URL_LOGIN.sub(MASK, value))
+    return value
+
+
+def has_reference(value: Any) -> bool:
+    """Whether a text holds `${NAME}`: then the secret is elsewhere."""
+    return isinstance(value, str) and _REFERENCE.search(value) is not None
+
+
+def holds_secret(key: Key, value: Any) -> bool:
+    """Whether a secret itself, not a reference to one, is in the value."""
+    own = _without_references(value)
+    return bool(masked(key, own) != own)
+
+
+def _without_references(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_references(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [item for item in map(_without_references, value) if item != ""]
+    return "" if has_reference(value) else value
+
+
+def without_secret_fields(value: Any) -> Any:
+    """The value, less the fields in it that hold a secret themselves."""
+    if isinstance(value, dict):
+        kept = {k: v for k, v in value.items() if has_reference(v) or not _SECRET_FIELD.fullmatch(str(k))}
+        return {k: without_secret_fields(v) for k, v in kept.items()}
+    if isinstance(value, list):
+        return [without_secret_fields(item) for item in value]
+    return value if has_reference(value) else _mask_inside(value)
+
+
+def substitute(value: Any, lookup: Callable[[str], str | None]) -> Any:
+    """Replace `${NAME}` in all texts of a value. Raises UnknownVariable with the name."""
+    if isinstance(value, dict):
+        return {k: substitute(v, lookup) for k, v in value.items()}
+    if isinstance(value, list):
+        return [substitute(item, lookup) for item in value]
+    if not isinstance(value, str) or "${" not in value:
+        return value
+
+    def found(match: re.Match[str]) -> str:
+        text = lookup(match[1])
+        if text is None:
+            raise UnknownVariable(match[1])
+        return text
+
+    return _REFERENCE.sub(found, value)
+
+
+# ---- the file against the table
+
+
+class Survey:
+    """Everything in a file that is a setting, under any spelling; the paths of what is none; and what to say of it."""
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self.found: list[Entry] = []
+        self.strange: list[KeyPath] = []
+        self.problems: list[Problem] = []
+        self._section(document.data, ())
+
+    def _section(self, data: Mapping[str, Any], above: KeyPath) -> None:
+        for name, value in data.items():
+            self._one((*above, name), value)
+
+    def _one(self, written: KeyPath, value: Any) -> None:
+        line = self._document.lines.get(written, 1)
+        short = ".".join(written) in SHORT_FORMS and not isinstance(value, dict)
+        path = canonical(written) if short or written[0] in ("gateway", "platforms") else written
+        known: Tree | Key | None = {} if _leads_to_spelling(written) else at(path)
+        name = ".".join(written)
+        if isinstance(known, Key):
+            # An empty value is a setting that was left open.
+            if value is not None:
+                self.found.append(Entry(known, path, written, value, line))
+        elif known is None:
+            self.strange.append(written)
+            near = nearest(written)
+            message = f"{name} is not a setting." + (f" Did you mean {near}?" if near else "")
+            self.problems.append(_problem_in(self._document, written, line, message, nearest=near))
+        elif isinstance(value, dict):
+            self._section(value, written)
+        elif value is not None:
+            self.strange.append(written)
+            message = f"{name} must be a mapping of settings."
+            self.problems.append(_problem_in(self._document, path, line, message, severity="error"))
+
+
+def entries(document: Document) -> tuple[list[Entry], list[Problem]]:
+    """The settings of a file, and its faults. Of several spellings of one setting the first by rank is kept."""
+    survey = Survey(document)
+    problems = survey.problems
+    for path, line in document.twice:
+        problems.append(_problem_in(document, path, line, f"{'.'.join(path)} is there twice; the later one counts."))
+    chosen: dict[KeyPath, Entry] = {}
+    for entry in sorted(survey.found, key=lambda entry: _rank(entry.written)):
+        first = chosen.setdefault(entry.path, entry)
+        if first is not entry and first.raw != entry.raw:
+            winner = f"{'.'.join(first.written)} (line {first.line})"
+            message = f"{'.'.join(entry.written)} is not used: {winner} comes first."
+            problems.append(_problem_in(document, entry.written, entry.line, message))
+    return list(chosen.values()), problems
+
+
+def _problem_in(document: Document, path: KeyPath, line: int, message: str, **more: Any) -> Problem:
+    where = f"{document.name} line {line}"
+    return Problem(
+        more.pop("severity", "warn"), ".".join(path), line, message, where=where, hint="hermes config edit", **more
+    )
+
+
+def _rank(written: KeyPath) -> int:
+    ranks = [
+        i for i, spelling in enumerate(SPELLINGS) if written[: spelling.count(".") + 1] == tuple(spelling.split("."))
+    ]
+    return ranks[-1] if ranks else 0
+
+
+def _leads_to_spelling(written: KeyPath) -> bool:
+    name = ".".join(written)
+    return any(name == spelling or spelling.startswith(f"{name}.") for spelling in SPELLINGS[1:])

@@ -1,0 +1,278 @@
+"""Writing settings: one entry of config.yaml changes and every other byte stays; secrets go to .env."""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hermes.config_check import (
+    Entry,
+    Survey,
+    UnknownVariable,
+    coerce,
+    entries,
+    holds_secret,
+    misfit,
+    substitute,
+    without_secret_fields,
+)
+from hermes.config_files import parse_env, parse_yaml, read_bytes, read_env
+from hermes.config_keys import SHORT_FORMS, Key, KeyPath, find, nearest
+from hermes.config_splice import respliced
+from hermes.errors import ConfigError
+from hermes.home import Home, locked, write_private
+
+_GONE = object()
+_SECRET_COMMENT = re.compile(r"\s*#.*(?:key|token|secret|password)\w*[\"']?\s*[:=]\s*\S", re.IGNORECASE)
+_PLAIN_ENV = re.compile(r"[A-Za-z0-9_./:@%+=,-]*")
+
+
+class UnknownKey(ConfigError):
+    """A name that is no setting."""
+
+    exit_code = 5
+
+    def __init__(self, name: str, near: str = "") -> None:
+        advice = f" Did you mean {near}?" if near else ""
+        super().__init__(f"{name} is not a setting.{advice}", hint="hermes config show")
+        self.nearest = near
+
+
+class BadValue(ConfigError):
+    """A value that its setting does not take."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Where a setting went: the file, and the variable if it is kept in .env."""
+
+    key: str
+    file: Path
+    variable: str = ""
+
+
+def set_value(home: Home, key: str, value: Any, environ: Mapping[str, str] | None = None) -> Written:
+    """Check a value and write it. A text may hold `${NAME}`; lists may be written `a, b` or `[a, b]`."""
+    setting, path = _find(key)
+    name = ".".join(path)
+    fitting = _checked(setting, name, value, home, os.environ if environ is None else environ)
+    if setting.secret and not fitting:
+        raise BadValue(f"{name} cannot be empty.", hint=f"hermes config unset {name}")
+    with locked(home.path):
+        file = _File(home.config_file, read_bytes(home.config_file))
+        if not holds_secret(setting, fitting):
+            file.change(file.place(path), fitting)
+            file.save()
+            return Written(name, home.config_file)
+        variable = setting.env or file.free_variable(path)
+        if setting.env:
+            file.cut_all(path)
+        else:
+            file.change(file.place(path), f"${{{variable}}}")
+        _change_env(home.env_file, variable, _one_line(setting, name, fitting))
+        file.save()
+    return Written(name, home.env_file, variable)
+
+
+def unset_value(home: Home, key: str) -> list[Written]:
+    """Take a setting out of config.yaml, under all its spellings, and out of .env; says where it was."""
+    setting, path = _find(key)
+    if not home.path.is_dir():
+        return []
+    gone: list[Written] = []
+    with locked(home.path):
+        file = _File(home.config_file, read_bytes(home.config_file))
+        variable = setting.env or file.variable_of(path)
+        if file.cut_all(path):
+            file.save()
+            gone.append(Written(".".join(path), home.config_file))
+        if variable in read_env(home.env_file).values:
+            _change_env(home.env_file, variable, None)
+            gone.append(Written(".".join(path), home.env_file, variable))
+    return gone
+
+
+def without_secrets(data: bytes) -> bytes:
+    """The text of a config.yaml, less the secrets in it, what is no setting, and comments that look like a secret."""
+    path = Path("config.yaml")
+    file = _File(path, data)
+    survey = Survey(parse_yaml(data, path))
+    for strange in survey.strange:
+        file.change(strange, _GONE)
+    for entry in survey.found:
+        if holds_secret(entry.key, entry.raw):
+            cleaned = _GONE if entry.key.kind in ("str", "list") else without_secret_fields(entry.raw)
+            file.change(entry.written, cleaned)
+    lines = file.text.splitlines(keepends=True)
+    return "".join(line for line in lines if not _SECRET_COMMENT.match(line)).encode()
+
+
+def _find(key: str) -> tuple[Key, KeyPath]:
+    found = find(key)
+    if found is None:
+        raise UnknownKey(key, nearest(tuple(key.split("."))))
+    return found
+
+
+def _checked(key: Key, name: str, value: Any, home: Home, environ: Mapping[str, str]) -> Any:
+    if isinstance(value, str):
+        value = _parsed(key, name, value)
+    env_file = read_env(home.env_file)
+    try:
+        whole = substitute(value, lambda variable: environ.get(variable, env_file.values.get(variable)))
+        fitting = coerce(key, whole)
+    except UnknownVariable:
+        # The variable may well be set where the server runs; `config check` tells when it is not.
+        return value
+    except ValueError:
+        raise BadValue(misfit(name, key, value), hint=f"hermes config get {name}") from None
+    return fitting if whole == value else value
+
+
+def _one_line(key: Key, name: str, secret: Any) -> str:
+    if key.kind not in ("str", "list"):
+        message = f"{name} would hold a secret: name its variable instead, as key_env or ${{NAME}}."
+        raise BadValue(message, hint="hermes config env-path")
+    text = ",".join(secret) if isinstance(secret, list) else str(secret)
+    if any(ord(char) < 32 for char in text):
+        raise BadValue(f"{name} must be one line of text.", hint=f"hermes config get {name}")
+    return text
+
+
+def _parsed(key: Key, name: str, text: str) -> Any:
+    """A text from a command line, as YAML where the setting takes more than a text."""
+    looks_nested = key.kind in ("list", "items") and text.lstrip().startswith("[")
+    if not looks_nested and key.kind not in ("any", "maps"):
+        return text
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError):
+        raise BadValue(f"The value for {name} is not YAML.", hint=f"hermes config set {name} '[a, b]'") from None
+
+
+# ---- .env
+
+
+def _change_env(path: Path, variable: str, value: str | None) -> None:
+    """Set a variable where it stands, or at the end; None takes it out. The other lines stay as they are."""
+    text = read_bytes(path).decode("utf-8-sig", "surrogateescape")
+    lines = [f"{line}\n" for line in text.removesuffix("\n").split("\n")] if text else []
+    mine = [i for i, line in enumerate(lines) if variable in parse_env(line.encode("utf-8", "surrogateescape")).values]
+    if value is not None:
+        place = mine.pop() if mine else len(lines)
+        export = "export " if place < len(lines) and lines[place].lstrip().startswith("export") else ""
+        lines[place : place + 1] = [f"{export}{variable}={_env_quoted(value)}\n"]
+    kept = "".join(line for i, line in enumerate(lines) if i not in mine)
+    write_private(path, kept.encode("utf-8", "surrogateescape"))
+
+
+def _env_quoted(value: str) -> str:
+    if _PLAIN_ENV.fullmatch(value):
+        return value
+    if "'" not in value:
+        return f"'{value}'"
+    return '"' + re.sub(r'(["\\$`])', r"\\\1", value) + '"'
+
+
+# ---- config.yaml
+
+
+class _File:
+    """The text of a config.yaml and the changes it takes."""
+
+    def __init__(self, path: Path, data: bytes) -> None:
+        document = parse_yaml(data, path)
+        for twice, line in document.twice:
+            where = f"{path.name} line {line}"
+            raise ConfigError(
+                f"{'.'.join(twice)} is there twice; take one out first.", where=where, hint="hermes config edit"
+            )
+        self._path = path
+        self._data = document.data
+        self._before = data
+        self.text = data.decode("utf-8-sig")
+
+    def save(self) -> None:
+        if self.text.encode() != self._before:
+            write_private(self._path, self.text)
+
+    def _entries(self) -> list[Entry]:
+        return entries(parse_yaml(self.text.encode(), self._path))[0]
+
+    def place(self, path: KeyPath) -> KeyPath:
+        """Where a setting stands in this file, or should."""
+        for entry in self._entries():
+            if entry.path == path:
+                return entry.written
+        for short, name in SHORT_FORMS.items():
+            if name == ".".join(path) and not isinstance(self._data.get(short), dict):
+                return (short,)
+        return path
+
+    def free_variable(self, path: KeyPath) -> str:
+        """The variable for the secret of this setting, and of no other."""
+        others = {str(entry.raw) for entry in self._entries() if entry.path != path}
+        variable = "HERMES_" + re.sub(r"[^A-Z0-9]+", "_", "_".join(path).upper())
+        while f"${{{variable}}}" in others:
+            variable += "_2"
+        return variable
+
+    def variable_of(self, path: KeyPath) -> str:
+        """The variable that was made for this setting's secret; nothing where the value is something else."""
+        variable = self.free_variable(path)
+        return variable if any(e.path == path and e.raw == f"${{{variable}}}" for e in self._entries()) else ""
+
+    def cut_all(self, path: KeyPath) -> bool:
+        found = False
+        while written := next((entry.written for entry in self._entries() if entry.path == path), None):
+            self.change(written, _GONE)
+            found = True
+        return found
+
+    def change(self, path: KeyPath, value: Any) -> None:
+        """Change one entry of the text, and make sure that nothing else has changed with it."""
+        wanted = _changed(self._data, path, value)
+        text = respliced(self.text, path, wanted, gone=value is _GONE)
+        try:
+            fits = _pruned(parse_yaml(text.encode(), self._path).data) == _pruned(wanted)
+        except ConfigError:
+            fits = False
+        if not fits:
+            message = f"{'.'.join(path)} cannot be changed without touching other lines."
+            raise ConfigError(message, where=self._path.name, hint="hermes config edit")
+        self._data, self.text = wanted, text
+
+
+def _changed(data: dict[str, Any], path: KeyPath, value: Any) -> dict[str, Any]:
+    """A copy of the data with one entry set or gone; a short form on the way becomes its long form."""
+    wanted = copy.deepcopy(data)
+    node = wanted
+    for depth, part in enumerate(path[:-1], start=1):
+        below = node.get(part)
+        if not isinstance(below, dict):
+            long = SHORT_FORMS.get(".".join(path[:depth]))
+            below = {long.split(".")[-1]: below} if long and below is not None else {}
+            node[part] = below
+        node = below
+    if value is _GONE:
+        node.pop(path[-1], None)
+    else:
+        node[path[-1]] = value
+    return wanted
+
+
+def _pruned(value: Any) -> Any:
+    """Without empty sections: a section whose last line was taken out says nothing, like one that is not there."""
+    if not isinstance(value, dict):
+        return value
+    pruned = {name: _pruned(below) for name, below in value.items()}
+    return {name: below for name, below in pruned.items() if below not in (None, {})}

@@ -1,0 +1,95 @@
+"""Which platforms the gateway serves, and the settings that each adapter is built from."""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hermes import config, home
+from hermes.config_check import coerce
+from hermes.config_keys import KEYS, Key
+
+_PREFIX = "api_server."
+
+
+class Platform(enum.Enum):
+    API_SERVER = "api_server"
+
+
+@dataclass
+class PlatformConfig:
+    """One platform. `extra` holds what was set for it, and nothing that is only a default."""
+
+    enabled: bool = False
+    token: str | None = field(default=None, repr=False)
+    extra: dict[str, Any] = field(default_factory=dict, repr=False)
+
+
+@dataclass
+class GatewayConfig:
+    platforms: dict[Platform, PlatformConfig] = field(default_factory=dict)
+
+    def get_connected_platforms(self) -> list[Platform]:
+        """The platforms to start. The API server needs no token: without a key it is open, on loopback only."""
+        return [platform for platform, settings in self.platforms.items() if settings.enabled]
+
+
+def load_gateway_config(settings: config.Settings | None = None) -> GatewayConfig:
+    """The gateway of the present home, or of given settings."""
+    if settings is None:
+        settings = config.load(home.resolve())
+    extra: dict[str, Any] = {}
+    for key in _plain_keys():
+        if key.name != "api_server.enabled" and settings.source(key.name) != "default":
+            _nest(extra, key.name.removeprefix(_PREFIX), settings.get(key.name))
+    if routes := settings.section("api_server.model_routes"):
+        extra["model_routes"] = routes
+    enabled = settings.origin("api_server.enabled")
+    # A key says that somebody is meant to come in, unless the listener is switched off in so many words.
+    wanted = bool(extra.get("key")) if enabled.source == "default" else enabled.value is True
+    return GatewayConfig({Platform.API_SERVER: PlatformConfig(enabled=wanted, extra=extra)})
+
+
+def api_server_options(extra: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Every option of the API server by its name below `api_server`: from `extra`, else its variable, else the default.
+
+    A value that does not fit gives the default. `model_routes` is there as a mapping, whatever is in it.
+    """
+    env = os.environ if environ is None else environ
+    options: dict[str, Any] = {"model_routes": dict(extra.get("model_routes") or {})}
+    for key in _plain_keys():
+        name = key.name.removeprefix(_PREFIX)
+        given = _reach(extra, name)
+        options[name] = _fitting(key, given if given is not None else env.get(key.env) or None)
+    return options
+
+
+def _plain_keys() -> Iterator[Key]:
+    return (key for key in KEYS if key.name.startswith(_PREFIX) and not key.is_pattern)
+
+
+def _fitting(key: Key, given: Any) -> Any:
+    default = list(key.default) if isinstance(key.default, list) else key.default
+    if given is None:
+        return default
+    try:
+        return coerce(key, given)
+    except ValueError:
+        return default
+
+
+def _nest(extra: dict[str, Any], name: str, value: Any) -> None:
+    *sections, last = name.split(".")
+    for section in sections:
+        extra = extra.setdefault(section, {})
+    extra[last] = value
+
+
+def _reach(extra: Mapping[str, Any], name: str) -> Any:
+    found: Any = extra
+    for part in name.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found

@@ -1,0 +1,56 @@
+"""Fixtures of the agent's tests: a provider, a house, and retries that do not wait."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes.agent import failures
+from hermes.home import Home
+from support.model_server import ModelServer
+
+from .house import House, product_tasks
+
+MakeHouse = Callable[..., House]
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ModelServer]:
+    async with ModelServer() as made:
+        yield made
+
+
+@pytest.fixture
+async def other() -> AsyncIterator[ModelServer]:
+    """A second provider, to fall back to."""
+    async with ModelServer() as made:
+        yield made
+
+
+@pytest.fixture
+async def make_house(home_folder: Path) -> AsyncIterator[MakeHouse]:
+    """Houses with the settings a test wants; nothing of theirs outlives the test."""
+    made: list[House] = []
+
+    def make(settings: dict[str, Any] | None = None) -> House:
+        made.append(House(Home(home_folder), settings or {}))
+        return made[-1]
+
+    yield make
+    for house in made:
+        await house.close()
+    assert product_tasks() == []
+
+
+@pytest.fixture
+async def house(make_house: MakeHouse) -> House:
+    return make_house()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retries wait next to nothing."""
+    monkeypatch.setattr(failures, "RETRY_WAIT_S_MAX", 0.01)

@@ -1,0 +1,261 @@
+"""What the agent's tests share: a home with its app, tools made for a test, and runs followed to their end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import yaml
+
+from hermes import config
+from hermes.app import App
+from hermes.home import Home
+from hermes.runs.engine import LiveRun
+from hermes.runs.spec import Applied, Control, RouteChoice, RunSpec
+from hermes.store.base import Row
+from hermes.tools.registry import Registry, ToolContext, ToolDef
+from support.model_server import ModelServer, Protocol, Reply, Request
+from support.wire import body_bytes
+
+PROTOCOLS: tuple[Protocol, ...] = ("chat", "responses", "anthropic")
+MODES = {"chat": "chat_completions", "responses": "codex_responses", "anthropic": "anthropic_messages"}
+KEY = "sk-test-0123456789abcdef"
+FINAL = {"run.completed", "run.failed", "run.cancelled"}
+# Shown while they happen and kept nowhere.
+LIVE_ONLY = {"tool.drafted", "tool.output"}
+Json = dict[str, Any]
+
+# A title is asked for behind the back of a turn, and would eat the script of a test about something else.
+QUIET = {"auxiliary": {"title_generation": {"enabled": False}}}
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A run that has ended: its result and the events that a reader from the start saw."""
+
+    spec: RunSpec
+    result: Json
+    events: list[Json]
+
+    @property
+    def types(self) -> list[str]:
+        return [event["type"] for event in self.events]
+
+    @property
+    def final(self) -> Json:
+        return self.events[-1]
+
+    def of(self, *types: str) -> list[Json]:
+        return [event for event in self.events if event["type"] in types]
+
+    def one(self, kind: str) -> Json:
+        found = self.of(kind)
+        assert len(found) == 1, f"{len(found)} events {kind} in {self.types}"
+        return found[0]
+
+    def text(self, kind: str = "text.delta") -> str:
+        """All messages' text in one, each rebuilt from its deltas."""
+        return "".join(rebuilt(self.events, kind).values())
+
+    def actions(self) -> list[str]:
+        """What was done about failures, in order, switches included."""
+        done = self.of("model.retrying", "model.switched")
+        return ["fallback" if event["type"] == "model.switched" else event["action"] for event in done]
+
+    def tool_results(self) -> list[Json]:
+        """The parsed tool messages of this turn, as the result shows them."""
+        return [json.loads(m["content"]) for m in self.result["messages"] if m["role"] == "tool"]
+
+
+def rebuilt(events: Iterable[Json], kind: str = "text.delta") -> dict[str, str]:
+    """The text of each message, by the rule of the contract: `text = text[:offset] + piece`."""
+    texts: dict[str, str] = {}
+    for event in events:
+        if event["type"] == kind:
+            known = texts.get(event["message_id"], "")
+            assert event["offset"] <= len(known), "a piece leaves a gap"
+            texts[event["message_id"]] = known[: event["offset"]] + event["text"]
+    return texts
+
+
+def check_laws(events: list[Json]) -> None:
+    """What holds for every log: numbers grow, one final event and it is the last, text is only ever appended to."""
+    numbers = [event["seq"] for event in events]
+    assert numbers[0] >= 1
+    assert all(a < b for a, b in zip(numbers, numbers[1:], strict=False)), numbers
+    assert [event["type"] in FINAL for event in events] == [False] * (len(events) - 1) + [True]
+    lengths: dict[str, int] = {}
+    for event in events:
+        if event["type"] == "text.delta":
+            assert event["offset"] == lengths.get(event["message_id"], 0), "delivered text was touched again"
+            lengths[event["message_id"]] = event["offset"] + len(event["text"])
+    for event in events:
+        if event["type"] == "message.completed":
+            assert event["text_length"] == lengths.get(event["message_id"], 0)
+
+
+class House:
+    """A home, its app, and the calls that tests make of them."""
+
+    def __init__(self, home: Home, settings: Json) -> None:
+        self.home = home
+        self.configure(settings)
+        self.app = App(home, config.load(home))
+        self.engine = self.app.engine
+        self.toolsets: frozenset[str] = frozenset()
+
+    def configure(self, settings: Json) -> None:
+        """Write config.yaml; a turn reads it anew when it has changed."""
+        self.home.path.mkdir(parents=True, exist_ok=True)
+        self.home.config_file.write_text(yaml.safe_dump({**QUIET, **settings}))
+
+    def offer(self, *tools: ToolDef) -> None:
+        """The tools there are, and that runs of this house are offered from now on."""
+        registry = Registry(tools)
+        self.app.services = replace(self.app.services, registry=lambda: registry)
+        self.toolsets = frozenset(tool.toolset for tool in tools)
+
+    def spec(self, where: ModelServer | str | None, message: Any = "hi", protocol: str = "chat", **fields: Any) -> RunSpec:
+        """A turn that leaves nothing behind, unless the fields say otherwise."""
+        base = where.url if isinstance(where, ModelServer) else where
+        of_route = {name: fields.pop(name) for name in ("model", "provider", "api_key", "fallbacks") if name in fields}
+        if base is not None:
+            of_route = {"model": "m", "api_key": KEY, **of_route}
+            fields.setdefault("route", RouteChoice(base_url=f"{base}/v1", api_mode=MODES[protocol], **of_route))
+        fields.setdefault("session_id", f"s-{secrets.token_hex(6)}")
+        fields.setdefault("persist", False)
+        fields.setdefault("history", None if fields["persist"] else [])
+        fields.setdefault("toolsets", self.toolsets)
+        return RunSpec(user_message=message, **fields)
+
+    async def run(self, where: ModelServer | str | None, message: Any = "hi", protocol: str = "chat", **fields: Any) -> Ran:
+        return await self.carry_out(self.spec(where, message, protocol, **fields))
+
+    async def carry_out(self, spec: RunSpec) -> Ran:
+        return await (await self.begin(spec)).end()
+
+    async def begin(self, spec: RunSpec) -> Running:
+        """A run under way, followed from its first event."""
+        live = await self.engine.start(spec)
+        return Running(self, live)
+
+    async def rows(self, session_id: str) -> list[Row]:
+        return await self.app.store.sessions.messages(session_id)
+
+    async def close(self) -> None:
+        await self.app.close()
+
+
+class Running:
+    """A run under way with a reader of its own."""
+
+    def __init__(self, house: House, live: LiveRun) -> None:
+        self.spec, self.run_id = live.spec, live.spec.run_id
+        self.events: list[Json] = []
+        self._house, self._live = house, live
+        self._grown = asyncio.Event()
+        self._reader = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        async for event in self._house.engine.subscribe(self.run_id):
+            self.events.append(event.as_dict())
+            self._grown.set()
+
+    async def until(self, condition: Callable[[list[Json]], Any], timeout: float = 5.0) -> Any:
+        """Wait until the events seen so far fulfil the condition."""
+        async with asyncio.timeout(timeout):
+            while not (met := condition(self.events)):
+                self._grown.clear()
+                await self._grown.wait()
+        return met
+
+    async def seen(self, kind: str) -> Json:
+        """The first event of that type, waited for."""
+        return await self.until(lambda events: next((e for e in events if e["type"] == kind), None))
+
+    async def control(self, kind: Any, control_id: str | None = None, **data: Any) -> Applied:
+        more = {} if control_id is None else {"control_id": control_id}
+        return await self._house.engine.control(self.run_id, Control(kind, data, **more))
+
+    async def end(self, timeout: float = 20.0) -> Ran:
+        assert self._live.task is not None
+        async with asyncio.timeout(timeout):
+            result = await self._live.task
+            await self._reader
+        check_laws(self.events)
+        return Ran(self.spec, result, self.events)
+
+
+Run = Callable[[ToolContext, Json], Any | Awaitable[Any]]
+
+
+def tool(name: str, run: Run | None = None, **fields: Any) -> ToolDef:
+    """A tool of the toolset `x`. Parameters not declared otherwise are free strings, none of them required."""
+
+    async def echo(_: ToolContext, args: Json) -> Json:
+        return {"echo": args}
+
+    fields.setdefault("parameters", schema(a={"type": "string"}))
+    fields.setdefault("toolset", "x")
+    return ToolDef(name=name, description=f"The tool {name}.", run=run or echo, **fields)
+
+
+def schema(required: list[str] | None = None, **properties: Json) -> Json:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": required or [],
+        "additionalProperties": False,
+    }
+
+
+def reading(**fields: Any) -> Json:
+    """The marks of a tool whose calls may all run at once."""
+    return {"effect": "read", "scope": lambda _: frozenset(), **fields}
+
+
+def cut_after(marker: str, reply: Reply) -> Callable[[Request], Reply]:
+    """A handler whose answers break off right behind the marker, wherever that stands for this request."""
+
+    def handle(request: Request) -> Reply:
+        body = body_bytes(request.protocol, reply, request.body, request.key)
+        return replace(reply, cut_at=body.index(marker.encode()) + len(marker.encode()))
+
+    return handle
+
+
+def scripted(*steps: Reply | Callable[[Request], Reply]) -> Callable[[Request], Reply]:
+    """A handler that takes one step after another; a step is a reply or makes one of the request."""
+    left = list(steps)
+
+    def handle(request: Request) -> Reply:
+        step = left.pop(0)
+        return step(request) if callable(step) else step
+
+    return handle
+
+
+def sent(request: Request, *roles: str) -> list[tuple[str, str]]:
+    """The request's messages as pairs of role and text, without the instructions."""
+    return [(t.role, t.text) for t in request.turns if t.role != "system" and (not roles or t.role in roles)]
+
+
+def product_tasks() -> list[str]:
+    """Tasks that Hermes has on this loop."""
+    coroutines = [task.get_coro() for task in asyncio.all_tasks()]
+    return [c.__qualname__ for c in coroutines if "/src/hermes/" in getattr(c, "cr_code", c.__code__).co_filename]  # type: ignore[union-attr]
+
+
+async def nothing_left(*servers: ModelServer, within: float = 5.0) -> None:
+    """No task and no open answer is left."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within):
+            while product_tasks() or any(server.open_streams for server in servers):
+                await asyncio.sleep(0.005)
+    assert product_tasks() == []
+    assert [server.open_streams for server in servers] == [0] * len(servers)

@@ -1,0 +1,20 @@
+"""What holds for every test: a home of its own, and an environment that says nothing."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+_SPEAKING = ("HERMES_", "API_SERVER_")
+_KEYS = ("_API_KEY", "HF_TOKEN")
+
+
+@pytest.fixture(autouse=True)
+def home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The test's own HERMES_HOME; it does not exist until something is written there."""
+    for name in os.environ:
+        if name.startswith(_SPEAKING) or name.endswith(_KEYS):
+            monkeypatch.delenv(name)
+    folder = tmp_path / "hermes-home"
+    monkeypatch.setenv("HERMES_HOME", str(folder))
+    return folder

@@ -1,0 +1,55 @@
+"""An answer with text, reasoning and a call, cut at every byte: the turn recovers, and no word comes twice."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+from recovery.harness import PROTOCOLS, at_most, check_log, make_app, turn
+from support.model_server import Call, ModelServer, Reply, Request, body_bytes
+
+AT_ONCE = 64
+TEXT = ["Grüße, ", "naïve 世界", "! One 🜁\n", "two."]
+WHOLE = "".join(TEXT)
+CALL = Call("todo", ['{"todos":[{"id":"1",', '"content":"é","status":"pending"}]}'], id="call_1")
+ANSWER = Reply(text=TEXT, reasoning=["hm", "m"], tool_calls=[CALL], signature="sig")
+
+
+def _script(cuts: dict[str, Reply]):
+    """The first request of each conversation is cut; the rest are answered as they should be."""
+
+    def reply(request: Request) -> Reply:
+        asked = next(turn.text for turn in request.turns if turn.role == "user")
+        if any(turn.role == "tool" for turn in request.turns):
+            return Reply(text="All done.", continues=False)
+        return cuts.pop(asked, ANSWER)
+
+    return reply
+
+
+@pytest.mark.parametrize("clean", [False, True], ids=["reset", "clean-end"])
+@pytest.mark.parametrize("api_mode", PROTOCOLS)
+async def test_a_stream_cut_at_any_byte_is_recovered_without_repetition(api_mode: str, clean: bool, tmp_path: Path) -> None:
+    app = make_app(tmp_path)
+    async with ModelServer() as server:
+        size = len(body_bytes(PROTOCOLS[api_mode], ANSWER, {"stream": True, "model": "m", "stream_options": {"include_usage": True}}))
+        step = 7 if clean else 1
+        cuts = {f"cut {n}": Reply(**{**vars_of(ANSWER), "cut_at": n, "cut_clean": clean}) for n in range(0, size, step)}
+        server.handler = _script(dict(cuts))
+
+        async def one(question: str) -> None:
+            result, events = await turn(app, server.url, api_mode, question)
+            texts = check_log(events)
+            assert result["completed"], (question, result["error"])
+            assert result["final_response"] == "All done."
+            assert list(texts.values()) == [WHOLE, "All done."], question
+            assert [e.type for e in events].count("tool.finished") == 1, question
+
+        await at_most(AT_ONCE, (partial(one, question) for question in cuts))
+        await server.until(lambda: server.open_streams == 0)
+    await app.close()
+
+
+def vars_of(reply: Reply) -> dict[str, object]:
+    return {name: getattr(reply, name) for name in reply.__dataclass_fields__}
