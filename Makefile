@@ -21,10 +21,10 @@ run: setup
 	@$(BIN)/hermes $(ARGS)
 
 test: setup
-	@$(BIN)/python -m pytest -m "not long" $(ARGS)
+	@$(BIN)/python -m pytest -m "not long" -n auto --dist worksteal $(ARGS)
 
 test-long: setup
-	@$(BIN)/python -m pytest -m long $(ARGS)
+	@$(BIN)/python -m pytest -m long -n auto $(ARGS)
 
 check: setup
 	@$(BIN)/ruff format --check src tests bench

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator, Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,17 @@ async def make_house(home_folder: Path) -> AsyncIterator[MakeHouse]:
 @pytest.fixture
 async def house(make_house: MakeHouse) -> House:
     return make_house()
+
+
+@pytest.fixture(autouse=True)
+def one_tls_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading the system's certificates takes longer than most of these tests, none of which speaks TLS."""
+    monkeypatch.setattr(ssl, "create_default_context", _tls_context)
+
+
+@cache
+def _tls_context(**_: Any) -> ssl.SSLContext:
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 @pytest.fixture

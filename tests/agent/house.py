@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import json
 import secrets
 from collections.abc import Awaitable, Callable, Iterable
@@ -64,8 +65,13 @@ class Ran:
 
     def actions(self) -> list[str]:
         """What was done about failures, in order, switches included."""
-        done = self.of("model.retrying", "model.switched")
-        return ["fallback" if event["type"] == "model.switched" else event["action"] for event in done]
+        switch = {"type": "model.retrying", "action": "fallback"}
+        done = [
+            switch if event["type"] == "model.switched" else event
+            for event in self.of("model.retrying", "model.switched")
+        ]
+        # A switch may have been announced as well, as every wait is.
+        return [event["action"] for event in done if event is switch or event["action"] != "fallback"]
 
     def tool_results(self) -> list[Json]:
         """The parsed tool messages of this turn, as the result shows them."""
@@ -106,6 +112,8 @@ class House:
         self.home = home
         self.configure(settings)
         self.app = App(home, config.load(home))
+        # Waits are as short as they may be.
+        self.app.services = replace(self.app.services, jitter=lambda: 0.0)
         self.engine = self.app.engine
         self.toolsets: frozenset[str] = frozenset()
 
@@ -120,7 +128,9 @@ class House:
         self.app.services = replace(self.app.services, registry=lambda: registry)
         self.toolsets = frozenset(tool.toolset for tool in tools)
 
-    def spec(self, where: ModelServer | str | None, message: Any = "hi", protocol: str = "chat", **fields: Any) -> RunSpec:
+    def spec(
+        self, where: ModelServer | str | None, message: Any = "hi", protocol: str = "chat", **fields: Any
+    ) -> RunSpec:
         """A turn that leaves nothing behind, unless the fields say otherwise."""
         base = where.url if isinstance(where, ModelServer) else where
         of_route = {name: fields.pop(name) for name in ("model", "provider", "api_key", "fallbacks") if name in fields}
@@ -133,7 +143,9 @@ class House:
         fields.setdefault("toolsets", self.toolsets)
         return RunSpec(user_message=message, **fields)
 
-    async def run(self, where: ModelServer | str | None, message: Any = "hi", protocol: str = "chat", **fields: Any) -> Ran:
+    async def run(
+        self, where: ModelServer | str | None, message: Any = "hi", protocol: str = "chat", **fields: Any
+    ) -> Ran:
         return await self.carry_out(self.spec(where, message, protocol, **fields))
 
     async def carry_out(self, spec: RunSpec) -> Ran:
@@ -247,8 +259,8 @@ def sent(request: Request, *roles: str) -> list[tuple[str, str]]:
 
 def product_tasks() -> list[str]:
     """Tasks that Hermes has on this loop."""
-    coroutines = [task.get_coro() for task in asyncio.all_tasks()]
-    return [c.__qualname__ for c in coroutines if "/src/hermes/" in getattr(c, "cr_code", c.__code__).co_filename]  # type: ignore[union-attr]
+    coroutines = [coroutine for task in asyncio.all_tasks() if inspect.iscoroutine(coroutine := task.get_coro())]
+    return [c.__qualname__ for c in coroutines if "/src/hermes/" in c.cr_code.co_filename]
 
 
 async def nothing_left(*servers: ModelServer, within: float = 5.0) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,21 +20,29 @@ BASES = {"chat_completions": "/v1", "codex_responses": "/v1", "anthropic_message
 PROTOCOLS = {"chat_completions": "chat", "codex_responses": "responses", "anthropic_messages": "anthropic"}
 
 
-def make_app(folder: Path, settings: str = "") -> App:
-    """An app without random waits."""
+@asynccontextmanager
+async def running_app(folder: Path, settings: str = "") -> AsyncIterator[App]:
+    """An app without random waits, closed whatever happens."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.yaml").write_text("agent: {delta_window_ms: 0}\nauxiliary: {title_generation: {enabled: false}}\n" + settings)
+    (folder / "config.yaml").write_text(
+        "agent: {delta_window_ms: 0}\nauxiliary: {title_generation: {enabled: false}}\n" + settings
+    )
     home = Home(folder)
     app = App(home, config.load(home, environ={}))
     app.services = replace(app.services, jitter=lambda: 0.0)
-    return app
+    try:
+        yield app
+    finally:
+        await app.close()
 
 
 async def turn(app: App, url: str, api_mode: str, question: str, **fields: Any) -> tuple[Result, list[Event]]:
     """One turn and its log."""
     route = RouteChoice(model="m", base_url=url + BASES[api_mode], api_mode=api_mode, api_key="key-12345678")
     fields.setdefault("toolsets", frozenset({"todo"}))
-    spec = RunSpec(question, session_id=question, kind="cli", source="cli", route=route, history=[], persist=False, **fields)
+    spec = RunSpec(
+        question, session_id=question, kind="cli", source="cli", route=route, history=[], persist=False, **fields
+    )
     live = await app.engine.start(spec)
     assert live.task is not None
     events = [event async for event in app.engine.subscribe(spec.run_id)]

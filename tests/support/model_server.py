@@ -207,8 +207,10 @@ class ModelServer:
         await response.prepare(raw)
         limit = _limit(reply, delivery)
         await _write(response, record, delivery, limit)
-        if reply.stall_at is not None and limit == _stall_limit(reply, delivery):
-            await _stall(response, reply)
+        # A body of known length is over with its last byte: the client leaves, and silence would hold nothing up.
+        over = response.content_length is not None and record.sent >= delivery.size
+        if reply.stall_at is not None and limit == _stall_limit(reply, delivery) and not over:
+            await _stall(raw, response, reply)
         elif reply.cut_at is not None and not reply.cut_clean:
             await _abort(raw)
         return response
@@ -322,12 +324,16 @@ def _packets(data: bytes, sizes: Iterator[int] | None) -> Iterator[bytes]:
         start += size
 
 
-async def _stall(response: web.StreamResponse, reply: Reply) -> None:
-    """Say nothing more until the client leaves or the server stops, either of which cancels this."""
-    while reply.comments:
-        await response.write(b": ping\n\n")
+async def _stall(raw: web.Request, response: web.StreamResponse, reply: Reply) -> None:
+    """Say nothing more until the client leaves or the server stops.
+
+    Either cancels this, but for a client that had left before the handler began: hence the look at the connection.
+    """
+    while raw.transport is not None and not raw.transport.is_closing():
+        if reply.comments:
+            await response.write(b": ping\n\n")
         await asyncio.sleep(COMMENT_EVERY_S)
-    await asyncio.Event().wait()
+    raise ConnectionResetError("the client has left")
 
 
 async def _abort(raw: web.Request) -> None:

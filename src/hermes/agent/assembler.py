@@ -247,7 +247,7 @@ class Assembler:
         elif type(part) is Finish:
             self._finish = part.reason
         elif type(part) is Opaque:
-            self._opaque.append({"kind": part.kind, "data": part.data})
+            self._keep(part)
         elif type(part) is ServerError:
             self._error = part
         return _NOTHING
@@ -280,6 +280,19 @@ class Assembler:
             finish_reason=reason,
             complete=self.finished,
         )
+
+    def _keep(self, part: Opaque) -> None:
+        """Keep an opaque item; text that comes in pieces is one item."""
+        last = self._opaque[-1] if self._opaque else None
+        if (
+            last is not None
+            and last["kind"] == part.kind
+            and isinstance(part.data, str)
+            and isinstance(last["data"], str)
+        ):
+            last["data"] += part.data
+        else:
+            self._opaque.append({"kind": part.kind, "data": part.data})
 
     def _feed_text(self, text: str) -> Sequence[Delta]:
         out: list[Delta] = []

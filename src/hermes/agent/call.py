@@ -66,7 +66,7 @@ class Caller:
             deadline = self._stop.reason == "deadline"
             facts = FailureFacts("stream", deadline=deadline, interrupted=not deadline)
         except TransportError as error:
-            facts = None if assembler.finished else facts_of(error)
+            facts = self._end(assembler) if assembler.finished else facts_of(error)
         finally:
             silence.end()
         if facts is not None:

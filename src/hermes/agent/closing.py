@@ -126,7 +126,7 @@ async def _close(
         event.data["usage"] = turn.totals.as_dict()
         after = [log.event("usage", **usage), event]
         await log.complete(answered.message_id, row, after=after, finish_reason=finish, tool_calls=[], partial=True)
-    elif said:
+    elif said and turn.messages[-1]["role"] == "assistant":
         await log.append(event)
         return None
     else:

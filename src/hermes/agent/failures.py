@@ -276,6 +276,9 @@ OPTIONS = (
     "include",
     "cache_control",
     "max_tokens",
+    "max_completion_tokens",
+    "max_output_tokens",
+    "output_config",
     "response_format",
     "tool_choice",
 )

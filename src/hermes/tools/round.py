@@ -239,8 +239,9 @@ class ToolRound:
         event.data |= {"spilled": None, "repeated": False}
         row = Row(self._transcript_id, "tool", content, self._log.run_id, tool_call_id=work.call.id, tool_name=name)
         row.told_in = event
-        await self._log.append(event, rows=[row], closes=self._log.end_output(work.call.id))
+        # From here on the commit goes through, also when this task is cancelled while it waits for it.
         work.outcome = Outcome(work.call, status, content, work.args, code, work.refusal is not None)
+        await self._log.append(event, rows=[row], closes=self._log.end_output(work.call.id))
 
 
 def _invalid(message: str) -> Answer:

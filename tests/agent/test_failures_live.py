@@ -1,0 +1,916 @@
+"""Providers that fail, over real sockets: what is tried, what is kept, and what the user is told."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hermes.runs.spec import RouteChoice
+from support.model_server import Call, ModelServer, Protocol, Reply, Request
+
+from .conftest import MakeHouse
+from .house import KEY, MODES, PROTOCOLS, House, Ran, cut_after, nothing_left, schema, scripted, sent, tool
+
+each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
+OUTPUT_LIMIT = {"chat": "max_tokens", "responses": "max_output_tokens", "anthropic": "max_tokens"}
+# A key that no pattern would recognise: only its value gives it away.
+ODD_KEY = "plain.value.of.a.key.0123"
+
+
+def fallback_to(other: ModelServer, protocol: str = "chat", **fields: Any) -> dict[str, Any]:
+    address = {"base_url": f"{other.url}/v1", "api_mode": MODES[protocol], "api_key": "sk-other-9876543210"}
+    return {"provider": "spare", "model": "n", **address, **fields}
+
+
+def nowhere() -> str:
+    """An address where nobody listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{free.getsockname()[1]}"
+
+
+def with_keys(server: ModelServer, *keys: str, **fields: Any) -> dict[str, Any]:
+    """Settings with one provider `p` that has these keys."""
+    return {"providers": {"p": {"base_url": f"{server.url}/v1", "keys": list(keys), **fields}}}
+
+
+TO_P = RouteChoice(provider="p", model="m")
+
+
+def assert_failed(ran: Ran, failure: str, code: str) -> None:
+    assert ran.final["type"] == "run.failed"
+    assert (ran.final["failure"], ran.result["failure"], ran.result["error_code"]) == (failure, failure, code)
+    assert ran.result["failed"] is True
+    assert ran.result["completed"] is False
+    assert ran.result["error"]
+
+
+# ---- no connection
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_refused_connection_is_tried_again_and_then_another_route_answers(
+    house: House, other: ModelServer
+) -> None:
+    other.script = [Reply(text="From elsewhere.")]
+    ran = await house.run(nowhere(), fallbacks=(fallback_to(other),))
+    assert ran.actions() == ["reconnect", "reconnect", "retry", "retry", "retry", "fallback"]
+    switched = ran.one("model.switched")
+    assert switched["from"] == {"model": "m", "provider": "custom"}
+    assert switched["to"] == {"model": "n", "provider": "spare"}
+    assert ran.result["final_response"] == "From elsewhere."
+    assert (ran.result["model"], ran.result["provider"]) == ("n", "spare")
+    assert ran.result["failed"] is False
+
+
+@pytest.mark.usefixtures("quick")
+async def test_without_another_route_a_refused_connection_is_a_failure(house: House) -> None:
+    ran = await house.run(nowhere())
+    assert_failed(ran, "connect", "provider_unavailable")
+    assert ran.result["final_response"] == ""
+    assert ran.final["retryable"] is True
+
+
+@pytest.mark.parametrize(("jitter", "seconds"), [(0.0, 0.05), (1.0, 0.3)])
+async def test_reconnects_wait_a_twentieth_to_a_third_of_a_second(
+    house: House, server: ModelServer, jitter: float, seconds: float
+) -> None:
+    house.app.services = replace(house.app.services, jitter=lambda: jitter)
+    server.script = [Reply(reset_before_headers=True), Reply(text="Done.")]
+    ran = await house.run(server)
+    retrying = ran.one("model.retrying")
+    assert (retrying["failure"], retrying["action"]) == ("connect", "reconnect")
+    assert retrying["wait_seconds"] == pytest.approx(seconds)
+    assert server.requests[1].time - server.requests[0].time >= seconds
+
+
+@pytest.mark.usefixtures("quick")
+async def test_how_often_is_reconnected_is_read_from_the_environment_at_call_time(
+    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.script = [Reply(reset_before_headers=True), Reply(text="Done.")] * 2
+    first = await house.run(server)
+    monkeypatch.setenv("HERMES_STREAM_RETRIES", "0")
+    second = await house.run(server)
+    assert (first.actions(), second.actions()) == (["reconnect"], ["retry"])
+
+
+@pytest.mark.usefixtures("quick")
+async def test_how_often_is_retried_is_a_setting(make_house: MakeHouse, server: ModelServer) -> None:
+    house = make_house({"agent": {"api_max_retries": 1}})
+    server.script = [Reply(status=500)] * 2
+    ran = await house.run(server)
+    assert len(server.requests) == 2
+    assert_failed(ran, "server_error", "provider_unavailable")
+
+
+# ---- refusals, by status
+
+REFUSALS = [
+    # status, kind, code, requests alone, requests when there is another route
+    (402, "billing", "provider_quota_exceeded", 1, 1),
+    (403, "forbidden", "provider_rejected_request", 1, 1),
+    (404, "model_not_found", "provider_model_not_found", 1, 1),
+    (408, "timeout", "provider_timeout", 2, 2),
+    (429, "rate_limit", "provider_rate_limited", 4, 1),
+    (500, "server_error", "provider_unavailable", 4, 4),
+    (503, "overloaded", "provider_unavailable", 4, 2),
+    (504, "timeout", "provider_timeout", 2, 2),
+    (529, "overloaded", "provider_unavailable", 4, 2),
+]
+
+
+@pytest.mark.usefixtures("quick")
+@each_protocol
+@pytest.mark.parametrize(("status", "kind", "code", "alone", "_"), REFUSALS, ids=[str(r[0]) for r in REFUSALS])
+async def test_a_refusal_ends_the_turn_when_all_is_tried(
+    house: House, server: ModelServer, protocol: Protocol, status: int, kind: str, code: str, alone: int, _: int
+) -> None:
+    server.repeat, server.script = True, [Reply(status=status, error="ZEBRA says no")]
+    ran = await house.run(server, protocol=protocol)
+    assert_failed(ran, kind, code)
+    assert len(server.requests) == alone
+    assert "ZEBRA says no" in ran.result["error"]
+    assert ran.result["final_response"] == ""
+    assert "ZEBRA" not in json.dumps([m for m in ran.result["messages"] if m["role"] == "assistant"])
+
+
+@pytest.mark.usefixtures("quick")
+@each_protocol
+@pytest.mark.parametrize(("status", "kind", "_", "__", "before"), REFUSALS, ids=[str(r[0]) for r in REFUSALS])
+async def test_after_a_refusal_another_route_answers(
+    house: House,
+    server: ModelServer,
+    other: ModelServer,
+    protocol: Protocol,
+    status: int,
+    kind: str,
+    _: str,
+    __: int,
+    before: int,
+) -> None:
+    server.repeat, server.script = True, [Reply(status=status)]
+    other.script = [Reply(text="From elsewhere.")]
+    ran = await house.run(server, protocol=protocol, fallbacks=(fallback_to(other, protocol),))
+    assert len(server.requests) == before
+    assert ran.one("model.switched")["reason"] == kind
+    assert ran.result["final_response"] == "From elsewhere."
+
+
+@each_protocol
+@pytest.mark.parametrize(("status", "kind"), [(400, "bad_request"), (409, "bad_request"), (422, "bad_request")])
+async def test_a_bad_request_is_not_sent_anywhere_else(
+    house: House, server: ModelServer, other: ModelServer, protocol: Protocol, status: int, kind: str
+) -> None:
+    server.script = [Reply(status=status, error="no")]
+    ran = await house.run(server, protocol=protocol, fallbacks=(fallback_to(other),))
+    assert_failed(ran, kind, "provider_rejected_request")
+    assert (len(server.requests), len(other.requests)) == (1, 0)
+
+
+async def test_moderation_of_the_request_falls_back_and_is_told_as_such(
+    house: House, server: ModelServer, other: ModelServer
+) -> None:
+    refusal = Reply(status=400, error={"code": "content_policy_violation", "message": "Your request was rejected."})
+    server.script, other.script = [refusal], [refusal]
+    ran = await house.run(server, fallbacks=(fallback_to(other),))
+    assert_failed(ran, "policy_blocked", "content_policy_violation")
+    assert len(other.requests) == 1
+
+
+@each_protocol
+async def test_a_request_too_large_is_told_as_such(house: House, server: ModelServer, protocol: Protocol) -> None:
+    server.repeat, server.script = True, [Reply(status=413)]
+    ran = await house.run(server, protocol=protocol)
+    assert_failed(ran, "payload_too_large", "context_length_exceeded")
+    assert len(server.requests) <= 4
+
+
+@each_protocol
+async def test_a_page_of_a_proxy_instead_of_an_error_is_still_understood_by_its_status(
+    house: House, server: ModelServer, protocol: Protocol
+) -> None:
+    server.script = [Reply(status=403, raw="<html>\x07Forbidden</html>")]
+    ran = await house.run(server, protocol=protocol)
+    assert_failed(ran, "forbidden", "provider_rejected_request")
+    assert "\x07" not in ran.result["error"]
+
+
+async def test_the_providers_words_are_cut_to_five_hundred_characters(house: House, server: ModelServer) -> None:
+    server.script = [Reply(status=403, error="z" * 5000)]
+    ran = await house.run(server)
+    assert 400 <= ran.result["error"].count("z") <= 510
+
+
+# ---- rate limits
+
+
+async def test_a_short_retry_after_is_waited_for_on_the_same_route(
+    house: House, server: ModelServer, other: ModelServer
+) -> None:
+    server.script = [Reply(status=429, headers={"Retry-After": "1"}), Reply(text="Done.")]
+    ran = await house.run(server, fallbacks=(fallback_to(other),))
+    assert ran.result["final_response"] == "Done."
+    assert other.requests == []
+    assert ran.one("model.retrying")["wait_seconds"] == pytest.approx(1.0)
+    assert server.requests[1].time - server.requests[0].time >= 1.0
+
+
+async def test_a_long_retry_after_goes_to_another_route_at_once_and_there_the_next_turn_begins(
+    house: House, server: ModelServer, other: ModelServer
+) -> None:
+    server.script = [Reply(status=429, headers={"Retry-After": "30"})]
+    other.script = [Reply(text="One."), Reply(text="Two.")]
+    first = await house.run(server, fallbacks=(fallback_to(other),))
+    second = await house.run(server, fallbacks=(fallback_to(other),))
+    assert [ran.result["final_response"] for ran in (first, second)] == ["One.", "Two."]
+    assert (len(server.requests), len(other.requests)) == (1, 2)
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_fallback_serves_the_rest_of_the_turn_and_the_next_turn_starts_at_the_primary(
+    house: House, server: ModelServer, other: ModelServer
+) -> None:
+    house.offer(tool("look"))
+    server.script = [Reply(status=403), Reply(text="Back again.")]
+    other.script = [Reply(tool_calls=[Call("look")]), Reply(text="Done.")]
+    first = await house.run(server, fallbacks=(fallback_to(other),))
+    second = await house.run(server, fallbacks=(fallback_to(other),))
+    assert (first.result["final_response"], second.result["final_response"]) == ("Done.", "Back again.")
+    assert (len(server.requests), len(other.requests)) == (2, 2)
+
+
+# ---- keys
+
+
+@each_protocol
+@pytest.mark.parametrize("status", [401, 402, 429])
+async def test_a_refused_key_is_replaced_by_the_next_and_rests(
+    make_house: MakeHouse, server: ModelServer, protocol: Protocol, status: int
+) -> None:
+    house = make_house(with_keys(server, "sk-first-00000001", "sk-second-0000002", api_mode=MODES[protocol]))
+    server.script = [Reply(status=status), Reply(text="One."), Reply(text="Two.")]
+    ran = await house.run(None, route=TO_P)
+    assert ran.result["final_response"] == "One."
+    assert ran.actions() == ["rotate"]
+    await house.run(None, route=TO_P)
+    assert [r.key for r in server.requests] == ["sk-first-00000001", "sk-second-0000002", "sk-second-0000002"]
+
+
+async def test_when_every_key_is_refused_the_turn_fails_as_auth(make_house: MakeHouse, server: ModelServer) -> None:
+    house = make_house(with_keys(server, "sk-first-00000001", "sk-second-0000002"))
+    server.repeat, server.script = True, [Reply(status=401)]
+    ran = await house.run(None, route=TO_P)
+    assert_failed(ran, "auth", "provider_auth_failed")
+    assert [r.key for r in server.requests] == ["sk-first-00000001", "sk-second-0000002"]
+    assert ran.final["retryable"] is False
+
+
+# ---- streams that break before anything was said
+
+
+@each_protocol
+@pytest.mark.parametrize(
+    "broken",
+    [
+        Reply(text="Hello", cut_at=20),
+        Reply(text="Hello", cut_at=20, cut_clean=True),
+        Reply(text="Hello", cut_at=0),
+        Reply(raw=""),
+        Reply(text="Hello", malformed_at=0),
+    ],
+    ids=["cut", "ended", "headers only", "empty", "malformed"],
+)
+async def test_a_stream_lost_before_any_text_is_asked_for_again(
+    house: House, server: ModelServer, protocol: Protocol, broken: Reply
+) -> None:
+    server.script = [broken, Reply(text="Hello")]
+    ran = await house.run(server, protocol=protocol)
+    assert ran.result["final_response"] == ran.text() == "Hello"
+    assert ran.actions() == ["reconnect"]
+    assert ran.one("model.retrying")["failure"] == "stream_lost"
+    assert sent(server.requests[1]) == [("user", "hi")]
+
+
+@pytest.mark.usefixtures("quick")
+@each_protocol
+async def test_an_error_event_before_any_text_is_recovered_from(
+    house: House, server: ModelServer, protocol: Protocol
+) -> None:
+    server.script = [Reply(error_event={}), Reply(text="Hello")]
+    ran = await house.run(server, protocol=protocol)
+    assert ran.result["final_response"] == ran.text() == "Hello"
+
+
+async def test_a_stream_without_its_end_mark_but_with_a_finish_reason_is_whole(
+    house: House, server: ModelServer
+) -> None:
+    server.script = [Reply(text="Hello", no_done=True)]
+    ran = await house.run(server)
+    assert ran.result["final_response"] == "Hello"
+    assert ran.actions() == []
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_stream_that_never_holds_is_a_failure(house: House, server: ModelServer) -> None:
+    server.repeat, server.script = True, [Reply(text="Hello", cut_at=20)]
+    ran = await house.run(server)
+    assert_failed(ran, "stream_lost", "provider_unavailable")
+    assert ran.actions() == ["reconnect", "reconnect", "retry", "retry", "retry"]
+
+
+# ---- streams that break after something was said
+
+SENTENCE = ["The quick brown fox ", "jumps over ", "the lazy dog."]
+WHOLE = "".join(SENTENCE)
+
+
+@each_protocol
+@pytest.mark.parametrize("clean", [False, True], ids=["cut", "ended"])
+async def test_a_cut_answer_goes_on_in_the_same_message_without_repeating(
+    house: House, server: ModelServer, protocol: Protocol, clean: bool
+) -> None:
+    reply = Reply(text=SENTENCE, cut_clean=clean)
+    server.handler = scripted(cut_after("the lazy", reply), Reply(text=SENTENCE))
+    ran = await house.run(server, protocol=protocol)
+    assert ran.result["final_response"] == ran.text() == WHOLE
+    assert ran.result["completed"] is True
+    assert ran.actions() == ["continue"]
+    assert ran.one("model.retrying")["failure"] == "stream_lost_text"
+    assert len({event["message_id"] for event in ran.of("text.delta")}) == 1
+    assert [m["role"] for m in ran.result["messages"]] == ["user", "assistant"]
+
+
+@each_protocol
+async def test_the_request_to_go_on_carries_the_text_so_far_and_is_never_a_row(
+    house: House, server: ModelServer, protocol: Protocol
+) -> None:
+    server.handler = scripted(cut_after("the lazy", Reply(text=SENTENCE)), Reply(text=SENTENCE), Reply(text="Next."))
+    spec = house.spec(server, protocol=protocol, persist=True)
+    await house.carry_out(spec)
+    said = sent(server.requests[1])
+    assert said[:2] == [("user", "hi"), ("assistant", "The quick brown fox jumps over ")]
+    assert [role for role, _ in said[2:]] == ["user"]
+    assert [(row.role, row.content) for row in await house.rows(spec.session_id)] == [
+        ("user", "hi"),
+        ("assistant", WHOLE),
+    ]
+
+
+async def test_where_the_route_takes_a_beginning_the_answer_goes_on_from_it(house: House, server: ModelServer) -> None:
+    server.handler = scripted(cut_after("the lazy", Reply(text=SENTENCE)), Reply(text=SENTENCE))
+    ran = await house.run(server, protocol="anthropic", model="claude-3-5-haiku-latest")
+    assert ran.result["final_response"] == WHOLE
+    last_role, last_text = sent(server.requests[1])[-1]
+    assert (last_role, last_text.rstrip()) == ("assistant", "The quick brown fox jumps over")
+
+
+async def test_words_the_model_repeats_when_going_on_are_removed(house: House, server: ModelServer) -> None:
+    again = Reply(text=["brown fox ju", "mps over ", "the lazy dog."], continues=False)
+    server.handler = scripted(cut_after("the lazy", Reply(text=SENTENCE)), again)
+    ran = await house.run(server)
+    assert ran.result["final_response"] == ran.text() == WHOLE
+
+
+async def test_an_overlap_of_fewer_than_twelve_characters_is_not_taken_for_a_repetition(
+    house: House, server: ModelServer
+) -> None:
+    text = ["Well, well, he said: ", "well, ", "fine"]
+    server.handler = scripted(cut_after("fine", Reply(text=text)), Reply(text="well, enough.", continues=False))
+    ran = await house.run(server)
+    assert ran.result["final_response"] == "Well, well, he said: well, well, enough."
+
+
+@each_protocol
+async def test_after_three_continuations_the_text_is_kept_as_a_partial_answer(
+    house: House, server: ModelServer, protocol: Protocol
+) -> None:
+    pieces = ["One. ", "Two. ", "Three. ", "Four. ", "Five."]
+    cuts = [cut_after(piece, Reply(text=pieces)) for piece in pieces[1:]]
+    server.handler = scripted(*cuts)
+    spec = house.spec(server, protocol=protocol, persist=True)
+    ran = await house.carry_out(spec)
+    assert_failed(ran, "stream_lost_text", "provider_unavailable")
+    assert ran.actions() == ["continue"] * 3
+    assert ran.result["final_response"] == ran.text() == "One. Two. Three. Four. "
+    assert ran.result["partial"] is True
+    rows = await house.rows(spec.session_id)
+    assert (rows[-1].content, rows[-1].finish_reason) == ("One. Two. Three. Four. ", "error")
+
+
+async def test_the_end_of_a_failed_run_names_the_row_that_keeps_its_text(house: House, server: ModelServer) -> None:
+    server.script = [Reply(text="Once upon", finish="content_filter")]
+    spec = house.spec(server, persist=True)
+    ran = await house.carry_out(spec)
+    assert ran.final["partial_row"] == (await house.rows(spec.session_id))[-1].id
+    assert ran.final["text_length"] == len("Once upon")
+
+
+async def test_another_route_goes_on_with_the_same_message(
+    house: House, server: ModelServer, other: ModelServer
+) -> None:
+    pieces = ["One. ", "Two. ", "Three. ", "Four. ", "Five."]
+    server.handler = scripted(*[cut_after(piece, Reply(text=pieces)) for piece in pieces[1:]])
+    other.script = [Reply(text=pieces)]
+    ran = await house.run(server, fallbacks=(fallback_to(other, "anthropic"),))
+    assert ran.actions() == ["continue"] * 3 + ["fallback"]
+    assert ran.result["final_response"] == ran.text() == "".join(pieces)
+    assert len({event["message_id"] for event in ran.of("text.delta")}) == 1
+    assert ("assistant", "One. Two. Three. Four. ") in sent(other.requests[0])
+
+
+@each_protocol
+async def test_a_malformed_event_after_text_is_a_cut(house: House, server: ModelServer, protocol: Protocol) -> None:
+    place = {"chat": 2, "responses": 5, "anthropic": 4}[protocol]
+    server.script = [Reply(text=SENTENCE, malformed_at=place), Reply(text=SENTENCE)]
+    ran = await house.run(server, protocol=protocol)
+    assert ran.result["final_response"] == ran.text() == WHOLE
+    assert ran.actions() == ["continue"]
+
+
+# ---- streams that break inside a call
+
+HALF_CALL = Reply(text="Let me look.", tool_calls=[Call("look", ['{"a": "FIRST', 'SECOND"}'])])
+
+
+@each_protocol
+async def test_a_call_cut_after_text_is_given_up_with_a_warning_and_never_executed(
+    house: House, server: ModelServer, protocol: Protocol
+) -> None:
+    ran_tools: list[Any] = []
+    house.offer(tool("look", lambda _, args: ran_tools.append(args) or {}))
+    server.handler = scripted(*[cut_after("SECOND", HALF_CALL)] * 3)
+    ran = await house.run(server, protocol=protocol)
+    assert ran.actions() == ["continue", "continue"]
+    assert_failed(ran, "stream_lost_tool", "provider_unavailable")
+    assert ran.result["partial"] is True
+    warning = "Stream stalled mid tool-call (look); the call was not executed."
+    assert ran.result["final_response"].startswith("Let me look.")
+    assert ran.result["final_response"].endswith(warning)
+    assert ran.text() == ran.result["final_response"]
+    assert ran_tools == []
+    assert ran.of("tool.started") == []
+
+
+@each_protocol
+async def test_a_call_cut_after_text_is_named_when_the_model_is_asked_to_go_on(
+    house: House, server: ModelServer, protocol: Protocol
+) -> None:
+    ran_tools: list[Any] = []
+    house.offer(tool("look", lambda _, args: ran_tools.append(args) or {}))
+    server.handler = scripted(cut_after("SECOND", HALF_CALL), HALF_CALL, Reply(text="Done."))
+    ran = await house.run(server, protocol=protocol)
+    assert ran.result["final_response"] == "Done."
+    assert "look" in sent(server.requests[1])[-1][1]
+    assert ran_tools == [{"a": "FIRSTSECOND"}]
+    assert ran.result["messages"][1]["content"] == "Let me look."
+
+
+@each_protocol
+async def test_a_call_cut_with_nothing_said_is_asked_for_again(
+    house: House, server: ModelServer, protocol: Protocol
+) -> None:
+    ran_tools: list[Any] = []
+    house.offer(tool("look", lambda _, args: ran_tools.append(args) or {}))
+    silent = Reply(tool_calls=HALF_CALL.tool_calls)
+    server.handler = scripted(cut_after("SECOND", silent), silent, Reply(text="Done."))
+    ran = await house.run(server, protocol=protocol)
+    assert ran.actions() == ["reconnect"]
+    assert ran.one("model.retrying")["failure"] == "stream_lost_tool"
+    assert ran_tools == [{"a": "FIRSTSECOND"}]
+
+
+async def test_a_call_that_is_always_cut_with_nothing_said_is_a_failure_without_text(
+    house: House, server: ModelServer
+) -> None:
+    house.offer(tool("look"))
+    server.handler = scripted(*[cut_after("SECOND", Reply(tool_calls=HALF_CALL.tool_calls))] * 3)
+    ran = await house.run(server)
+    assert_failed(ran, "stream_lost_tool", "provider_unavailable")
+    assert (ran.result["final_response"], ran.result["partial"]) == ("", False)
+
+
+# ---- silence
+
+
+async def test_silence_past_the_limit_is_a_lost_stream(make_house: MakeHouse, server: ModelServer) -> None:
+    house = make_house(with_keys(server, KEY, stale_timeout_seconds=0.1))
+    server.script = [Reply(text="Hello", stall_at=0), Reply(text="Hello")]
+    ran = await house.run(None, route=TO_P)
+    assert ran.result["final_response"] == "Hello"
+    assert ran.one("model.retrying")["failure"] == "stale"
+    assert ran.actions() == ["reconnect"]
+    await nothing_left(server)
+
+
+async def test_silence_after_text_is_continued(make_house: MakeHouse, server: ModelServer) -> None:
+    house = make_house(with_keys(server, KEY, stale_timeout_seconds=0.1))
+    server.script = [Reply(text=SENTENCE, gap_s=60), Reply(text=SENTENCE)]
+    ran = await house.run(None, route=TO_P)
+    assert ran.result["final_response"] == WHOLE
+    assert ran.actions() == ["continue"]
+
+
+async def test_bytes_without_content_stretch_the_limit_to_three_times_at_most(
+    make_house: MakeHouse, server: ModelServer
+) -> None:
+    house = make_house(with_keys(server, KEY, stale_timeout_seconds=0.1))
+    server.script = [Reply(text="Hello", stall_at=0, comments=True), Reply(text="Hello")]
+    ran = await house.run(None, route=TO_P)
+    assert ran.result["final_response"] == "Hello"
+    silence = server.requests[1].time - server.requests[0].time
+    assert 0.25 <= silence <= 1.2
+
+
+@pytest.mark.usefixtures("quick")
+async def test_the_total_time_of_a_request_is_limited(make_house: MakeHouse, server: ModelServer) -> None:
+    house = make_house(with_keys(server, KEY, request_timeout_seconds=0.2) | {"agent": {"api_max_retries": 0}})
+    server.script = [Reply(text="Hello", stall_at=0, comments=True), Reply(text="Hello")]
+    ran = await house.run(None, route=TO_P)
+    assert ran.events[2]["failure"] == "timeout"
+
+
+# ---- providers that want to be asked otherwise
+
+
+@each_protocol
+async def test_a_provider_that_refuses_streaming_is_asked_without_it_for_the_rest_of_the_turn_only(
+    house: House, server: ModelServer, protocol: Protocol
+) -> None:
+    house.offer(tool("look"))
+    whole = [Reply(tool_calls=[Call("look")]), Reply(text="Done."), Reply(text="Again.")]
+    server.handler = lambda request: Reply(refuse_stream=True) if request.stream else whole.pop(0)
+    first = await house.run(server, protocol=protocol)
+    assert first.result["final_response"] == first.text() == "Done."
+    assert [request.stream for request in server.requests] == [True, False, False]
+    second = await house.run(server, protocol=protocol)
+    assert second.result["final_response"] == "Again."
+    assert [request.stream for request in server.requests[3:]] == [True, False]
+    assert [event["streaming"] for event in second.of("model.started")] == [True, False]
+
+
+@each_protocol
+async def test_an_option_the_provider_refuses_is_dropped_and_never_sent_there_again(
+    house: House, server: ModelServer, protocol: Protocol
+) -> None:
+    server.repeat, server.script = True, [Reply(reject_option="temperature", text="Done.", continues=False)]
+    ran = await house.run(server, protocol=protocol, sampling={"temperature": 0.5})
+    assert ran.result["final_response"] == "Done."
+    await house.run(server, protocol=protocol, sampling={"temperature": 0.5})
+    assert ["temperature" in request.body for request in server.requests] == [True, False, False]
+
+
+async def test_an_option_left_out_because_it_was_refused_before_is_named_in_every_run(
+    house: House, server: ModelServer
+) -> None:
+    server.repeat, server.script = True, [Reply(reject_option="temperature", text="Done.", continues=False)]
+    runs = [await house.run(server, sampling={"temperature": 0.5}) for _ in range(2)]
+    assert [any("temperature" in n["message"] for n in ran.of("notice")) for ran in runs] == [True, True]
+
+
+@each_protocol
+async def test_of_two_options_that_exclude_each_other_the_one_left_out_is_named(
+    house: House, server: ModelServer, protocol: Protocol
+) -> None:
+    server.script = [Reply(text="Done.")]
+    wanted = {"temperature": 0.5, "top_p": 0.9}
+    ran = await house.run(server, protocol=protocol, sampling=wanted)
+    left_out = wanted.keys() - server.requests[0].body.keys()
+    told = " ".join(notice["message"] for notice in ran.of("notice"))
+    assert {name for name in left_out if name not in told} == set()
+
+
+async def test_the_request_for_usage_is_an_option_that_can_be_dropped(house: House, server: ModelServer) -> None:
+    server.repeat, server.script = True, [Reply(reject_option="stream_options", text="Done.")]
+    ran = await house.run(server)
+    assert ran.result["final_response"] == "Done."
+    assert ran.one("usage")["measured"] == "estimate"
+
+
+async def test_after_four_refused_options_the_turn_fails(house: House, server: ModelServer) -> None:
+    options = ["temperature", "top_p", "presence_penalty", "frequency_penalty", "seed"]
+    server.script = [Reply(reject_option=option, text="Done.") for option in options]
+    ran = await house.run(server, sampling={option: 1 for option in options})
+    assert_failed(ran, "option_rejected", "provider_rejected_request")
+    assert len(server.requests) == 5
+
+
+async def test_refused_replayed_items_are_left_out(house: House, server: ModelServer) -> None:
+    house.offer(tool("look"))
+    refusal = "messages.1.content.0: Invalid `signature` in `thinking` block"
+    server.script = [
+        Reply(reasoning="hm", signature="c2ln", tool_calls=[Call("look")]),
+        Reply(status=400, error=refusal),
+        Reply(text="Done."),
+    ]
+    ran = await house.run(server, protocol="anthropic")
+    assert ran.result["final_response"] == "Done."
+    assert ["c2ln" in json.dumps(request.body) for request in server.requests] == [False, True, False]
+
+
+# ---- answers cut at the output limit
+
+
+@each_protocol
+async def test_an_answer_cut_at_the_output_limit_is_continued(
+    house: House, server: ModelServer, protocol: Protocol
+) -> None:
+    parts = ["One. ", "Two. ", "Three. ", "Four."]
+    server.script = [Reply(text=p, finish="length", continues=False) for p in parts[:3]]
+    server.script = [*server.script, Reply(text=parts[3], continues=False)]
+    ran = await house.run(server, protocol=protocol)
+    assert ran.result["final_response"] == ran.text() == "".join(parts)
+    assert ran.result["completed"] is True
+    assert ran.one("message.completed")["finish_reason"] == "stop"
+    assert [m["role"] for m in ran.result["messages"]] == ["user", "assistant"]
+
+
+@each_protocol
+async def test_an_answer_cut_four_times_is_kept_as_truncated(
+    house: House, server: ModelServer, protocol: Protocol
+) -> None:
+    parts = ["One. ", "Two. ", "Three. ", "Four."]
+    server.script = [Reply(text=p, finish="length", continues=False) for p in parts]
+    spec = house.spec(server, protocol=protocol, persist=True)
+    ran = await house.carry_out(spec)
+    assert ran.final["type"] == "run.failed"
+    assert (ran.result["failure"], ran.result["error_code"]) == ("truncated_text", "output_truncated")
+    assert (ran.result["failed"], ran.result["partial"], ran.result["completed"]) == (False, True, False)
+    assert ran.result["final_response"] == "".join(parts)
+    assert "truncated" in ran.result["error"]
+    assert (await house.rows(spec.session_id))[-1].finish_reason == "length"
+
+
+@each_protocol
+async def test_an_answer_cut_at_the_callers_own_limit_is_not_continued(
+    house: House, server: ModelServer, protocol: Protocol
+) -> None:
+    server.script = [Reply(text="One two", finish="length")]
+    ran = await house.run(server, protocol=protocol, max_output_tokens=64)
+    assert server.requests[0].body[OUTPUT_LIMIT[protocol]] == 64
+    assert len(server.requests) == 1
+    assert ran.result["final_response"] == "One two"
+    assert (ran.result["failed"], ran.result["partial"]) == (False, True)
+    assert ran.result["error_code"] == "output_truncated"
+    assert ran.one("message.completed")["finish_reason"] == "length"
+
+
+async def test_the_callers_own_limit_may_cut_before_the_first_word(house: House, server: ModelServer) -> None:
+    server.script = [Reply(reasoning="hm", finish="length")]
+    ran = await house.run(server, max_output_tokens=64)
+    assert len(server.requests) == 1
+    assert (ran.result["final_response"], ran.result["partial"], ran.result["failed"]) == ("", True, False)
+    assert ran.result["error_code"] == "output_truncated"
+
+
+@each_protocol
+async def test_a_truncated_call_is_asked_for_with_more_room_and_never_executed(
+    make_house: MakeHouse, server: ModelServer, protocol: Protocol
+) -> None:
+    base = {"default": "m", "base_url": f"{server.url}/v1", "api_mode": MODES[protocol], "api_key": KEY}
+    house = make_house({"model": {**base, "max_tokens": 100}})
+    ran_tools: list[Any] = []
+    house.offer(tool("look", lambda _, args: ran_tools.append(args) or {}))
+    cut = Reply(tool_calls=[Call("look", '{"a": "unfini')], finish="length")
+    server.script = [cut, cut, cut, Reply(tool_calls=[Call("look", {"a": "short"})]), Reply(text="Done.")]
+    ran = await house.run(None, protocol=protocol)
+    assert [r.body[OUTPUT_LIMIT[protocol]] for r in server.requests[:3]] == [100, 200, 400]
+    assert ran.actions() == ["raise_output", "raise_output", "nudge"]
+    assert sent(server.requests[3])[-1][0] == "user"
+    assert ran_tools == [{"a": "short"}]
+    assert ran.result["final_response"] == "Done."
+
+
+async def test_a_call_that_stays_truncated_is_a_failure_that_says_so(house: House, server: ModelServer) -> None:
+    house.offer(tool("look"))
+    server.repeat, server.script = True, [Reply(tool_calls=[Call("look", '{"a": "unfini')], finish="length")]
+    ran = await house.run(server)
+    assert_failed(ran, "truncated_tool", "agent_incomplete")
+    assert "truncated" in ran.result["error"]
+    assert ran.of("tool.started") == []
+
+
+async def test_arguments_that_look_cut_off_count_as_truncated_whatever_the_finish_reason(
+    house: House, server: ModelServer
+) -> None:
+    ran_tools: list[Any] = []
+    house.offer(tool("look", lambda _, args: ran_tools.append(args) or {}))
+    server.repeat, server.script = True, [Reply(tool_calls=[Call("look", '{"a": "unfini')])]
+    ran = await house.run(server)
+    assert_failed(ran, "truncated_tool", "agent_incomplete")
+    assert ran_tools == []
+
+
+# ---- filters, silence and wrong forms
+
+
+@each_protocol
+async def test_a_filtered_answer_keeps_its_text(house: House, server: ModelServer, protocol: Protocol) -> None:
+    server.script = [Reply(text="Once upon", finish="content_filter")]
+    ran = await house.run(server, protocol=protocol)
+    assert ran.final["type"] == "run.failed"
+    assert (ran.result["failure"], ran.result["error_code"]) == ("filtered", "content_filter")
+    assert (ran.result["final_response"], ran.result["partial"], ran.result["failed"]) == ("Once upon", True, False)
+    assert ran.one("message.completed")["finish_reason"] == "content_filter"
+
+
+@each_protocol
+async def test_a_filtered_answer_without_text_is_a_violation(
+    house: House, server: ModelServer, protocol: Protocol
+) -> None:
+    server.script = [Reply(finish="content_filter")]
+    ran = await house.run(server, protocol=protocol)
+    assert_failed(ran, "filtered", "content_policy_violation")
+    assert ran.result["final_response"] == ""
+
+
+@each_protocol
+@pytest.mark.parametrize("thought", ["", "hm"], ids=["nothing", "only reasoning"])
+async def test_an_empty_answer_is_asked_to_be_visible_and_the_request_is_not_kept(
+    house: House, server: ModelServer, protocol: Protocol, thought: str
+) -> None:
+    server.script = [Reply(reasoning=thought), Reply(text="Here.")]
+    ran = await house.run(server, protocol=protocol)
+    assert ran.actions() == ["nudge"]
+    assert ran.result["final_response"] == ran.text() == "Here."
+    assert sent(server.requests[1])[-1][0] == "user"
+    assert [(m["role"], m["content"]) for m in ran.result["messages"]] == [("user", "hi"), ("assistant", "Here.")]
+
+
+@pytest.mark.usefixtures("quick")
+async def test_an_answer_that_stays_empty_is_a_failure(house: House, server: ModelServer) -> None:
+    server.repeat, server.script = True, [Reply()]
+    ran = await house.run(server)
+    assert ran.actions() == ["nudge", "retry", "retry"]
+    assert_failed(ran, "empty", "agent_incomplete")
+
+
+FORMAT = {
+    "type": "json_schema",
+    "json_schema": {"name": "n", "strict": True, "schema": schema(["n"], n={"type": "integer"})},
+}
+
+
+@each_protocol
+async def test_an_answer_in_the_wrong_form_is_repaired_once(
+    house: House, server: ModelServer, protocol: Protocol
+) -> None:
+    server.script = [Reply(text='{"n": "one"}'), Reply(text='{"n": 1}')]
+    ran = await house.run(server, protocol=protocol, response_format=FORMAT)
+    assert ran.result["final_response"] == '{"n": 1}'
+    assert ran.result["completed"] is True
+
+
+async def test_an_answer_that_stays_in_the_wrong_form_is_a_failure(house: House, server: ModelServer) -> None:
+    server.script = [Reply(text="one"), Reply(text="two")]
+    ran = await house.run(server, response_format=FORMAT)
+    assert_failed(ran, "bad_structure", "structured_output_failed")
+
+
+# ---- deadlines
+
+
+async def test_a_deadline_keeps_the_text_so_far(house: House, server: ModelServer) -> None:
+    server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
+    ran = await house.run(server, deadline_seconds=0.3)
+    assert_failed(ran, "deadline", "turn_timeout")
+    assert (ran.result["final_response"], ran.result["partial"]) == ("Once ", True)
+    await nothing_left(server)
+
+
+async def test_a_deadline_before_any_text_is_a_failure_without_text(house: House, server: ModelServer) -> None:
+    server.script = [Reply(text="Hello", delay_s=60)]
+    ran = await house.run(server, deadline_seconds=0.2)
+    assert_failed(ran, "deadline", "turn_timeout")
+    assert ran.result["final_response"] == ""
+    await nothing_left(server)
+
+
+async def test_a_wait_past_the_deadline_is_not_begun(house: House, server: ModelServer, other: ModelServer) -> None:
+    server.script = [Reply(status=429, headers={"Retry-After": "9"})]
+    ran = await house.run(server, deadline_seconds=2.0)
+    assert ran.of("model.retrying") == []
+    assert ran.result["failed"] is True
+    assert len(server.requests) == 1
+
+
+async def test_a_deadline_ends_a_tool_as_well(house: House, server: ModelServer) -> None:
+    import asyncio
+
+    async def forever(_: Any, __: Any) -> dict[str, Any]:
+        await asyncio.Event().wait()
+        return {}
+
+    house.offer(tool("look", forever))
+    server.script = [Reply(text="Wait.", tool_calls=[Call("look")])]
+    ran = await house.run(server, deadline_seconds=0.3)
+    assert_failed(ran, "deadline", "turn_timeout")
+    assert len(ran.of("tool.finished")) == 1
+    await nothing_left(server)
+
+
+# ---- failure is not speech, and secrets stay put
+
+
+def everything_said(ran: Ran, rows: list[Any], caplog: pytest.LogCaptureFixture) -> str:
+    """All that a failed run has left anywhere a person or a model could read it."""
+    kept = [repr(ran.spec), json.dumps(ran.spec.stored(), default=str), repr(rows)]
+    return "\n".join([json.dumps(ran.result), json.dumps(ran.events), caplog.text, *kept])
+
+
+@pytest.mark.usefixtures("quick")
+@each_protocol
+@pytest.mark.parametrize("key", [KEY, ODD_KEY], ids=["by pattern", "by value"])
+@pytest.mark.parametrize(
+    "told",
+    [
+        Reply(status=401, quote_key=True),
+        Reply(status=500, quote_key=True),
+        Reply(status=429, quote_key=True),
+        Reply(error_event={}, quote_key=True),
+        Reply(text="Once ", error_event={}, quote_key=True),
+    ],
+    ids=["401", "500", "429", "in the stream", "after text"],
+)
+async def test_a_key_quoted_in_a_providers_error_appears_nowhere(
+    make_house: MakeHouse,
+    server: ModelServer,
+    caplog: pytest.LogCaptureFixture,
+    protocol: Protocol,
+    key: str,
+    told: Reply,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    house = make_house(with_keys(server, key, api_mode=MODES[protocol]))
+    server.repeat, server.script = True, [told]
+    spec = house.spec(None, route=TO_P, persist=True)
+    ran = await house.carry_out(spec)
+    assert ran.result["failed"] is True
+    assert server.requests[0].key == key
+    rows = [*await house.rows(spec.session_id), await house.engine.get(spec.run_id)]
+    assert key not in everything_said(ran, rows, caplog)
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_key_given_with_the_run_is_as_safe_as_a_configured_one(
+    house: House, server: ModelServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    server.script = [Reply(status=401, raw=f"<html>key={ODD_KEY} is bad</html>")]
+    spec = house.spec(server, api_key=ODD_KEY, persist=True)
+    ran = await house.carry_out(spec)
+    assert server.requests[0].key == ODD_KEY
+    rows = [*await house.rows(spec.session_id), await house.engine.get(spec.run_id)]
+    assert ODD_KEY not in everything_said(ran, rows, caplog)
+
+
+async def test_a_key_of_a_fallback_given_with_the_run_appears_nowhere(
+    house: House, server: ModelServer, other: ModelServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    server.script, other.script = [Reply(status=403)], [Reply(status=401, quote_key=True)]
+    spec = house.spec(server, fallbacks=(fallback_to(other, api_key=ODD_KEY),), persist=True)
+    ran = await house.carry_out(spec)
+    assert other.requests[0].key == ODD_KEY
+    rows = [*await house.rows(spec.session_id), await house.engine.get(spec.run_id)]
+    assert ODD_KEY not in everything_said(ran, rows, caplog)
+
+
+async def test_a_known_key_in_the_models_own_text_is_masked_even_across_pieces(
+    make_house: MakeHouse, server: ModelServer
+) -> None:
+    house = make_house(with_keys(server, ODD_KEY))
+    server.script = [Reply(text=["It is ", ODD_KEY[:9], ODD_KEY[9:14], ODD_KEY[14:], ", keep it."], gap_s=0.03)]
+    ran = await house.run(None, route=TO_P)
+    assert ran.result["final_response"] == ran.text() == "It is [redacted], keep it."
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("told", [Reply(status=500, error="ZEBRA"), Reply(error_event={"message": "ZEBRA"})])
+async def test_the_words_of_an_error_never_become_the_assistants(
+    house: House, server: ModelServer, told: Reply
+) -> None:
+    server.repeat, server.script = True, [told]
+    spec = house.spec(server, persist=True)
+    ran = await house.carry_out(spec)
+    assert "ZEBRA" in ran.result["error"]
+    assert "ZEBRA" not in ran.text()
+    assert all("ZEBRA" not in str(row.content) for row in await house.rows(spec.session_id))
+
+
+async def test_a_handler_sees_every_attempt_with_its_own_number(house: House, server: ModelServer) -> None:
+    seen: list[Request] = []
+
+    def answer(request: Request) -> Reply:
+        seen.append(request)
+        return Reply(reset_before_headers=True) if len(seen) < 3 else Reply(text="Done.")
+
+    server.handler = answer
+    ran = await house.run(server)
+    assert [event["attempt"] for event in ran.of("model.started")] == [1, 2, 3]
+    assert ran.one("run.completed")["steps"] == 1

@@ -1,0 +1,297 @@
+"""The log of a run: whoever reads it, from wherever and however slowly, reads the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from hermes.runs.events import Event, fold
+from hermes.tools import clarify
+from support.model_server import Call, ModelServer, Protocol, Reply
+
+from .conftest import MakeHouse
+from .house import LIVE_ONLY, PROTOCOLS, House, Json, check_laws, rebuilt, tool
+
+each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
+STORY = [f"word {n}, " for n in range(40)]
+
+
+def talkative(house: House) -> None:
+    async def talk(ctx: Any, _: Any) -> Json:
+        ctx.emit("stdout", "working\n")
+        await asyncio.sleep(0.03)
+        ctx.emit("stdout", "still working\n")
+        return {"ok": True}
+
+    house.offer(tool("talk", talk))
+
+
+def rich_script() -> list[Reply]:
+    """A turn with all that a log can hold: thought, text, a call with output, and text again."""
+    return [
+        Reply(reasoning=["first ", "then"], text=STORY, tool_calls=[Call("talk")], gap_s=0.002),
+        Reply(text=["Grüße ", "🙂 ", "日本語"], gap_s=0.03),
+    ]
+
+
+async def read(house: House, run_id: str, after: int = 0) -> list[Json]:
+    return [event.as_dict() async for event in house.engine.subscribe(run_id, after)]
+
+
+def kept(events: list[Json]) -> list[Json]:
+    return [event for event in events if event["type"] not in LIVE_ONLY]
+
+
+async def finished(house: House, server: ModelServer, protocol: Protocol = "chat") -> tuple[str, list[Json]]:
+    """A rich run that has ended, with what a reader from its first moment saw."""
+    talkative(house)
+    server.script = rich_script()
+    spec = house.spec(server, protocol=protocol, persist=True)
+    ran = await house.carry_out(spec)
+    assert {"reasoning.delta", "tool.output", "tool.drafted", "text.delta"} <= set(ran.types)
+    return spec.run_id, ran.events
+
+
+# ---- many readers
+
+
+async def test_two_readers_from_the_start_see_the_very_same_events(house: House, server: ModelServer) -> None:
+    talkative(house)
+    server.script = rich_script()
+    spec = house.spec(server)
+    live = await house.engine.start(spec)
+    assert live.task is not None
+    one, two, _ = await asyncio.gather(read(house, spec.run_id), read(house, spec.run_id), live.task)
+    assert one == two
+    check_laws(one)
+
+
+@pytest.mark.parametrize(
+    "moment", ["reasoning.delta", "text.delta", "message.completed", "tool.started", "tool.finished"]
+)
+async def test_a_reader_who_comes_late_sees_all_that_came_before(
+    house: House, server: ModelServer, moment: str
+) -> None:
+    talkative(house)
+    server.script = rich_script()
+    running = await house.begin(house.spec(server, persist=True))
+    await running.seen(moment)
+    late = await read(house, running.run_id)
+    ran = await running.end()
+    assert kept(late) == kept(ran.events)
+    assert [event["seq"] for event in late if event not in kept(late)] <= [event["seq"] for event in ran.events]
+    check_laws(late)
+
+
+async def test_a_reader_may_come_in_the_middle_of_a_message_and_go_on_from_any_number(
+    house: House, server: ModelServer
+) -> None:
+    server.script = [Reply(text=STORY, gap_s=0.004)]
+    running = await house.begin(house.spec(server, persist=True))
+    readers: list[asyncio.Task[list[Json]]] = []
+    for count in range(2, 9):
+        events = await running.until(lambda seen, n=count: len(seen) >= n and list(seen))
+        readers.append(asyncio.create_task(read(house, running.run_id, events[-1]["seq"])))
+    ran = await running.end()
+    for reader in readers:
+        seen = await reader
+        assert seen == [event for event in ran.events if event["seq"] >= seen[0]["seq"]]
+        assert seen[0]["seq"] == next(e["seq"] for e in ran.events if e["seq"] >= seen[0]["seq"])
+
+
+@each_protocol
+async def test_reading_again_from_every_number_gives_the_very_same_events(
+    house: House, server: ModelServer, protocol: Protocol
+) -> None:
+    run_id, events = await finished(house, server, protocol)
+    for number in range(events[-1]["seq"] + 1):
+        wanted = [event for event in kept(events) if event["seq"] > number]
+        assert await read(house, run_id, number) == wanted, number
+
+
+async def test_text_applied_from_any_number_on_is_the_text(house: House, server: ModelServer) -> None:
+    run_id, events = await finished(house, server)
+    whole = rebuilt(events)
+    for at, event in enumerate(events):
+        again = [*events[: at + 1], *await read(house, run_id, event["seq"])]
+        assert rebuilt(again) == whole
+        # Applying a piece twice changes nothing.
+        assert rebuilt([*events[: at + 1], *await read(house, run_id, 0)]) == whole
+
+
+async def test_what_a_tool_printed_is_not_replayed_once_the_call_has_finished(
+    house: House, server: ModelServer
+) -> None:
+    run_id, events = await finished(house, server)
+    assert "".join(e["text"] for e in events if e["type"] == "tool.output") == "working\nstill working\n"
+    assert [event for event in await read(house, run_id) if event["type"] in LIVE_ONLY] == []
+
+
+async def test_what_a_running_tool_printed_is_shown_to_who_comes_meanwhile(house: House, server: ModelServer) -> None:
+    printed, go_on = asyncio.Event(), asyncio.Event()
+
+    async def talk(ctx: Any, _: Any) -> Json:
+        ctx.emit("stdout", "working\n")
+        printed.set()
+        await go_on.wait()
+        return {"ok": True}
+
+    house.offer(tool("talk", talk))
+    server.script = [Reply(tool_calls=[Call("talk")]), Reply(text="Done.")]
+    running = await house.begin(house.spec(server, persist=True))
+    await printed.wait()
+    late = asyncio.create_task(read(house, running.run_id))
+    await running.seen("tool.output")
+    await asyncio.sleep(0.01)
+    go_on.set()
+    ran = await running.end()
+    assert [e for e in await late if e["type"] == "tool.output"] == ran.of("tool.output")
+
+
+# ---- slow readers
+
+
+async def slow(events: AsyncIterator[Event], until: asyncio.Task[Any]) -> list[Json]:
+    """Take one event, then nothing until the run is over, then the rest."""
+    seen = [(await anext(events)).as_dict()]
+    await until
+    return [*seen, *[event.as_dict() async for event in events]]
+
+
+@pytest.mark.parametrize(("count", "size"), [(3000, 4), (300, 8000)], ids=["many events", "many bytes"])
+async def test_a_reader_who_overflows_catches_up_and_misses_nothing(
+    make_house: MakeHouse, server: ModelServer, count: int, size: int
+) -> None:
+    house = make_house({"agent": {"delta_window_ms": 0}})
+    server.script = [Reply(text=[f"{n:0{size}d}" for n in range(count)])]
+    spec = house.spec(server, persist=True)
+    live = await house.engine.start(spec)
+    assert live.task is not None
+    quick = asyncio.create_task(read(house, spec.run_id))
+    seen = await slow(house.engine.subscribe(spec.run_id).__aiter__(), live.task)
+    assert len(seen) > (1024 if count > 1024 else 290)
+    assert seen == await quick
+    assert rebuilt(seen) == {seen[-1]["message_id"]: "".join(f"{n:0{size}d}" for n in range(count))}
+
+
+async def test_a_reader_who_never_reads_holds_up_neither_the_run_nor_others(
+    make_house: MakeHouse, server: ModelServer
+) -> None:
+    house = make_house({"agent": {"delta_window_ms": 0}})
+    server.script = [Reply(text=[f"{n} " for n in range(2000)])]
+    spec = house.spec(server, persist=True)
+    live = await house.engine.start(spec)
+    stuck = house.engine.subscribe(spec.run_id).__aiter__()
+    await anext(stuck)
+    assert live.task is not None
+    async with asyncio.timeout(10):
+        events = await read(house, spec.run_id)
+        await live.task
+    assert events[-1]["type"] == "run.completed"
+    await stuck.aclose()  # type: ignore[attr-defined]
+
+
+async def test_one_reader_leaving_takes_nothing_from_another(house: House, server: ModelServer) -> None:
+    talkative(house)
+    server.script = rich_script()
+    running = await house.begin(house.spec(server))
+    leaving = house.engine.subscribe(running.run_id).__aiter__()
+    for _ in range(4):
+        await anext(leaving)
+    await leaving.aclose()  # type: ignore[attr-defined]
+    ran = await running.end()
+    assert ran.text().endswith("日本語")
+
+
+# ---- runs that keep nothing
+
+
+async def test_a_run_that_keeps_nothing_is_gone_when_it_has_ended_and_nobody_reads(
+    house: House, server: ModelServer
+) -> None:
+    server.script = [Reply(text="Done.")]
+    spec = house.spec(server, persist=False)
+    await house.engine.run(spec)
+    assert await house.engine.get(spec.run_id) is None
+    assert await read(house, spec.run_id) == []
+    assert await house.app.store.sessions.get(spec.session_id) is None
+    assert await house.rows(spec.session_id) == []
+
+
+async def test_a_run_that_keeps_nothing_can_be_read_to_its_end_by_who_reads_already(
+    house: House, server: ModelServer
+) -> None:
+    server.script = [Reply(text="Done.")]
+    spec = house.spec(server, persist=False)
+    live = await house.engine.start(spec)
+    assert live.task is not None
+    seen = await slow(house.engine.subscribe(spec.run_id).__aiter__(), live.task)
+    assert [event["type"] for event in seen][-1] == "run.completed"
+    assert await house.engine.get(spec.run_id) is None
+
+
+async def test_a_run_that_is_kept_can_be_read_long_after(house: House, server: ModelServer) -> None:
+    run_id, events = await finished(house, server)
+    record = await house.engine.get(run_id)
+    assert record is not None
+    assert record.state.status == "completed"
+    assert await read(house, run_id) == kept(events)
+
+
+# ---- status
+
+NOTHING: Json = {"usage": {}, "steps": 0, "partial_row": None, "text_length": 0}
+STARTED = ("run.started", {"model": "m", "provider": "p"})
+STATES = [
+    ("queued", [("run.queued", {})]),
+    ("running", [("run.queued", {}), STARTED]),
+    ("running", [STARTED, ("model.started", {})]),
+    ("waiting_for_approval", [STARTED, ("approval.requested", {"approval_id": "a"})]),
+    ("running", [STARTED, ("approval.requested", {"approval_id": "a"}), ("approval.resolved", {"approval_id": "a"})]),
+    ("waiting_for_input", [STARTED, ("clarify.requested", {"request_id": "r"})]),
+    ("running", [STARTED, ("clarify.requested", {"request_id": "r"}), ("clarify.resolved", {"request_id": "r"})]),
+    ("stopping", [STARTED, ("control.received", {"control_id": "c", "control": "interrupt"})]),
+    ("stopping", [STARTED, ("control.received", {"control_id": "c", "control": "cancel"})]),
+    ("running", [STARTED, ("control.received", {"control_id": "c", "control": "steer"})]),
+    ("completed", [STARTED, ("run.completed", NOTHING)]),
+    ("failed", [STARTED, ("run.failed", {**NOTHING, "failure": "auth", "error": "no"})]),
+    (
+        "cancelled",
+        [STARTED, ("control.received", {"control_id": "c", "control": "cancel"}), ("run.cancelled", NOTHING)],
+    ),
+    ("interrupted", [STARTED, ("run.interrupted", {})]),
+    ("running", [STARTED, ("run.interrupted", {}), ("run.resumed", {})]),
+]
+
+
+@pytest.mark.parametrize(("status", "events"), STATES, ids=lambda value: value if isinstance(value, str) else "")
+def test_the_status_is_the_fold_of_the_log(status: str, events: list[tuple[str, Json]]) -> None:
+    log = [Event("run_1", kind, data=data, seq=n, ts=float(n)) for n, (kind, data) in enumerate(events, 1)]
+    assert fold(log).status == status
+
+
+async def test_the_stored_status_follows_the_log_at_every_moment(house: House, server: ModelServer) -> None:
+    house.offer(clarify.TOOL)
+    server.script = [Reply(tool_calls=[Call("clarify", {"question": "Which?"})]), Reply(text=["a", "b"], gap_s=60)]
+    running = await house.begin(house.spec(server, persist=True, answerable=True))
+
+    async def status() -> str:
+        record = await house.engine.get(running.run_id)
+        assert record is not None
+        return record.state.status
+
+    asked = await running.seen("clarify.requested")
+    assert await status() == "waiting_for_input"
+    await running.control("answer", id=asked["request_id"], answer="This.")
+    await running.seen("clarify.resolved")
+    assert await status() == "running"
+    await running.seen("text.delta")
+    await running.control("interrupt")
+    await running.end()
+    assert await status() == "cancelled"
+    record = await house.engine.get(running.run_id)
+    assert record is not None
+    assert (record.state.last_event, record.state.last_seq) == ("run.cancelled", running.events[-1]["seq"])

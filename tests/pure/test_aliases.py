@@ -1,0 +1,71 @@
+"""Other names of our modules are the modules themselves: what is replaced through one is replaced in both."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import hermes
+
+SRC = Path(hermes.__file__).parent.parent
+# alias: (real module, a name that others replace)
+ALIASES = {
+    "run_agent": ("hermes.agent.facade", "AIAgent"),
+    "hermes_cli.profiles": ("hermes.home", "get_active_profile_name"),
+    "hermes_cli.tools_config": ("hermes.tools.toolsets", "_get_platform_tools"),
+    "gateway.config": ("hermes.server.settings", "load_gateway_config"),
+}
+
+
+def alias_files() -> list[Path]:
+    found = [*SRC.glob("*.py"), *(SRC / "hermes_cli").rglob("*.py"), *(SRC / "gateway").rglob("*.py")]
+    return sorted(path for path in found if path.name != "__init__.py")
+
+
+@pytest.mark.parametrize(("alias", "real"), [(alias, real) for alias, (real, _) in ALIASES.items()])
+def test_an_alias_is_the_very_module(alias: str, real: str) -> None:
+    assert import_module(alias) is import_module(real)
+
+
+@pytest.mark.parametrize(("alias", "real", "name"), [(a, r, n) for a, (r, n) in ALIASES.items()])
+def test_what_is_replaced_through_an_alias_is_replaced(
+    alias: str, real: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in = object()
+    monkeypatch.setattr(f"{alias}.{name}", stand_in)
+    assert getattr(import_module(real), name) is stand_in
+
+
+def test_what_is_replaced_is_looked_up_when_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hermes import home
+
+    monkeypatch.setattr("hermes_cli.profiles.resolve", lambda: home.Home(Path("/x"), "other"))
+    assert home.get_active_profile_name() == "other"
+
+
+@pytest.mark.parametrize("order", [0, 1], ids=["alias first", "real first"])
+@pytest.mark.parametrize("alias", ALIASES)
+def test_the_order_of_imports_does_not_matter(alias: str, order: int) -> None:
+    names = [alias, ALIASES[alias][0]]
+    first, second = names[order], names[1 - order]
+    code = f"import sys, {first}, {second}; assert sys.modules[{first!r}] is sys.modules[{second!r}]"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("path", alias_files(), ids=lambda path: str(path.relative_to(SRC)))
+def test_an_alias_file_is_a_few_lines_without_logic(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= 10
+    kinds = {type(node) for node in ast.walk(ast.parse(text))}
+    assert not kinds & {ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.If, ast.Try, ast.For}
+
+
+def test_every_alias_file_is_known_here() -> None:
+    found = {".".join(path.relative_to(SRC).with_suffix("").parts) for path in alias_files()}
+    assert set(ALIASES) <= found

@@ -1,0 +1,60 @@
+"""What costs time is loaded when it is used: `hermes --version` loads next to nothing (ARCHITECTURE.md, rule 7)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hermes
+
+HEAVY = ("aiohttp", "openai", "anthropic", "msgspec", "yaml", "ruamel", "jsonschema_rs", "PIL")
+# Runs the command as `python -m hermes` does, then says which modules there are.
+PROBE = """
+import json, runpy, sys
+sys.argv = ["hermes", *{arguments!r}]
+try:
+    runpy.run_module("hermes", run_name="__main__")
+except SystemExit as end:
+    print("\\nexit", end.code or 0)
+print(json.dumps(sorted(sys.modules)))
+"""
+
+
+def ran(arguments: list[str], home: Path) -> tuple[str, set[str]]:
+    """What a command printed, and the modules it loaded."""
+    code = PROBE.format(arguments=arguments)
+    environ = {**os.environ, "HERMES_HOME": str(home)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environ)
+    assert done.returncode == 0, done.stderr
+    *printed, modules = done.stdout.strip().splitlines()
+    return "\n".join(printed), set(json.loads(modules))
+
+
+def test_the_version_is_told_at_little_cost(tmp_path: Path) -> None:
+    printed, modules = ran(["--version"], tmp_path / "home")
+    assert hermes.__version__ in printed and "exit 0" in printed
+    assert not {name for name in modules if name.partition(".")[0] in HEAVY}
+    assert not {name for name in modules if name.startswith(("hermes.tools.", "hermes.providers."))}
+    assert not (tmp_path / "home").exists(), "telling the version touches no home"
+
+
+@pytest.mark.parametrize(
+    "module", ["hermes", "hermes.agent.failures", "hermes.agent.assembler", "hermes.agent.compress"]
+)
+def test_the_pure_parts_need_nothing_but_python(module: str) -> None:
+    code = f"import json, sys, {module}; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in json.loads(done.stdout)}
+    assert not loaded & {*HEAVY, "asyncio", "ssl"}
+
+
+@pytest.mark.parametrize("library", ["openai", "anthropic", "PIL", "yaml", "ruamel"])
+def test_the_facade_loads_no_library_that_it_may_not_need(library: str) -> None:
+    code = f"import sys, run_agent; assert {library!r} not in sys.modules, 'loaded'"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

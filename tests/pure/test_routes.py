@@ -1,0 +1,266 @@
+"""Which route a turn takes: what was asked for, what is configured, and where keys may go (AGENT.md 9.3)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes import config
+from hermes.agent.routes import LOCAL, auxiliary, fallback, missing_key, primary, routes
+from hermes.config import Settings
+from hermes.errors import ConfigError
+from hermes.home import Home
+from hermes.providers.base import Route
+from hermes.runs.spec import RouteChoice
+
+OPENAI, ANTHROPIC = "https://api.openai.com/v1", "https://api.anthropic.com"
+KEYS = {"OPENAI_API_KEY": "key-of-openai", "ANTHROPIC_API_KEY": "key-of-anthropic"}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
+
+
+def load(home: Home, yaml: str = "", environ: dict[str, str] | None = None) -> Settings:
+    home.config_file.write_text(yaml)
+    settings = config.load(home, {}, KEYS if environ is None else environ)
+    assert not settings.errors
+    return settings
+
+
+def choose(settings: Settings, session_model: str | None = None, **choice: Any) -> Route:
+    return primary(settings, RouteChoice(**choice), session_model)
+
+
+def place(route: Route) -> tuple[str, str, str, str]:
+    return route.provider, route.model, route.base_url, route.api_mode
+
+
+def keys(route: Route) -> list[str]:
+    return [credential.reveal() for credential in route.credentials]
+
+
+# ---- what is chosen
+
+CONFIGURED = "model: {default: gpt-x, provider: openai}"
+
+
+def test_nothing_configured_is_the_local_model_and_keys_alone_choose_nothing(home: Home) -> None:
+    assert routes(load(home)) == [LOCAL]
+    assert LOCAL.api_mode == "local" and LOCAL.credentials == ()
+
+
+@pytest.mark.parametrize(
+    ("yaml", "environ", "session", "choice", "expected"),
+    [
+        (CONFIGURED, {}, None, {}, ("openai", "gpt-x")),
+        (CONFIGURED, {"HERMES_INFERENCE_MODEL": "gpt-env"}, None, {}, ("openai", "gpt-env")),
+        (CONFIGURED, {"HERMES_INFERENCE_PROVIDER": "anthropic"}, None, {}, ("anthropic", "gpt-x")),
+        (CONFIGURED, {"HERMES_INFERENCE_MODEL": "gpt-env"}, "gpt-session", {}, ("openai", "gpt-session")),
+        (CONFIGURED, {}, "gpt-session", {"model": "gpt-run"}, ("openai", "gpt-run")),
+        (CONFIGURED, {}, None, {"provider": "anthropic", "model": "claude-x"}, ("anthropic", "claude-x")),
+        ("", {"HERMES_INFERENCE_PROVIDER": "openai", "HERMES_INFERENCE_MODEL": "m"}, None, {}, ("openai", "m")),
+        ("", {}, None, {"provider": "openai", "model": "m"}, ("openai", "m")),
+        ("model: {provider: local}", {}, None, {}, ("local", "local")),
+        (CONFIGURED, {}, None, {"provider": "local"}, ("local", "local")),
+        ("model: {default: m, base_url: 'http://127.0.0.1:9/v1'}", {}, None, {}, ("custom", "m")),
+        ("model: {default: m, provider: mine, base_url: 'http://127.0.0.1:9/v1'}", {}, None, {}, ("mine", "m")),
+    ],
+)
+def test_the_run_comes_before_the_session_before_the_environment_before_the_file(
+    home: Home,
+    yaml: str,
+    environ: dict[str, str],
+    session: str | None,
+    choice: dict[str, Any],
+    expected: tuple[str, str],
+) -> None:
+    route = choose(load(home, yaml, {**KEYS, **environ}), session, **choice)
+    assert (route.provider, route.model) == expected
+
+
+@pytest.mark.parametrize(
+    ("choice", "base_url", "mode"),
+    [
+        ({"provider": "openai", "model": "m"}, OPENAI, "codex_responses"),
+        ({"provider": "anthropic", "model": "m"}, ANTHROPIC, "anthropic_messages"),
+        ({"provider": "openrouter", "model": "m"}, "https://openrouter.ai/api/v1", "chat_completions"),
+        ({"model": "m", "base_url": "https://x.test/anthropic"}, "https://x.test/anthropic", "anthropic_messages"),
+        ({"model": "m", "base_url": "https://x.test/v1"}, "https://x.test/v1", "chat_completions"),
+        ({"model": "m", "base_url": OPENAI}, OPENAI, "codex_responses"),
+        ({"provider": "openai", "model": "m", "api_mode": "chat_completions"}, OPENAI, "chat_completions"),
+    ],
+)
+def test_address_and_protocol_follow_from_the_provider_or_the_host(
+    home: Home, choice: dict[str, Any], base_url: str, mode: str
+) -> None:
+    assert place(choose(load(home), **choice))[2:] == (base_url, mode)
+
+
+def test_a_providers_entry_says_where_and_how(home: Home) -> None:
+    yaml = """
+model: {default: big, provider: mine}
+providers:
+  mine:
+    base_url: https://llm.test/v1
+    api_mode: codex_responses
+    models: {big: {context_length: 64000, max_tokens: 900}, small: {}}
+    headers: {X-Team: blue}
+    extra_body: {priority: 1}
+    request_timeout_seconds: 77
+    stale_timeout_seconds: 33
+"""
+    route = choose(load(home, yaml))
+    assert place(route) == ("mine", "big", "https://llm.test/v1", "codex_responses")
+    assert (route.window_tokens, route.max_output_tokens) == (64000, 900)
+    assert (dict(route.headers), dict(route.extra_body)) == ({"X-Team": "blue"}, {"priority": 1})
+    assert (route.request_timeout_s, route.stale_timeout_s) == (77, 33)
+    assert choose(load(home, yaml), model="small").window_tokens is None
+
+
+@pytest.mark.parametrize("models", ["[first, second]", "{first: {}, second: {}}"])
+def test_without_a_model_the_providers_first_is_taken(home: Home, models: str) -> None:
+    settings = load(home, f"providers: {{mine: {{base_url: 'https://llm.test/v1', models: {models}}}}}")
+    assert choose(settings, provider="mine").model == "first"
+
+
+def test_window_and_limit_of_the_configured_model_hold_for_no_other(home: Home) -> None:
+    settings = load(home, "model: {default: m, provider: openai, context_length: 50000, max_tokens: 700}")
+    assert (choose(settings).window_tokens, choose(settings).max_output_tokens) == (50000, 700)
+    other = choose(settings, model="other")
+    assert (other.window_tokens, other.max_output_tokens) == (None, None)
+
+
+def test_what_a_run_adds_to_the_body_is_laid_over_the_entrys(home: Home) -> None:
+    yaml = "providers: {mine: {base_url: 'https://x.test', models: [m], extra_body: {a: 1, b: 1}}}"
+    route = choose(load(home, yaml), provider="mine", extra_body={"b": 2})
+    assert dict(route.extra_body) == {"a": 1, "b": 2}
+
+
+# ---- keys
+
+
+@pytest.mark.parametrize(
+    ("yaml", "choice", "expected"),
+    [
+        (CONFIGURED, {}, ["key-of-openai"]),
+        ("model: {default: m, provider: openai, api_key: own}", {}, ["own"]),
+        (CONFIGURED, {"api_key": "given"}, ["given"]),
+        (CONFIGURED, {"provider": "anthropic"}, ["key-of-anthropic"]),
+        ("model: {default: m, provider: openai, api_key: own}", {"provider": "anthropic"}, ["key-of-anthropic"]),
+        # A key goes only to the address it belongs to.
+        ("model: {default: m, provider: openai, api_key: own}", {"base_url": "https://evil.test/v1"}, []),
+        (CONFIGURED, {"base_url": "https://evil.test/v1"}, []),
+        ("model: {default: m, provider: openai, base_url: 'https://proxy.test/v1'}", {}, []),
+        ("{model: {default: m, provider: openai}, providers: {openai: {base_url: 'https://proxy.test/v1'}}}", {}, []),
+        (
+            "{model: {default: m, provider: openai}, "
+            "providers: {openai: {base_url: 'https://proxy.test/v1', api_key: of-proxy}}}",
+            {"base_url": "https://evil.test/v1"},
+            [],
+        ),
+    ],
+)
+def test_a_key_goes_only_where_it_belongs(home: Home, yaml: str, choice: dict[str, Any], expected: list[str]) -> None:
+    assert keys(choose(load(home, yaml), **choice)) == expected
+
+
+def test_several_keys_of_a_provider_are_kept_in_order_and_once(home: Home) -> None:
+    yaml = "providers: {openai: {api_key: a, keys: [b, a, c], key_env: MINE, models: [m]}}"
+    route = choose(load(home, yaml, {"MINE": "d", "OPENAI_API_KEY": "b"}), provider="openai")
+    assert keys(route) == ["a", "b", "c", "d"]
+
+
+def test_a_key_is_shown_by_no_route(home: Home) -> None:
+    assert "key-of-openai" not in repr(choose(load(home, CONFIGURED)))
+
+
+@pytest.mark.parametrize(
+    ("yaml", "choice", "name"),
+    [
+        ("", {"provider": "openai", "model": "m"}, "OPENAI_API_KEY"),
+        ("", {"provider": "ollama", "model": "m"}, ""),
+        ("", {"model": "m", "base_url": "https://x.test/v1"}, ""),
+        ("", {"provider": "openai", "model": "m", "base_url": "https://x.test/v1"}, ""),
+        ("providers: {mine: {base_url: 'https://x.test', key_env: MINE, models: [m]}}", {"provider": "mine"}, "MINE"),
+        ("", {"provider": "openai", "model": "m", "api_key": "given"}, ""),
+        ("", {"provider": "local"}, ""),
+    ],
+)
+def test_the_variable_that_should_hold_the_key_is_named(
+    home: Home, yaml: str, choice: dict[str, Any], name: str
+) -> None:
+    settings = load(home, yaml, {})
+    assert missing_key(settings, choose(settings, **choice)) == name
+
+
+# ---- faults
+
+
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        ({"model": "gpt-x"}, "no provider"),
+        ({"provider": "openia", "model": "m"}, "openai"),
+        ({"provider": "nobody", "model": "m"}, "nobody"),
+        ({"provider": "openai"}, "no model"),
+        ({"base_url": "https://x.test/v1"}, "no model"),
+    ],
+)
+def test_what_cannot_be_reached_is_refused_with_a_way_out(home: Home, choice: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        choose(load(home), **choice)
+    assert words in str(refused.value) and refused.value.hint
+
+
+# ---- fallbacks and tasks
+
+
+def test_fallbacks_follow_in_order_each_once(home: Home) -> None:
+    yaml = CONFIGURED + "\nfallback_providers: [anthropic/claude-x, openai/gpt-x, openrouter/meta/llama, {model: m, base_url: 'http://127.0.0.1:1/v1'}, anthropic/claude-x]"  # noqa: E501  # fmt: skip
+    assert [(r.provider, r.model) for r in routes(load(home, yaml))] == [
+        ("openai", "gpt-x"),
+        ("anthropic", "claude-x"),
+        ("openrouter", "meta/llama"),
+        ("custom", "m"),
+    ]
+
+
+def test_a_run_may_bring_its_own_fallbacks_or_none(home: Home) -> None:
+    settings = load(home, CONFIGURED + "\nfallback_providers: [anthropic/claude-x]")
+    assert len(routes(settings, RouteChoice(fallbacks=()))) == 1
+    own = routes(settings, RouteChoice(fallbacks=("groq/m",)))
+    assert [r.provider for r in own] == ["openai", "groq"]
+
+
+def test_a_fallback_says_what_it_needs(home: Home) -> None:
+    settings = load(home, "", {"MINE": "of-mine"})
+    entry = {
+        "provider": "mine",
+        "model": "m",
+        "base_url": "https://x.test/v1",
+        "key_env": "MINE",
+        "context_length": 9000,
+        "api_mode": "anthropic_messages",
+    }
+    route = fallback(settings, entry)
+    assert (keys(route), route.window_tokens, route.api_mode) == (["of-mine"], 9000, "anthropic_messages")
+    assert fallback(settings, "local") == LOCAL
+
+
+def test_a_task_without_a_provider_of_its_own_takes_the_main_route(home: Home) -> None:
+    assert auxiliary(load(home, CONFIGURED), "compression") is None
+    settings = load(home, CONFIGURED + "\nauxiliary: {compression: {model: gpt-small}}")
+    small = auxiliary(settings, "compression")
+    assert small is not None and (small.provider, small.model) == ("openai", "gpt-small")
+    assert auxiliary(settings, "title_generation") is None
+
+
+def test_a_task_may_have_a_provider_of_its_own(home: Home) -> None:
+    settings = load(home, CONFIGURED + "\nauxiliary: {vision: {provider: anthropic, model: claude-x}}")
+    route = auxiliary(settings, "vision")
+    assert route is not None and place(route) == ("anthropic", "claude-x", ANTHROPIC, "anthropic_messages")
+    assert keys(route) == ["key-of-anthropic"]

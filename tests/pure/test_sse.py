@@ -1,0 +1,89 @@
+"""Server-sent events from bytes, whatever the packets look like."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hermes import http
+from hermes.http import SseDecoder, StreamBroken
+from pure.cutting import all_cuts
+
+Events = list[tuple[str, bytes]]
+
+
+def decode(chunks: Iterable[bytes]) -> Events:
+    decoder = SseDecoder()
+    return [event for chunk in chunks for event in decoder.feed(chunk)]
+
+
+BODIES: list[tuple[str, bytes, Events]] = [
+    ("one", b"data: x\n\n", [("", b"x")]),
+    ("two", b"data: a\n\ndata: b\n\n", [("", b"a"), ("", b"b")]),
+    ("named", b"event: e\ndata: x\n\n", [("e", b"x")]),
+    ("name after data", b"data: x\nevent: e\n\n", [("e", b"x")]),
+    ("a name holds for one event", b"event: e\ndata: a\n\ndata: b\n\n", [("e", b"a"), ("", b"b")]),
+    ("carriage returns", b"event: e\rdata: x\r\r", [("e", b"x")]),
+    ("both", b"event: e\r\ndata: x\r\n\r\n", [("e", b"x")]),
+    ("mixed", b"data: a\r\n\ndata: b\n\r\ndata: c\r\r\n", [("", b"a"), ("", b"b"), ("", b"c")]),
+    ("several lines", b"data: a\ndata: b\ndata:\ndata: c\n\n", [("", b"a\nb\n\nc")]),
+    ("no space", b"data:x\n\n", [("", b"x")]),
+    ("one space of two", b"data:  x\n\n", [("", b" x")]),
+    ("colons", b'data: {"a": "b:c"}\n\n', [("", b'{"a": "b:c"}')]),
+    ("comments", b": hi\n:\ndata: x\n: more\n\n: end\n\n", [("", b"x")]),
+    ("other fields", b"id: 7\nretry: 10\ndata: x\nfoo: y\nbar\n\n", [("", b"x")]),
+    ("a field that only begins like one", b"database: y\nevents: z\ndata: x\n\n", [("", b"x")]),
+    ("a name without data is no event", b"event: e\n\ndata: x\n\n", [("", b"x")]),
+    ("empty data", b"data:\n\n", [("", b"")]),
+    ("blank lines", b"\n\n\ndata: x\n\n\n\n", [("", b"x")]),
+    ("the end", b"data: [DONE]\n\n", [("", b"[DONE]")]),
+    ("beyond ASCII", "event: größe\ndata: é😀\n\n".encode(), [("größe", "é😀".encode())]),
+    ("unfinished", b"data: a\n\ndata: b\n", [("", b"a")]),
+    ("a mark of byte order", b"\xef\xbb\xbfdata: x\n\n", [("", b"x")]),
+]
+
+
+@pytest.mark.parametrize(("body", "events"), [(b, e) for _, b, e in BODIES], ids=[name for name, _, _ in BODIES])
+def test_every_way_of_cutting_gives_the_same_events(body: bytes, events: Events) -> None:
+    for chunks in all_cuts(body):
+        assert decode(chunks) == events, chunks
+
+
+@given(
+    st.lists(st.sampled_from([b"data: x", b"data:", b"event: e", b": c", b"\r", b"\n", b"\r\n", b""]), max_size=14),
+    st.data(),
+)
+@settings(deadline=None, max_examples=300)
+def test_no_cut_changes_what_is_read(pieces: list[bytes], data: st.DataObject) -> None:
+    body = b"".join(pieces)
+    places = sorted(data.draw(st.lists(st.integers(0, len(body)), max_size=8)))
+    edges = [0, *places, len(body)]
+    assert decode(body[a:b] for a, b in zip(edges, edges[1:], strict=False)) == decode([body])
+
+
+def test_an_empty_chunk_changes_nothing() -> None:
+    assert decode([b"", b"data: x\r", b"", b"\n\r", b"", b"\n", b""]) == [("", b"x")]
+
+
+def test_a_name_that_is_no_text_does_no_harm() -> None:
+    assert decode([b"event: \xff\ndata: x\n\n"]) == [("\ufffd", b"x")]
+
+
+def test_an_event_may_be_as_large_as_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "EVENT_BYTES_MAX", 100)
+    assert decode([b"data: " + b"x" * 90 + b"\n\n"] * 3) == [("", b"x" * 90)] * 3
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [[b"x" * 60, b"x" * 60], [b"data: x\n"] * 100, [b"data: " + b"x" * 30 + b"\n"] * 10],
+    ids=["a line", "many short lines", "many lines"],
+)
+def test_an_event_without_end_is_refused(chunks: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "EVENT_BYTES_MAX", 100)
+    with pytest.raises(StreamBroken) as refused:
+        decode(chunks)
+    assert refused.value.answered
