@@ -18,7 +18,6 @@ async def forever() -> None:
 
 def test_the_first_reason_stands() -> None:
     stop = Stop()
-    assert stop.reason is None
     stop.request("client_disconnected", by="user")
     stop.request("server_shutdown", by="system")
     assert (stop.reason, stop.by) == ("client_disconnected", "user")

@@ -219,14 +219,27 @@ def test_what_cannot_be_reached_is_refused_with_a_way_out(home: Home, choice: di
 # ---- fallbacks and tasks
 
 
+FALLBACKS = """
+fallback_providers:
+  - anthropic/claude-x
+  - openrouter/meta/llama
+  - {model: m, base_url: "http://127.0.0.1:1/v1"}
+  - anthropic/claude-x
+"""
+
+
 def test_fallbacks_follow_in_order_each_once(home: Home) -> None:
-    yaml = CONFIGURED + "\nfallback_providers: [anthropic/claude-x, openai/gpt-x, openrouter/meta/llama, {model: m, base_url: 'http://127.0.0.1:1/v1'}, anthropic/claude-x]"  # noqa: E501  # fmt: skip
-    assert [(r.provider, r.model) for r in routes(load(home, yaml))] == [
+    assert [(r.provider, r.model) for r in routes(load(home, CONFIGURED + FALLBACKS))] == [
         ("openai", "gpt-x"),
         ("anthropic", "claude-x"),
         ("openrouter", "meta/llama"),
         ("custom", "m"),
     ]
+
+
+def test_the_primary_stays_first_when_it_is_named_among_the_fallbacks(home: Home) -> None:
+    settings = load(home, CONFIGURED + "\nfallback_providers: [anthropic/claude-x, openai/gpt-x]")
+    assert [r.provider for r in routes(settings)] == ["openai", "anthropic"]
 
 
 def test_a_run_may_bring_its_own_fallbacks_or_none(home: Home) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 import pytest
 
@@ -89,7 +90,7 @@ async def test_threads_are_used_again_and_never_too_many(pool: Pool) -> None:
 async def test_further_calls_wait_in_order(pool: Pool) -> None:
     threads, gate, order = pool(1), threading.Event(), list[int]()
     calls = [asyncio.ensure_future(threads.call(gate.wait))]
-    calls += [asyncio.ensure_future(threads.call(lambda n=n: order.append(n))) for n in range(5)]
+    calls += [asyncio.ensure_future(threads.call(partial(order.append, n))) for n in range(5)]
     await asyncio.sleep(0)
     assert order == []
     gate.set()

@@ -1,0 +1,1 @@
+"""Benchmarks: ratios in one run on one machine. They are not tests, and no test measures time."""
