@@ -9,9 +9,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-EVENT_BYTES_MAX = 16 * 1024 * 1024
-BODY_BYTES_MAX = 64 * 1024 * 1024
-CONNECT_S_MAX = 30.0
+from hermes.limits import ANSWER_BYTES_MAX, CONNECT_S_MAX, EVENT_BYTES_MAX
 
 
 class TransportError(Exception):
@@ -109,8 +107,8 @@ class Answer:
         size = 0
         while chunk := await self.read():
             size += len(chunk)
-            if size > BODY_BYTES_MAX:
-                raise StreamBroken(f"The answer is longer than {BODY_BYTES_MAX} bytes.", answered=True)
+            if size > ANSWER_BYTES_MAX:
+                raise StreamBroken(f"The answer is longer than {ANSWER_BYTES_MAX} bytes.", answered=True)
             chunks.append(chunk)
         return b"".join(chunks)
 

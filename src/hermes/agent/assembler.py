@@ -24,8 +24,7 @@ from hermes.agent.parts import (
     ToolDelta,
     Usage,
 )
-
-OVERLAP_CHARS_MIN, OVERLAP_CHARS_MAX = 12, 200
+from hermes.limits import OVERLAP_CHARS_MAX, OVERLAP_CHARS_MIN
 
 
 @dataclass(slots=True)

@@ -13,14 +13,13 @@ from hermes.agent.call import Caller
 from hermes.agent.failures import classify
 from hermes.agent.turn import Turn
 from hermes.http import Timeouts
+from hermes.limits import AUXILIARY_TRIES_MAX, BYTES_PER_TOKEN, SUMMARY_TOKENS_MAX, TITLE_CHARS_MAX
 from hermes.providers.base import Message, Prompt, Route
 from hermes.providers.registry import provider_for
 from hermes.runs.control import Stop
 
 log = logging.getLogger(__name__)
 
-TRIES_MAX = 3
-TITLE_CHARS_MAX = 60
 _FINAL_KINDS = {"auth", "billing", "forbidden", "model_not_found", "bad_request", "tls", "policy_blocked"}
 
 
@@ -32,8 +31,8 @@ class Auxiliary:
 
     async def summary(self, messages: list[Message], budget: compress.Budget) -> tuple[str, dict[str, Any]] | None:
         """Notes that stand for these messages, with what they cost."""
-        room = int(budget.total * compress.BYTES_PER_TOKEN * 0.8)
-        limit = min(compress.SUMMARY_TOKENS_MAX, max(256, budget.total // 4))
+        room = int(budget.total * BYTES_PER_TOKEN * 0.8)
+        limit = min(SUMMARY_TOKENS_MAX, max(256, budget.total // 4))
         request: list[Message] = [{"role": "user", "content": compress.transcript(messages, room)}]
         return await self._ask("compression", compress.SUMMARY_REQUEST, request, limit)
 
@@ -74,7 +73,7 @@ class Auxiliary:
         caller = Caller(turn.services.http, stop, lambda _: None, lambda _: None)
         dropped = turn.services.learnt.dropped(route)
         request = Prompt([system], messages, max_output=max_output, stream=turn.stream, dropped=dropped)
-        for tried in range(TRIES_MAX):
+        for tried in range(AUXILIARY_TRIES_MAX):
             timeouts = Timeouts(seconds, seconds)
             attempt = await caller.ask(provider, route, credential, request, timeouts, Assembler())
             message = attempt.assembler.message()
@@ -83,7 +82,7 @@ class Auxiliary:
                 return message.text.strip(), usage | {"model": route.model, "provider": route.provider}
             kind = classify(attempt.facts) if attempt.facts else "empty"
             log.info("auxiliary task %s: %s", task, kind)
-            if kind in _FINAL_KINDS or kind == "interrupted" or tried + 1 == TRIES_MAX:
+            if kind in _FINAL_KINDS or kind == "interrupted" or tried + 1 == AUXILIARY_TRIES_MAX:
                 return None
             if kind == "stream_unsupported":
                 request = replace(request, stream=False)

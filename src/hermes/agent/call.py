@@ -12,11 +12,9 @@ from hermes.agent.assembler import Assembler, Delta
 from hermes.agent.failures import FailureFacts
 from hermes.agent.parts import Finish
 from hermes.http import HttpClient, SseDecoder, StaleStream, StreamBroken, Timeouts, TransportError
+from hermes.limits import COMMENTS_STRETCH, MODEL_WAITING_S
 from hermes.providers.base import Credential, Prompt, Provider, Route, WireEvent
 from hermes.runs.control import Stop, Stopped
-
-COMMENTS_STRETCH = 3
-WAITING_S = 30.0
 
 
 @dataclass(slots=True)
@@ -55,7 +53,7 @@ class Caller:
                 self._http.send(wire.method, wire.url, wire.headers, body, timeouts) as answer,
             ):
                 silence.broken()
-                if answer.status >= 400:
+                if answer.status >= 300:
                     return Attempt(assembler, provider.facts(answer.status, answer.headers, await answer.body()))
                 if answer.is_stream or (prompt.stream and not answer.is_json):
                     await self._stream(answer.read, provider, assembler, timeouts, silence)
@@ -126,7 +124,7 @@ class _Silence:
         self._tell = tell
         self._loop = asyncio.get_running_loop()
         self._since = self._loop.time()
-        self._timer = self._loop.call_later(WAITING_S, self._look)
+        self._timer = self._loop.call_later(MODEL_WAITING_S, self._look)
 
     def broken(self) -> None:
         self._since = self._loop.time()
@@ -136,10 +134,10 @@ class _Silence:
 
     def _look(self) -> None:
         silent = self._loop.time() - self._since
-        if silent >= WAITING_S:
+        if silent >= MODEL_WAITING_S:
             self._tell(silent)
             silent = 0.0
-        self._timer = self._loop.call_later(WAITING_S - silent, self._look)
+        self._timer = self._loop.call_later(MODEL_WAITING_S - silent, self._look)
 
 
 def facts_of(error: BaseException) -> FailureFacts:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from hermes.limits import THOUGHT_CHARS_MAX
 from hermes.runs.events import Event
 from hermes.runs.spec import Control
 
 log = logging.getLogger(__name__)
 
-THOUGHT_CHARS_MAX = 500
 Callback = Callable[..., Any]
 
 

@@ -22,15 +22,14 @@ async def close_completed(turn: Turn, answered: Answered, pending: list[ToolCall
     """The answer is there, or the client's own calls are."""
     row = answered.row
     calls = [call.as_dict() for call in pending]
-    steers, turn.live.controls.steers = turn.live.controls.steers, []
-    left = "\n".join(text for _, text in steers)
+    left = _steers(turn)
     await turn.live.log.emit(
         "run.completed",
         message_id=answered.message_id,
         row=row.id if row else None,
         finish_reason="tool_calls" if pending else "stop",
         pending_calls=calls,
-        pending_steer=left or None,
+        pending_steer=left,
         **_spent(turn),
     )
     return result(
@@ -39,15 +38,14 @@ async def close_completed(turn: Turn, answered: Answered, pending: list[ToolCall
         reasoning=_reasoning(row),
         completed=True,
         pending_calls=calls,
-        pending_steer=left or None,
     )
 
 
 async def close_failed(
-    turn: Turn, failure: Failure, user_row: Row | None, answered: Answered | None = None, said: str = ""
+    turn: Turn, failure: Failure, user_row: Row | None, answered: Answered | None = None, said: Answered | None = None
 ) -> Result:
     """The turn failed. Text so far is kept as the answer; without any, a row of our own answers the user's."""
-    text = answered.text if answered else said
+    text = answered.text if answered else said.text if said else ""
     event = turn.live.log.event(
         "run.failed",
         failure=failure.kind,
@@ -88,7 +86,6 @@ async def close_cancelled(turn: Turn, user_row: Row | None, answered: Answered |
     )
     row = await _close(turn, event, answered, "interrupted", STOPPED)
     code = "server_shutdown" if stop.reason == "server_shutdown" else "interrupted"
-    steers = "\n".join(text for _, text in turn.live.controls.steers)
     return result(
         turn,
         text=text,
@@ -98,7 +95,6 @@ async def close_cancelled(turn: Turn, user_row: Row | None, answered: Answered |
         error="The turn was stopped.",
         error_code=code,
         failure="interrupted",
-        pending_steer=steers or None,
     )
 
 
@@ -114,34 +110,41 @@ async def _close(
     finish: str,
     words: str,
     *,
-    said: str = "",
+    said: Answered | None = None,
     faulty: Row | None = None,
 ) -> Row | None:
     """The last transaction of a turn that did not end well."""
     log, transcript = turn.live.log, turn.live.transcript_id
     if answered is not None and answered.text:
-        row = Row(transcript, "assistant", answered.text, log.run_id, finish_reason=finish)
+        row = Row(
+            transcript, "assistant", answered.text, log.run_id, finish_reason=finish, told=((event, "partial_row"),)
+        )
         usage = turn.usage_event(answered.message.usage, answered.text)
         turn.totals.add(usage)
         event.data["usage"] = turn.totals.as_dict()
         after = [log.event("usage", **usage), event]
         await log.complete(answered.message_id, row, after=after, finish_reason=finish, tool_calls=[], partial=True)
-    elif said and turn.messages[-1]["role"] == "assistant":
+    elif said is not None and said.text and turn.messages[-1]["role"] == "assistant":
+        event.data["partial_row"] = said.row.id if said.row else None
         await log.append(event)
-        return None
+        return said.row
     else:
         row = Row(transcript, "assistant", words, log.run_id, finish_reason=finish, synthetic=True)
         annotate = None
         if faulty is not None and faulty.id is not None:
             annotate = (faulty.id, f"[A message that could not be processed was left out: {words[1:-1]}]")
-        closes = (answered.message_id, f"{answered.message_id}:reasoning") if answered else ()
-        await log.append(event, rows=[row], closes=closes, annotate=annotate)
+        await log.append(event, rows=[row], annotate=annotate)
     turn.messages.append(row.as_message())
     return row
 
 
 def _spent(turn: Turn) -> dict[str, Any]:
     return {"steps": turn.live.log.step, "usage": turn.totals.as_dict()}
+
+
+def _steers(turn: Turn) -> str | None:
+    """Words of the user that no tool round has taken up."""
+    return "\n".join(text for _, text in turn.live.controls.steers) or None
 
 
 def _reasoning(row: Row | None) -> str | None:
@@ -161,7 +164,6 @@ def result(
     error_code: str | None = None,
     failure: str | None = None,
     pending_calls: list[dict[str, Any]] | None = None,
-    pending_steer: str | None = None,
 ) -> Result:
     """What the caller gets; every ending has every key."""
     totals = turn.totals
@@ -182,7 +184,7 @@ def result(
         "model": turn.route.model,
         "provider": turn.route.provider,
         "pending_calls": pending_calls or [],
-        "pending_steer": pending_steer,
+        "pending_steer": _steers(turn),
         **{name: totals.counts[name] for name in ("input_tokens", "output_tokens", "total_tokens")},
         "usage_details": {
             **{name: totals.counts[name] for name in ("cache_read_tokens", "cache_write_tokens", "reasoning_tokens")},

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-BYTES_PER_TOKEN = 3.6
-IMAGE_TOKENS = 1_200
-SUMMARY_TOKENS_MAX = 10_000
+from hermes.limits import BYTES_PER_TOKEN, IMAGE_TOKENS
+
 SUMMARY_MARK = "[Summary of the conversation so far]"
 Message = dict[str, Any]
 

@@ -263,6 +263,7 @@ class AIAgent(SingleCalls):
             persist=self.session_db is not None,
             context_files=not self._skip[0],
             memory=not self._skip[1],
+            parent_session_id=self.parent_session_id,
             metadata={"task_id": task_id} if task_id else {},
             **self._spec_fields,
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, cast
 
 from hermes.agent.parts import FinishReason
+from hermes.limits import PROVIDER_WORDS_CHARS_MAX, RETRY_AFTER_S_MAX, RETRY_WAIT_S_MAX, SHORT_RETRY_AFTER_S
 
 Phase = Literal["connect", "headers", "stream", "body", "decode", "finish"]
 Kind = Literal[
@@ -68,11 +69,6 @@ Action = Literal[
     "repair",
     "halve_context",
 ]
-
-RETRY_AFTER_S_MAX = 600.0
-RETRY_WAIT_S_MAX = 60.0
-SHORT_RETRY_AFTER_S = 10.0
-PROVIDER_WORDS_CHARS_MAX = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +321,7 @@ def classify(facts: FailureFacts) -> Kind:
     names = set(facts.exception)
     if names & _TLS:
         return "tls"
-    if facts.status is not None and facts.status >= 400:
+    if facts.status is not None and facts.status >= 300:
         return _classify_status(facts)
     if facts.code in _BY_CODE:
         return _BY_CODE[facts.code]

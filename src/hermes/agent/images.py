@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-SHRUNK_PIXELS_MAX = 1024
+from hermes.limits import SHRUNK_PIXELS_MAX
+
 Message = dict[str, Any]
 
 

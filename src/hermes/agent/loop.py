@@ -17,17 +17,16 @@ from hermes.agent.step import Answered, ModelStep
 from hermes.agent.surroundings import gather
 from hermes.agent.turn import Services, Turn
 from hermes.errors import ConfigError
+from hermes.limits import BYTES_PER_TOKEN, INVALID_STEPS_MAX, LEAN_WINDOW_TOKENS
 from hermes.providers.base import Message, ToolSchema, unsupported
 from hermes.runs.control import Stopped
 from hermes.runs.engine import LiveRun, Result
 from hermes.store.base import Row, SessionRecord
 from hermes.tools import arguments
 from hermes.tools.asking import Asking
-from hermes.tools.registry import ToolContext, ToolDef
+from hermes.tools.registry import Answer, ToolContext, ToolDef
 from hermes.tools.round import Outcome, ToolRound, history_answer
 from hermes.tools.toolsets import LEAN, _get_platform_tools
-
-INVALID_STEPS_MAX = 3
 
 
 class TurnLoop:
@@ -92,7 +91,7 @@ class TurnLoop:
         sets -= spec.disabled_toolsets
         if spec.tool_policy is not None:
             sets &= spec.tool_policy
-        if turn.window < prompt.LEAN_WINDOW_TOKENS:
+        if turn.window < LEAN_WINDOW_TOKENS:
             sets &= LEAN
         if not spec.answerable:
             sets -= {"clarify"}
@@ -109,7 +108,7 @@ class TurnLoop:
         """The system prompt, byte for byte as last time while nothing it is made of has changed."""
         spec = self._spec
         record = SessionRecord(self._live.transcript_id, spec.source, spec.owner, session_key=spec.session_key)
-        record.model = spec.route.model if spec.route else None
+        record.parent_session_id = spec.parent_session_id
         inputs = await self._services.files.call(
             lambda: gather(
                 self._services.home,
@@ -147,9 +146,7 @@ class TurnLoop:
         )
         rows: list[Row] = []
         if content:
-            self._user_row = Row(
-                self._live.transcript_id, "user", content, spec.run_id, told_in=started, told_as="user_row"
-            )
+            self._user_row = Row(self._live.transcript_id, "user", content, spec.run_id, told=((started, "user_row"),))
             rows.append(self._user_row)
         await self._log.append(started, rows=rows, session=record)
         for name in unsupported(spec.sampling, turn.capabilities):
@@ -175,14 +172,14 @@ class TurnLoop:
                 if not fault:
                     return await close_completed(turn, answered, [])
                 if repairs:
-                    return await self._fail_kind("bad_structure", answered.text, fault)
+                    return await self._fail_kind("bad_structure", answered, fault)
                 repairs += 1
                 turn.nudges = [prompt.repair(fault)]
                 continue
             if pending := await self._act(calls):
                 return await close_completed(turn, answered, pending)
             if self._invalid_steps >= INVALID_STEPS_MAX:
-                return await self._fail_kind("invalid_calls", answered.text)
+                return await self._fail_kind("invalid_calls", answered)
             if failure := await self._fit("step"):
                 return await close_failed(turn, failure, self._user_row)
         return await self._sum_up()
@@ -234,8 +231,7 @@ class TurnLoop:
     async def _act(self, calls: list[ToolCall]) -> list[ToolCall]:
         """Run the server's calls; the client's own come back, to be answered by it."""
         turn = self._turn
-        client = [call for call in calls if call.name in turn.client_tools]
-        server = [call for call in calls if call.name not in turn.client_tools]
+        client, server, refused = self._whose(calls)
         applied: list[str] = []
 
         def steer() -> str:
@@ -245,7 +241,7 @@ class TurnLoop:
 
         outcomes: list[Outcome] = []
         if server:
-            outcomes = await self._round.run(server, steer)
+            outcomes = await self._round.run(server, steer, refused)
             self._calls += len(server)
             only_invalid = not client and all(outcome.invalid for outcome in outcomes)
             self._invalid_steps = self._invalid_steps + 1 if only_invalid else 0
@@ -257,6 +253,24 @@ class TurnLoop:
         if applied:
             await self._log.emit("steer.applied", steer_ids=applied, where=outcomes[-1].call.id)
         return client
+
+    def _whose(self, calls: list[ToolCall]) -> tuple[list[ToolCall], list[ToolCall], dict[str, Answer]]:
+        """The client's calls, with arguments that parse; the server's; and the client's that cannot be passed on."""
+        client: list[ToolCall] = []
+        server: list[ToolCall] = []
+        refused: dict[str, Answer] = {}
+        for call in calls:
+            name = arguments.settle_name(call.name, [*self._turn.client_tools, *self._turn.tools])
+            if name not in self._turn.client_tools:
+                server.append(call)
+                continue
+            parsed = arguments.parse(call.arguments)
+            if parsed.value is None:
+                refused[call.id] = {"error": f"The arguments are {parsed.fault}.", "code": "invalid_arguments"}
+                server.append(call)
+            else:
+                client.append(ToolCall(call.id, name, json.dumps(parsed.value, ensure_ascii=False), call.extra))
+        return client, server, refused
 
     def _structure_fault(self, text: str) -> str:
         """What is wrong with the final text where a format was asked for."""
@@ -281,7 +295,7 @@ class TurnLoop:
         answered = await self._ask(turn, tools=False)
         if answered.failure is not None:
             return await self._fail(answered)
-        return await self._fail_kind("max_iterations", answered.text)
+        return await self._fail_kind("max_iterations", answered)
 
     # --- context ------------------------------------------------------------------------------------------------
 
@@ -326,7 +340,7 @@ class TurnLoop:
             else:
                 method, summary = (
                     "extract",
-                    compress.extract(plan.middle, int(budget.tail * compress.BYTES_PER_TOKEN / 2)),
+                    compress.extract(plan.middle, int(budget.tail * BYTES_PER_TOKEN / 2)),
                 )
             shorter = compress.joined(plan, summary, history_answer(turn.messages, "todo"))
         archived = len(turn.messages) - len(plan.head) - len(plan.tail)
@@ -345,9 +359,9 @@ class TurnLoop:
         route = self._turn.route
         return explain(kind, status=None, provider=route.provider, words=words, has_text=has_text, own_limit=False)
 
-    async def _fail_kind(self, kind: Kind, text: str, words: str = "") -> Result:
+    async def _fail_kind(self, kind: Kind, said: Answered, words: str = "") -> Result:
         """A failure of the turn itself; the message with its text is on record already."""
-        return await close_failed(self._turn, self._failure(kind, bool(text), words), self._user_row, said=text)
+        return await close_failed(self._turn, self._failure(kind, bool(said.text), words), self._user_row, said=said)
 
     async def _fail(self, answered: Answered) -> Result:
         failure = answered.failure

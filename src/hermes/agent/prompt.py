@@ -8,11 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hermes.guards.injection import fenced
+from hermes.limits import LEAN_WINDOW_TOKENS, PROJECT_CHARS_MAX, PROJECT_WINDOW_SHARE, SKILLS_CHARS_MAX
 
-LEAN_WINDOW_TOKENS = 16_384
-SKILLS_CHARS_MAX = 4_000
-PROJECT_CHARS_MAX = 20_000
-PROJECT_WINDOW_SHARE = 0.06
 CHARS_PER_TOKEN = 3.6
 
 _IDENTITY = (

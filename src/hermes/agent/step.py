@@ -24,7 +24,8 @@ from hermes.agent.failures import (
     rejected_option,
 )
 from hermes.agent.parts import Assembled
-from hermes.agent.turn import PRIMARY_REST_S, Turn
+from hermes.agent.turn import Turn
+from hermes.limits import PRIMARY_REST_S
 from hermes.providers.base import Message, Prompt
 from hermes.providers.registry import available, is_private
 from hermes.runs.control import Stopped

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hermes.agent.compress import estimate, size_of
 from hermes.agent.parts import Usage
 from hermes.http import HttpClient, Timeouts
+from hermes.limits import LARGE_PROMPT_TOKENS, STALE_LARGE_S, STALE_LOCAL_S
 from hermes.providers.base import Capabilities, Credential, Message, Prompt, Provider, Route, ToolSchema
 from hermes.providers.registry import capabilities_of, is_private, provider_for
 from hermes.runs.engine import LiveRun
@@ -21,10 +22,6 @@ if TYPE_CHECKING:
     from hermes.config import Settings
     from hermes.home import Home
 
-LARGE_PROMPT_TOKENS = 100_000
-STALE_LARGE_S = 300.0
-STALE_LOCAL_S = 900.0
-PRIMARY_REST_S = 60.0
 COUNTS = (
     "input_tokens",
     "output_tokens",

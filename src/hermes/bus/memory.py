@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from hermes.limits import QUEUE_BYTES_MAX, QUEUE_EVENTS_MAX
 from hermes.runs.events import Event
-
-QUEUE_EVENTS_MAX = 1024
-QUEUE_BYTES_MAX = 1024 * 1024
 
 
 class Subscription:

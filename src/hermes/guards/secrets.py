@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import quote
 
+from hermes.limits import SECRET_CHARS_MIN, SECRET_HELD_CHARS_MIN
+
 MARK = "[redacted]"
-VALUE_CHARS_MIN = 8
-HELD_CHARS_MIN = 6
 
 _NAMED = r"(?:api[_-]?key|apikey|access[_-]?token|auth[_-]?token|token|secret|password|passwd|private[_-]?key|client[_-]?secret)"
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
@@ -41,13 +41,13 @@ class Secrets:
     __slots__ = ("_pattern", "_starts", "values")
 
     def __init__(self, values: Iterable[str] = ()) -> None:
-        self.values = tuple(sorted({v for v in values if len(v) >= VALUE_CHARS_MIN}, key=len, reverse=True))
+        self.values = tuple(sorted({v for v in values if len(v) >= SECRET_CHARS_MIN}, key=len, reverse=True))
         forms: list[str] = []
         for value in self.values:
             encoded = base64.b64encode(value.encode()).decode().rstrip("=")
             forms += dict.fromkeys((value, quote(value, safe=""), encoded))
         self._pattern = re.compile("|".join(map(re.escape, forms))) if forms else None
-        starts = "|".join(re.escape(value[:HELD_CHARS_MIN]) for value in self.values)
+        starts = "|".join(re.escape(value[:SECRET_HELD_CHARS_MIN]) for value in self.values)
         self._starts = re.compile(starts) if starts else None
 
     def redact(self, text: str) -> str:
@@ -101,7 +101,7 @@ class StreamMask:
         whole = self._shown + self._held + text
         if not self._starts.search(whole):
             text, self._held = self._held + text, ""
-            self._shown = whole[1 - HELD_CHARS_MIN :]
+            self._shown = whole[1 - SECRET_HELD_CHARS_MIN :]
             return text
         at = len(self._shown)
         out: list[str] = []
@@ -111,7 +111,11 @@ class StreamMask:
         end = max(at, self._undecided(whole, at))
         out.append(whole[at:end])
         self._held = whole[end:]
-        self._shown = whole[max(at, end + 1 - HELD_CHARS_MIN) : end] if out[:-1] else whole[:end][1 - HELD_CHARS_MIN :]
+        self._shown = (
+            whole[max(at, end + 1 - SECRET_HELD_CHARS_MIN) : end]
+            if out[:-1]
+            else whole[:end][1 - SECRET_HELD_CHARS_MIN :]
+        )
         return "".join(out)
 
     def finish(self) -> str:
@@ -124,7 +128,7 @@ class StreamMask:
         longest = max(map(len, self._values)) - 1
         # A beginning may reach into what is shown already, but not into a value that was just masked.
         first = max(0 if after == len(self._shown) else after, len(whole) - longest)
-        for start in range(first, len(whole) - HELD_CHARS_MIN + 1):
+        for start in range(first, len(whole) - SECRET_HELD_CHARS_MIN + 1):
             if any(value.startswith(whole[start:]) for value in self._values):
                 return start
         return len(whole)

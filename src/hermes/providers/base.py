@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Any, Protocol
 
-from hermes.agent.failures import PROVIDER_WORDS_CHARS_MAX, FailureFacts
+from hermes.agent.failures import FailureFacts
 from hermes.agent.parts import Part, ServerError
+from hermes.limits import PROVIDER_WORDS_CHARS_MAX
 
 Message = dict[str, Any]
 JsonObject = dict[str, Any]

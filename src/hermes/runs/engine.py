@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from hermes.guards.secrets import Secrets
+from hermes.limits import CLOSE_S_MAX, LEASE_POLL_S, LEASE_RENEW_S, LEASE_TTL_S
 from hermes.runs.control import RunControls
 from hermes.runs.events import Event
 from hermes.runs.log import RunLog, RunWriter
@@ -22,10 +23,6 @@ from hermes.store.base import LeaseLost, Row, RunRecord, Store
 
 log = logging.getLogger(__name__)
 
-LEASE_TTL_S = 30.0
-LEASE_RENEW_S = 10.0
-LEASE_POLL_S = 0.25
-CLOSE_S_MAX = 5.0
 Refusal = Literal[
     "rate_limit_exceeded", "gateway_draining", "session_busy", "idempotency_key_conflict", "session_db_unavailable"
 ]

@@ -11,12 +11,9 @@ from typing import Any
 
 from hermes.bus.memory import MemoryBus
 from hermes.guards.secrets import Secrets, StreamMask
+from hermes.limits import PAGE_EVENTS_MAX, PARTIAL_EVENTS_MAX, PARTIAL_S_MAX
 from hermes.runs.events import Cuts, Event, RunState
 from hermes.store.base import Partial, Row, RunStore, SessionRecord
-
-PARTIAL_S_MAX = 0.25
-PARTIAL_EVENTS_MAX = 1000
-PAGE_EVENTS = 512
 
 
 class _Stream:
@@ -266,7 +263,7 @@ class RunWriter:
         content = text.text if text else ""
         row.content, row.reasoning = content, thought.text if thought else None
         done = self.event("message.completed", message_id=message_id, row=None, text_length=len(content), **data)
-        row.told_in = done
+        row.told = (*row.told, (done, "row"))
         events = [done, *after]
         if thought is not None:
             form = {"chars": len(thought.text), "form": thought.form}
@@ -384,7 +381,7 @@ class RunLog:
                 live.overflowed = False
                 if (writer := self._writers.get(run_id)) is not None:
                     await writer.settle()
-                while page := await store.read(run_id, cursor, PAGE_EVENTS):
+                while page := await store.read(run_id, cursor, PAGE_EVENTS_MAX):
                     cursor = page[-1].seq
                     yield page
                     if _ends(page[-1]):

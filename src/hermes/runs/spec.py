@@ -67,6 +67,7 @@ class RunSpec:
     memory: bool = True
     deadline_seconds: float | None = None
     parent: tuple[str, str] | None = None
+    parent_session_id: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     workdir: str | None = None
 

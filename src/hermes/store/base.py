@@ -21,7 +21,7 @@ class LeaseLost(StoreError):
 
 @dataclass(slots=True)
 class Row:
-    """A message of a transcript. The store sets `id`; `told_in` is the event that announces it, in `told_as`."""
+    """A message of a transcript. The store sets `id`, and names it in the events of `told`, each in the given field."""
 
     session_id: str
     role: str
@@ -39,8 +39,7 @@ class Row:
     compacted: bool = False
     timestamp: float = field(default_factory=time.time)
     id: int | None = None
-    told_in: Event | None = None
-    told_as: str = "row"
+    told: tuple[tuple[Event, str], ...] = ()
 
     def as_message(self) -> dict[str, Any]:
         """The canonical message that goes to a model."""

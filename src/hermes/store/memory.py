@@ -128,9 +128,9 @@ class MemoryRuns:
         for row in rows:
             self._sessions.add(row)
             run.rows[row.id or 0] = row
-            if row.told_in is not None:
-                row.told_in.data[row.told_as] = row.id
-                row.told_in = None
+            for event, name in row.told:
+                event.data[name] = row.id
+            row.told = ()
         for event in events:
             run.events.append(event)
             run.record.state.apply(event)

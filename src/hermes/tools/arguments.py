@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-NEAREST_MAX = 5
+from hermes.limits import NEAREST_NAMES_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def settle_name(name: str, offered: Iterable[str]) -> str | None:
 
 def nearest(name: str, offered: Iterable[str]) -> list[str]:
     """The offered names most like it."""
-    return difflib.get_close_matches(_fold(name), list(offered), n=NEAREST_MAX, cutoff=0.0)
+    return difflib.get_close_matches(_fold(name), list(offered), n=NEAREST_NAMES_MAX, cutoff=0.0)
 
 
 def _fold(name: str) -> str:

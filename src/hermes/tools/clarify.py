@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+from hermes.limits import CLARIFY_CHARS_MAX, CLARIFY_CHOICES_MAX
 from hermes.tools.registry import Answer, Args, ToolContext, ToolDef
-
-QUESTION_CHARS_MAX = 2000
-CHOICES_MAX = 4
 
 
 async def _run(ctx: ToolContext, args: Args) -> Answer:
@@ -20,8 +18,8 @@ TOOL = ToolDef(
     parameters={
         "type": "object",
         "properties": {
-            "question": {"type": "string", "minLength": 1, "maxLength": QUESTION_CHARS_MAX},
-            "choices": {"type": "array", "items": {"type": "string"}, "maxItems": CHOICES_MAX},
+            "question": {"type": "string", "minLength": 1, "maxLength": CLARIFY_CHARS_MAX},
+            "choices": {"type": "array", "items": {"type": "string"}, "maxItems": CLARIFY_CHOICES_MAX},
         },
         "required": ["question"],
         "additionalProperties": False,

@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from hermes.limits import TOOL_TIMEOUT_S
+
 if TYPE_CHECKING:
     from hermes.config import Settings
     from hermes.guards.secrets import Secrets
@@ -17,8 +19,6 @@ if TYPE_CHECKING:
 Effect = Literal["read", "idempotent", "effect"]
 Args = dict[str, Any]
 Answer = dict[str, Any]
-TIMEOUT_S = 120.0
-PREVIEW_CHARS_MAX = 200
 
 
 class ToolError(Exception):
@@ -59,7 +59,7 @@ class ToolDef:
     run: Callable[[ToolContext, Args], Answer | Awaitable[Answer]]
     effect: Effect | Callable[[Args], Effect] = "effect"
     scope: Callable[[Args], frozenset[str]] = lambda _: frozenset({"*"})
-    timeout_s: float | None = TIMEOUT_S
+    timeout_s: float | None = TOOL_TIMEOUT_S
     available: Callable[[Settings], str | None] = lambda _: None
     preview: Callable[[Args], str] = lambda args: json.dumps(args, ensure_ascii=False)
     alone: bool = False

@@ -7,22 +7,22 @@ import inspect
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from hermes.agent.parts import ToolCall
 from hermes.guards.secrets import redact_tree
+from hermes.limits import PREVIEW_CHARS_MAX, STUBBORN_S_MAX
 from hermes.runs.control import Stop, Stopped
 from hermes.runs.log import RunWriter
 from hermes.store.base import Row
 from hermes.tools import arguments
-from hermes.tools.registry import PREVIEW_CHARS_MAX, Answer, Args, ToolContext, ToolDef, ToolError, render
+from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, ToolError, render
 from hermes.tools.threads import ToolThreads
 
 log = logging.getLogger(__name__)
 
-STUBBORN_S_MAX = 5.0
 Status = Literal["ok", "error", "blocked", "timeout", "interrupted", "unknown"]
 
 
@@ -97,13 +97,16 @@ class ToolRound:
         self._redact = redact
         self._guard = LoopGuard()
 
-    async def run(self, calls: Sequence[ToolCall], steer: Callable[[], str]) -> list[Outcome]:
+    async def run(
+        self, calls: Sequence[ToolCall], steer: Callable[[], str], refused: Mapping[str, Answer] | None = None
+    ) -> list[Outcome]:
         """Every call's outcome, in the order of the calls, each committed when it existed.
 
-        `steer` gives the words of the user that came meanwhile; they go into the last result. A stop ends what runs,
-        puts it on record and is raised again.
+        `steer` gives the words of the user that came meanwhile; they go into the last result. `refused` are answers to
+        calls that are not to be run. A stop ends what runs, puts it on record and is raised again.
         """
-        works = [self._settle(call) for call in calls]
+        refused = refused or {}
+        works = [Work(call, refusal=refused[call.id]) if call.id in refused else self._settle(call) for call in calls]
         self._mark_duplicates(works)
         tasks = [asyncio.create_task(self._take(works, i, steer)) for i in range(len(works))]
         try:
@@ -238,7 +241,7 @@ class ToolRound:
         event.data |= {"duration_ms": round((time.monotonic() - began) * 1000), "chars": len(content)}
         event.data |= {"spilled": None, "repeated": False}
         row = Row(self._transcript_id, "tool", content, self._log.run_id, tool_call_id=work.call.id, tool_name=name)
-        row.told_in = event
+        row.told = ((event, "row"),)
         # From here on the commit goes through, also when this task is cancelled while it waits for it.
         work.outcome = Outcome(work.call, status, content, work.args, code, work.refusal is not None)
         await self._log.append(event, rows=[row], closes=self._log.end_output(work.call.id))

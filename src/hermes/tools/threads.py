@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-IDLE_S_MAX = 30.0
+from hermes.limits import THREAD_IDLE_S_MAX
 
 
 class ToolThreads:
@@ -55,7 +55,7 @@ class ToolThreads:
             with self._lock:
                 self._idle += 1
             try:
-                job = self._work.get(timeout=IDLE_S_MAX)
+                job = self._work.get(timeout=THREAD_IDLE_S_MAX)
             except queue.Empty:
                 job = None
             with self._lock:

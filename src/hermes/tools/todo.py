@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from hermes.limits import TODO_CHARS_MAX, TODO_ITEMS_MAX
 from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, ToolError
 
-ITEMS_MAX = 256
-CONTENT_CHARS_MAX = 4000
 STATES = ("pending", "in_progress", "completed", "cancelled")
 
 
@@ -23,8 +22,10 @@ def _run(ctx: ToolContext, args: Args) -> Answer:
         else:
             items = given
     ids = [item["id"] for item in items]
-    if len(items) > ITEMS_MAX:
-        raise ToolError(f"A list has at most {ITEMS_MAX} items; this one would have {len(items)}.", "limit_reached")
+    if len(items) > TODO_ITEMS_MAX:
+        raise ToolError(
+            f"A list has at most {TODO_ITEMS_MAX} items; this one would have {len(items)}.", "limit_reached"
+        )
     if len(set(ids)) != len(ids):
         raise ToolError("Two items have the same id; give each its own.", "invalid_arguments")
     counts = {state: sum(item["status"] == state for item in items) for state in STATES}
@@ -52,12 +53,12 @@ TOOL = ToolDef(
         "properties": {
             "todos": {
                 "type": "array",
-                "maxItems": ITEMS_MAX,
+                "maxItems": TODO_ITEMS_MAX,
                 "items": {
                     "type": "object",
                     "properties": {
                         "id": {"type": "string", "minLength": 1, "maxLength": 100},
-                        "content": {"type": "string", "maxLength": CONTENT_CHARS_MAX},
+                        "content": {"type": "string", "maxLength": TODO_CHARS_MAX},
                         "status": {"type": "string", "enum": list(STATES)},
                     },
                     "required": ["id", "content", "status"],
