@@ -32,7 +32,9 @@ def entry() -> None:
 def main(argv: Sequence[str]) -> int:
     """Run one command; its exit code."""
     try:
-        return _run(argv)
+        code = _run(argv)
+        sys.stdout.flush()
+        return code
     except HermesError as error:
         print(f"hermes: {error}", file=sys.stderr)
         return error.exit_code
