@@ -153,7 +153,10 @@ def test_ctrl_c_ends_a_oneshot_with_130(tmp_path: Path) -> None:
         ("agent: {max_turns: many}\n", "agent.max_turns must be a whole number"),
         ("agent: [\n", "config.yaml line 2"),
         ("model: {default: m, provider: opnai}\n", "'opnai' is unknown"),
-        ("model: {default: m, provider: mine}\nproviders: {mine: {base_url: 'https://x.test/v1', key_env: MINE}}\n", "MINE"),
+        (
+            "model: {default: m, provider: mine}\nproviders: {mine: {base_url: 'https://x.test/v1', key_env: MINE}}\n",
+            "MINE",
+        ),
         ("model: m\n", "no provider and no base_url"),
     ],
     ids=["wrong type", "broken YAML", "unknown provider", "missing key", "no address"],

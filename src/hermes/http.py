@@ -51,9 +51,11 @@ class Timeouts:
 class SseDecoder:
     """Bytes of a `text/event-stream` in, `(event, data)` out, whatever the packets look like."""
 
-    __slots__ = ("_buffer", "_data", "_name", "_skip_lf")
+    __slots__ = ("_began", "_buffer", "_data", "_name", "_size", "_skip_lf")
 
     def __init__(self) -> None:
+        self._began = False
+        self._size = 0
         self._buffer = b""
         self._name = ""
         self._data: list[bytes] = []
@@ -61,25 +63,35 @@ class SseDecoder:
 
     def feed(self, chunk: bytes) -> list[tuple[str, bytes]]:
         """The events that this chunk completes."""
-        if self._skip_lf and chunk.startswith(b"\n"):
+        if not chunk:
+            return []
+        # A line may end in two characters that come in two packets.
+        skip, self._skip_lf = self._skip_lf and chunk[:1] == b"\n", chunk.endswith(b"\r")
+        if skip:
             chunk = chunk[1:]
-        self._skip_lf = chunk.endswith(b"\r") if chunk else self._skip_lf
         if b"\r" in chunk:
             chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         *lines, self._buffer = (self._buffer + chunk).split(b"\n")
-        if len(self._buffer) > EVENT_BYTES_MAX:
-            raise StreamBroken(f"An event is longer than {EVENT_BYTES_MAX} bytes.", answered=True)
         events: list[tuple[str, bytes]] = []
+        if not self._began and lines:
+            self._began = True
+            lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")
         for line in lines:
+            self._size += len(line)
             if not line:
                 if self._data:
                     events.append((self._name, b"\n".join(self._data)))
                     self._data = []
                 self._name = ""
+                self._size = 0
             elif line.startswith(b"data:"):
                 self._data.append(line[6:] if line.startswith(b"data: ") else line[5:])
             elif line.startswith(b"event:"):
                 self._name = line[6:].strip().decode("utf-8", "replace")
+            if self._size > EVENT_BYTES_MAX:
+                break
+        if self._size + len(self._buffer) > EVENT_BYTES_MAX:
+            raise StreamBroken(f"An event is longer than {EVENT_BYTES_MAX} bytes.", answered=True)
         return events
 
 

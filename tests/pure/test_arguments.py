@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes.tools.arguments import NEAREST_MAX, check, nearest, parse, schema_faults, settle_name
+from hermes.tools.arguments import check, nearest, parse, schema_faults, settle_name
 
 # ---- parsing
 
@@ -211,7 +211,7 @@ def test_an_offered_name_may_itself_have_other_signs() -> None:
 def test_the_five_nearest_names_are_listed() -> None:
     found = nearest("read_fil", OFFERED)
     assert found[0] == "read_file"
-    assert len(found) == NEAREST_MAX == 5
+    assert len(found) == 5
     assert set(found) <= set(OFFERED)
     assert nearest("Read-Fil", OFFERED)[0] == "read_file"
     assert sorted(nearest("zzz", ["a", "b"])) == ["a", "b"]

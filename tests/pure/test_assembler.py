@@ -11,8 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hermes.agent.assembler import (
-    OVERLAP_CHARS_MAX,
-    OVERLAP_CHARS_MIN,
     Assembler,
     InlineReasoning,
     Overlap,
@@ -36,7 +34,9 @@ from hermes.agent.parts import (
 )
 from pure.cutting import all_cuts, any_cut, cuts
 
+# Numbers of the contract, not of the code.
 HELD_CHARS_MAX = 24
+OVERLAP_CHARS_MIN, OVERLAP_CHARS_MAX = 12, 200
 
 
 @dataclass

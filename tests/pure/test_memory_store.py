@@ -39,7 +39,7 @@ async def roles(store: MemoryStore, session_id: str = "s1") -> list[tuple[str, A
 
 async def test_rows_get_growing_ids_and_tell_their_event(store: MemoryStore) -> None:
     done = event("message.completed", 2, message_id="m")
-    rows = [Row("s1", "user", "hi"), Row("s1", "assistant", "hello", told_in=done)]
+    rows = [Row("s1", "user", "hi"), Row("s1", "assistant", "hello", told=((done, "row"),))]
     await store.runs.append("run_1", None, [done], rows)
     assert rows[0].id is not None and rows[1].id is not None and rows[0].id < rows[1].id
     assert done.data["row"] == rows[1].id
@@ -47,12 +47,11 @@ async def test_rows_get_growing_ids_and_tell_their_event(store: MemoryStore) -> 
     assert await roles(store) == [("user", "hi"), ("assistant", "hello")]
 
 
-async def test_a_row_may_be_told_under_another_name(store: MemoryStore) -> None:
-    failed = event("run.failed", 2)
-    await store.runs.append(
-        "run_1", None, [failed], [Row("s1", "assistant", "x", told_in=failed, told_as="partial_row")]
-    )
-    assert failed.data["partial_row"] == (await store.sessions.messages("s1"))[0].id
+async def test_a_row_may_be_told_in_several_events_under_names_of_their_own(store: MemoryStore) -> None:
+    done, failed = event("message.completed", 2, message_id="m"), event("run.failed", 3)
+    row = Row("s1", "assistant", "x", told=((done, "row"), (failed, "partial_row")))
+    await store.runs.append("run_1", None, [done, failed], [row])
+    assert done.data["row"] == failed.data["partial_row"] == row.id
 
 
 async def test_results_are_read_in_the_order_of_their_calls(store: MemoryStore) -> None:
@@ -128,7 +127,7 @@ async def test_an_open_text_is_read_until_its_row_is_there(store: MemoryStore) -
     texts = [e.data["text"] for e in await store.runs.read("run_1", 1, 100)]
     assert texts == ["Hel", "lo"]
     done = event("message.completed", 4, message_id="m", cuts=cuts.pack())
-    row = Row("s1", "assistant", "Hello", told_in=done)
+    row = Row("s1", "assistant", "Hello", told=((done, "row"),))
     await store.runs.append("run_1", None, [done], [row], closes=["m"])
     again = await store.runs.read("run_1", 1, 100)
     assert [(e.seq, e.type) for e in again] == [(2, "text.delta"), (3, "text.delta"), (4, "message.completed")]

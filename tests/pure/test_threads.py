@@ -120,16 +120,16 @@ async def test_an_abandoned_thread_is_replaced_and_its_late_answer_dropped(pool:
         gate.wait(5)
         return "late"
 
-    call = asyncio.ensure_future(threads.call(stubborn))
+    job = threads.submit(stubborn)
     await until(began.is_set)
-    call.cancel()
-    threads.abandon()
+    job.future.cancel()
+    job.abandon()
     async with asyncio.timeout(2):
         assert await threads.call(lambda: "next") == "next"
     assert threads.abandoned == 1
     gate.set()
     with pytest.raises(asyncio.CancelledError):
-        await call
+        await job.future
 
 
 async def test_an_abandoned_thread_that_comes_back_makes_the_pool_no_larger(pool: Pool) -> None:
@@ -139,12 +139,12 @@ async def test_an_abandoned_thread_that_comes_back_makes_the_pool_no_larger(pool
         began.set()
         gate.wait(5)
 
-    call = asyncio.ensure_future(threads.call(stubborn))
+    job = threads.submit(stubborn)
     await until(began.is_set)
-    threads.abandon()
+    job.abandon()
     await threads.call(lambda: None)
     gate.set()
-    await call
+    await job.future
     work = Together(0.05)
     for _ in range(4):
         await asyncio.gather(threads.call(work), threads.call(work))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -57,8 +58,10 @@ _NOTHING: Sequence[Delta] = ()
 
 _TAGS = ("think", "thinking", "reasoning", "thought", "reasoning_scratchpad")
 _OPENINGS = tuple(f"<{tag}>" for tag in _TAGS)
-_OPENING = re.compile(r"<(" + "|".join(sorted(_TAGS, key=len, reverse=True)) + r")>", re.I)
-_FENCE_CHARS = 6
+_OPENING = re.compile(r"<(" + "|".join(sorted(_TAGS, key=len, reverse=True)) + r")>", re.I | re.A)
+_CLOSINGS = {tag: re.compile(f"</{tag}>", re.I | re.A) for tag in _TAGS}
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)", re.S)
+_LINE_HEAD_CHARS = 100
 
 
 class InlineReasoning:
@@ -68,11 +71,11 @@ class InlineReasoning:
     back: at most one tag's length.
     """
 
-    __slots__ = ("_closing", "_fenced", "_head", "_held", "_line_start")
+    __slots__ = ("_fence", "_head", "_held", "_line_start", "_tag")
 
     def __init__(self, before: str = "") -> None:
-        self._closing: str = ""
-        self._fenced = False
+        self._tag = ""
+        self._fence = ""
         self._held = ""
         self._head = ""
         self._line_start = True
@@ -81,39 +84,37 @@ class InlineReasoning:
 
     def feed(self, text: str) -> list[tuple[bool, str]]:
         """Pieces in order, each with whether it is reasoning."""
-        if not self._held and not self._closing and not self._line_start and "\n" not in text:
-            if len(self._head) < _FENCE_CHARS:
-                self._head += text[:_FENCE_CHARS]
+        if not self._held and not self._tag and not self._line_start and "\n" not in text:
+            if len(self._head) < _LINE_HEAD_CHARS:
+                self._head += text[:_LINE_HEAD_CHARS]
             return [(False, text)]
         out: list[tuple[bool, str]] = []
         rest, self._held = self._held + text, ""
         while rest:
-            rest = self._reasoning(rest, out) if self._closing else self._visible(rest, out)
+            rest = self._reasoning(rest, out) if self._tag else self._visible(rest, out)
         return out
 
     def finish(self) -> list[tuple[bool, str]]:
         """What was held back and did not become a tag."""
         rest, self._held = self._held, ""
-        return [(bool(self._closing), rest)] if rest else []
+        return [(bool(self._tag), rest)] if rest else []
 
     def _reasoning(self, rest: str, out: list[tuple[bool, str]]) -> str:
-        at = rest.lower().find(self._closing)
-        if at >= 0:
-            if at:
-                out.append((True, rest[:at]))
-            rest = rest[at + len(self._closing) :]
-            self._closing, self._line_start, self._head = "", True, ""
-            return rest
-        keep = _suffix_that_begins(rest.lower(), self._closing)
+        if closing := _CLOSINGS[self._tag].search(rest):
+            if closing.start():
+                out.append((True, rest[: closing.start()]))
+            self._tag, self._line_start, self._head = "", True, ""
+            return rest[closing.end() :]
+        keep = _suffix_that_begins(rest, f"</{self._tag}>")
         if keep < len(rest):
             out.append((True, rest[: len(rest) - keep]))
         self._held = rest[len(rest) - keep :] if keep else ""
         return ""
 
     def _visible(self, rest: str, out: list[tuple[bool, str]]) -> str:
-        if self._line_start and not self._fenced:
+        if self._line_start and not self._fence:
             if opening := _OPENING.match(rest):
-                self._closing = f"</{opening[1].lower()}>"
+                self._tag = opening[1].lower()
                 return rest[opening.end() :]
             lower = rest.lower()
             if any(tag.startswith(lower) for tag in _OPENINGS):
@@ -127,19 +128,28 @@ class InlineReasoning:
 
     def _enter(self, line: str) -> None:
         """Follow a line, or a piece of one, that has become visible."""
-        if len(self._head) < _FENCE_CHARS:
-            self._head += line[:_FENCE_CHARS]
+        if len(self._head) < _LINE_HEAD_CHARS:
+            self._head += line[:_LINE_HEAD_CHARS]
         self._line_start = line.endswith("\n")
         if self._line_start:
-            if self._head.lstrip(" ").startswith(("```", "~~~")):
-                self._fenced = not self._fenced
+            self._follow_fence()
             self._head = ""
+
+    def _follow_fence(self) -> None:
+        """A fence is closed by a bare mark of its own kind, at least as long."""
+        mark = _FENCE.match(self._head)
+        if mark is None:
+            return
+        if not self._fence:
+            self._fence = mark[1]
+        elif mark[1].startswith(self._fence) and not mark[2].strip():
+            self._fence = ""
 
 
 def _suffix_that_begins(text: str, word: str) -> int:
     """The length of the longest end of `text` that is a beginning of `word`."""
     for size in range(min(len(text), len(word) - 1), 0, -1):
-        if word.startswith(text[-size:]):
+        if word.startswith(text[-size:].lower()):
             return size
     return 0
 
@@ -361,8 +371,8 @@ class Assembler:
             known = next((draft for draft in self._drafts if draft.id == part.id), None)
         else:
             known = self._drafts[-1] if self._drafts else None
-            if known is not None and part.name and known.arguments:
-                known = None  # a name after arguments begins another call
+            if known is not None and part.name and known.arguments and _another(known, part.name):
+                known = None
         if known is None:
             known = _Draft(len(self._drafts))
             self._drafts.append(known)
@@ -384,6 +394,17 @@ class Assembler:
             arguments = "".join(draft.arguments)
             calls.append(ToolCall(call_id, draft.name, arguments if arguments.strip() else "{}", draft.extra))
         return calls
+
+
+def _another(draft: _Draft, name: str) -> bool:
+    """Whether a name that comes after arguments begins another call: not while the same one's are unfinished."""
+    if name != draft.name:
+        return True
+    try:
+        json.loads("".join(draft.arguments))
+    except ValueError:
+        return False
+    return True
 
 
 def _push(out: list[Delta], delta: TextDelta | ReasoningDelta) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hermes.limits import BYTES_PER_TOKEN, IMAGE_TOKENS
+from hermes.limits import BYTES_PER_IMAGE_TOKEN, BYTES_PER_TOKEN, IMAGE_TOKENS, IMAGE_TOKENS_MIN, PIXELS_PER_TOKEN
 
 SUMMARY_MARK = "[Summary of the conversation so far]"
 Message = dict[str, Any]
@@ -18,13 +19,28 @@ def estimate(value: Any) -> int:
     if isinstance(value, str):
         return int(len(value.encode("utf-8", "replace")) / BYTES_PER_TOKEN) + 1
     if isinstance(value, dict) and value.get("type") == "image_url":
-        return IMAGE_TOKENS
+        return _image_tokens(str(value["image_url"]["url"]))
     if isinstance(value, dict) and "role" in value:
         content = value.get("content")
         parts = content if isinstance(content, list) else [content or ""]
         calls = value.get("tool_calls")
         return 4 + sum(map(estimate, parts)) + (estimate(json.dumps(calls, ensure_ascii=False)) if calls else 0)
     return estimate(json.dumps(value, ensure_ascii=False, default=str))
+
+
+def _image_tokens(url: str) -> int:
+    """By its pixels where an inline PNG tells them, by its bytes for other inline images, else a usual size."""
+    head, found, data = url.partition(";base64,")
+    if not found:
+        return IMAGE_TOKENS
+    if head.endswith("png"):
+        try:
+            header = base64.b64decode(data[:44])
+            pixels = int.from_bytes(header[16:20], "big") * int.from_bytes(header[20:24], "big")
+            return max(IMAGE_TOKENS_MIN, min(IMAGE_TOKENS, pixels // PIXELS_PER_TOKEN))
+        except ValueError:
+            return IMAGE_TOKENS
+    return max(IMAGE_TOKENS_MIN, min(IMAGE_TOKENS, len(data) // BYTES_PER_IMAGE_TOKEN))
 
 
 def size_of(messages: Sequence[Message]) -> int:
@@ -82,7 +98,7 @@ def plan(messages: Sequence[Message], budget: Budget, protect_first: int | None 
         start -= 1
         room -= size_of(pieces[start])
     head_end, count = 0, 0
-    while head_end < start and count + len(pieces[head_end]) <= first:
+    while head_end < start and count < first:
         count += len(pieces[head_end])
         head_end += 1
     return Plan(_flat(pieces[:head_end]), _flat(pieces[head_end:start]), _flat(pieces[start:]))
@@ -114,30 +130,33 @@ def _pruned(message: Message, calls: dict[str, Any]) -> Message:
     call = calls.get(message.get("tool_call_id", ""), {})
     gist = " ".join(str(call.get("arguments", "")).split())[:80]
     line = f"[{message.get('tool_name') or call.get('name', 'tool')}({gist}): {len(text)} characters, left out]"
-    return {**message, "content": line} if len(line) < len(text) else message
+    pruned = text.startswith("[") and text.endswith("characters, left out]")
+    return {**message, "content": line} if len(line) < len(text) and not pruned else message
 
 
 def extract(messages: Sequence[Message], chars_max: int) -> str:
     """A summary without a model: what the user said, and the first line of every answer."""
     lines: list[str] = []
     for message in messages:
-        text = _text(message)
+        text = _text(message).strip()
         if text and message.get("role") == "user":
             lines.append(f"User: {' '.join(text.split())[:400]}")
         elif text and message.get("role") == "assistant":
-            lines.append(f"You: {text.strip().splitlines()[0][:200]}")
+            lines.append(f"You: {text.splitlines()[0][:200]}")
     while len(lines) > 2 and sum(map(len, lines)) + len(lines) > chars_max:
         del lines[len(lines) // 2]
     return "\n".join(lines)[:chars_max]
 
 
 def transcript(messages: Sequence[Message], chars_max: int) -> str:
-    """The messages as text for whoever is to sum them up, the longest shortened first."""
+    """The messages as text for whoever is to sum them up; the long ones are shortened, then the middle left out."""
     shown = [f"{m.get('role')}: {_text(m)}{_calls(m)}" for m in messages]
-    if sum(map(len, shown)) <= chars_max:
-        return "\n\n".join(shown)
-    each = max(200, chars_max // max(1, len(shown)))
-    return "\n\n".join(t if len(t) <= each else f"{t[: each * 2 // 3]} […] {t[-each // 3 :]}" for t in shown)
+    if sum(map(len, shown)) + 2 * len(shown) > chars_max:
+        each = max(200, chars_max // max(1, len(shown)) - 2)
+        shown = [t if len(t) <= each else f"{t[: each * 2 // 3 - 4]} […] {t[-(each // 3) :]}" for t in shown]
+    while len(shown) > 2 and sum(map(len, shown)) + 2 * len(shown) > chars_max:
+        shown[len(shown) // 2 - 1 : len(shown) // 2 + 1] = ["[…]"] if "[…]" not in shown else []
+    return "\n\n".join(shown)[:chars_max]
 
 
 def _calls(message: Message) -> str:

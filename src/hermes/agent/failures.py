@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import Literal
 
 from hermes.agent.parts import FinishReason
 from hermes.limits import PROVIDER_WORDS_CHARS_MAX, RETRY_AFTER_S_MAX, RETRY_WAIT_S_MAX, SHORT_RETRY_AFTER_S
@@ -207,38 +207,44 @@ _BY_CODE: dict[str, Kind] = {
     "local_unavailable": "local_unavailable",
     "local_memory": "local_memory",
 }
-_REFUSALS: list[tuple[re.Pattern[str], Kind]] = [
-    (re.compile(p, re.I), kind)
-    for p, kind in cast(
-        "list[tuple[str, Kind]]",
-        [
-            (
-                r"context.{0,12}(length|window)|maximum context|too many (input )?tokens|prompt is too long|"
-                r"(exceeds?|larger than|longer than) .{0,40}(context|token limit|maximum .{0,12}tokens)|input is too long",
-                "context_overflow",
-            ),
-            (
-                r"(image|vision|multimodal).{0,60}(not supported|unsupported|not (allowed|enabled)|cannot|too large|invalid|"
-                r"could not (be )?process|exceeds?)|(not support|unsupported).{0,40}(image|vision)|could not process image",
-                "image_rejected",
-            ),
-            (
-                r"signature.{0,40}(thinking|invalid|mismatch|block)|thinking.{0,60}(signature|cannot be modified|"
-                r"must remain|unexpected)|encrypted.{0,20}(content|reasoning).{0,40}(invalid|verif|decrypt|could not)",
-                "opaque_rejected",
-            ),
-            (r"content (management )?policy|safety system|moderation|flagged as|usage polic", "policy_blocked"),
-            (
-                r"model.{0,80}(not found|does not exist|not available|unknown)|(unknown|no such|invalid) model",
-                "model_not_found",
-            ),
-            (r"credit balance|insufficient (funds|credits|quota|balance)|billing", "billing"),
-        ],
-    )
-]
+# What words mean, whatever the status says; the first that fits.
+_WORDS: tuple[tuple[Kind, str], ...] = (
+    (
+        "context_overflow",
+        r"context.{0,12}(length|window|size)|maximum (context|model length)|too many (input )?tokens|prompt is too long|"
+        r"(exceeds?|larger than|longer than) .{0,40}(context|token limit|model length|maximum .{0,12}tokens)|"
+        r"input is too long|tokens.{0,30} must be <=",
+    ),
+    (
+        "image_rejected",
+        r"(image|vision|multimodal).{0,60}(not supported|unsupported|not (allowed|enabled)|cannot|too large|invalid|"
+        r"could not (be )?process|exceeds?|only supported)|(not support|unsupported).{0,40}(image|vision)|"
+        r"could not process image|not a (multimodal|vision)|no endpoints.{0,40}image",
+    ),
+    (
+        "opaque_rejected",
+        r"(thought|thinking|reasoning).{0,40}signature|signature.{0,40}(thinking|invalid|mismatch|block)|"
+        r"thinking.{0,60}(cannot be modified|must remain|unexpected)|"
+        r"encrypted.{0,20}(content|reasoning).{0,40}(invalid|verif|decrypt|could not)",
+    ),
+    ("policy_blocked", r"content (management )?policy|safety system|moderation|flagged as|usage polic"),
+    (
+        "model_not_found",
+        r"model.{0,80}(not found|does not exist|not available|unknown)|(unknown|no such|invalid) model|not a valid model",
+    ),
+    ("billing", r"credit balance|insufficient (funds|credits|quota|balance)|billing"),
+)
+_REFUSALS = tuple((kind, re.compile(words, re.I)) for kind, words in _WORDS)
+# Statuses under which words count, and which kinds they may tell; none named means all.
+_TELLING: dict[int, frozenset[Kind]] = {
+    **dict.fromkeys((400, 404, 409, 413, 422), frozenset()),
+    403: frozenset({"policy_blocked", "billing"}),
+    429: frozenset({"billing"}),
+    500: frozenset({"image_rejected"}),
+}
 _NO_STREAM = re.compile(
     r"stream(ing)?\b.{0,40}(not|n't|un)\s?(be )?(supported|available|allowed|enabled)|"
-    r"(not support|unsupported|does not allow).{0,40}\bstream(ing)?\b(?!_options)",
+    r"(not support|unsupported|does not allow).{0,40}\bstream(ing)?\b",
     re.I,
 )
 _CONNECTION_WORDS = re.compile(
@@ -280,7 +286,7 @@ OPTIONS = (
 )
 _OPTION_WORDS = re.compile(
     r"unsupported (parameter|value)|unrecogni[sz]ed|not (supported|permitted|allowed)|unknown (parameter|field|argument|name)|"
-    r"unexpected (keyword|parameter|field|argument)|deprecated|extra (inputs|fields)|does(n't| not) support|not support",
+    r"unexpected (keyword|parameter|field|argument)|deprecated|extra (inputs|fields)|does(n't| not) support|not support|is unsupported",
     re.I,
 )
 
@@ -298,7 +304,7 @@ def rejected_option(facts: FailureFacts) -> str | None:
     if param in OPTIONS:
         return param
     for name in sorted(OPTIONS, key=len, reverse=True):
-        if re.search(rf"(?<![\w.]){name}(?!\w)", facts.message):
+        if re.search(rf"(?<!\w){name}(?!\w)", facts.message):
             return name
     return None
 
@@ -364,10 +370,9 @@ def _classify_status(facts: FailureFacts) -> Kind:
         return _BY_CODE[facts.code]
     if refuses_streaming(facts.message) and rejected_option(facts) is None:
         return "stream_unsupported"
-    if status in (400, 403, 404, 409, 413, 422, 429):
-        allowed = {"billing"} if status == 429 else {"policy_blocked", "billing"} if status == 403 else None
-        for pattern, kind in _REFUSALS:
-            if (allowed is None or kind in allowed) and pattern.search(facts.message):
+    if (telling := _TELLING.get(status)) is not None:
+        for kind, pattern in _REFUSALS:
+            if (not telling or kind in telling) and pattern.search(facts.message):
                 return kind
         if rejected_option(facts):
             return "option_rejected"

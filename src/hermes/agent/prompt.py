@@ -11,6 +11,7 @@ from hermes.guards.injection import fenced
 from hermes.limits import LEAN_WINDOW_TOKENS, PROJECT_CHARS_MAX, PROJECT_WINDOW_SHARE, SKILLS_CHARS_MAX
 
 CHARS_PER_TOKEN = 3.6
+_SKILLS_FRAME_CHARS = 80
 
 _IDENTITY = (
     "You are Hermes, an assistant that gets things done on the machine it runs on. You are direct, careful and "
@@ -143,15 +144,15 @@ def _skills(skills: Iterable[tuple[str, str]]) -> str:
     lines: list[str] = []
     size = left_out = 0
     for name, about in skills:
-        line = f"- {name}: {about}"
-        if size + len(line) > SKILLS_CHARS_MAX:
+        line = f"- {name}: {' '.join(about.split())}"
+        if size + len(line) > SKILLS_CHARS_MAX - _SKILLS_FRAME_CHARS:
             left_out += 1
             continue
         lines.append(line)
         size += len(line) + 1
     if left_out:
         lines.append(f"- and {left_out} more; list them with `skills_list`")
-    return "Skills:\n" + "\n".join(lines) if lines else ""
+    return "Skills:\n" + fenced("\n".join(lines), "the skills index") if lines else ""
 
 
 def _join(parts: Iterable[str]) -> str:

@@ -24,7 +24,10 @@ def routes(settings: Settings, choice: RouteChoice | None = None, session_model:
     first = primary(settings, choice, session_model)
     others = choice.fallbacks if choice.fallbacks is not None else settings.get("fallback_providers") or []
     rest = [fallback(settings, entry) for entry in others]
-    return list({route.key: route for route in reversed([first, *rest])}.values())[::-1]
+    found: dict[tuple[str, ...], Route] = {}
+    for route in (first, *rest):
+        found.setdefault(route.key, route)
+    return list(found.values())
 
 
 def primary(settings: Settings, choice: RouteChoice, session_model: str | None = None) -> Route:
@@ -114,7 +117,9 @@ def _route(
         model=model,
         base_url=address,
         api_mode=mode,
-        credentials=_credentials(settings, provider, entry, api_key, own_address=bool(base_url)),
+        credentials=_credentials(
+            settings, provider, entry, api_key, own_address=bool(base_url) and base_url != entry.get("base_url")
+        ),
         window_tokens=window or facts.get("context_length"),
         max_output_tokens=max_output or facts.get("max_tokens"),
         headers=entry.get("headers") or {},
@@ -153,8 +158,9 @@ def _credentials(
 ) -> tuple[Credential, ...]:
     if api_key:
         return (Credential(api_key, provider),)
-    values = [entry.get("api_key"), *(entry.get("keys") or [])]
-    if name := entry.get("key_env"):
+    # The keys of an entry belong to the entry's address.
+    values = [] if own_address and entry.get("base_url") else [entry.get("api_key"), *(entry.get("keys") or [])]
+    if (name := entry.get("key_env")) and not (own_address and entry.get("base_url")):
         values.append(settings.variable(name))
     known = KNOWN_PROVIDERS.get(provider)
     if known is not None and known.key_env and not own_address and not entry.get("base_url"):

@@ -86,6 +86,7 @@ class ModelStep:
                 facts = attempt.facts or self._fault_of(attempt.assembler)
                 if facts is None:
                     return Answered(attempt.assembler.message(), self._text)
+                facts = replace(facts, delivered=len(self._text))
                 kind = classify(facts)
                 decision = decide(kind, self._state(facts, kind))
                 self._tried[decision.action] += 1

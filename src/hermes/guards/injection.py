@@ -14,7 +14,11 @@ _ORDERS = re.compile(
     r"|\[\s*(system|developer)\s*(message|prompt)\s*\]",
     re.I,
 )
-_HIDDEN = re.compile("[\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff\U000e0000-\U000e007f]")
+# Joiners belong to some scripts and to emoji; between plain letters they only hide something.
+_HIDDEN = re.compile(
+    "[\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff\U000e0000-\U000e007f]"
+    "|(?<=[\x20-\x7e])[\u200c\u200d]|[\u200c\u200d](?=[\x20-\x7e])"
+)
 
 
 def suspicious(text: str) -> str:

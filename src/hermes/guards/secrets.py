@@ -6,33 +6,52 @@ import base64
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 from hermes.limits import SECRET_CHARS_MIN, SECRET_HELD_CHARS_MIN
 
 MARK = "[redacted]"
 
-_NAMED = r"(?:api[_-]?key|apikey|access[_-]?token|auth[_-]?token|token|secret|password|passwd|private[_-]?key|client[_-]?secret)"
+# A credential's name, up to where its value begins. A plural (max_tokens) counts things and names no secret.
+_NAME = (
+    r"((?:api[_-]?key|access[_-]?key|account[_-]?key|private[_-]?key|secret(?:[_-]?(?:access[_-]?)?key)?|token|"
+    r"password|passwd|pwd)(?![A-Za-z])[\\\"']*\s*[:=]\s*)"
+)
+_TYPES = r"(?:string|number|boolean|undefined|object|str|int|bool|None|null|true|false)\b"
+_KEY = r"(?=[A-Za-z0-9_-]*[0-9])[A-Za-z0-9_-]"
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern, flags), replacement)
     for pattern, replacement, flags in [
-        (r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", MARK, re.S),
-        (r"\b(?:sk|pk|rk)-[A-Za-z0-9_-]{8,}", MARK, 0),
-        (r"\b(?:sk|pk|rk)_(?:live|test)_[A-Za-z0-9]{8,}", MARK, 0),
         (
-            r"\b(?:ghp|gho|ghu|ghs|ghr|github_pat|glpat|xox[abprs]|hf|gsk|tvly|r8|npm|pypi)[_-][A-Za-z0-9_-]{10,}",
+            r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)",
             MARK,
-            0,
+            re.S,
         ),
+        (rf"\b(?:sk|pk|rk|csk)-{_KEY}{{8,}}", MARK, 0),
+        (rf"\b(?:sk|pk|rk)_(?:live|test)_{_KEY}{{8,}}", MARK, 0),
+        (rf"\b(?:ghp|gho|ghu|ghs|ghr|github_pat|hf|gsk|r8|npm|fw|whsec)_{_KEY}{{16,}}", MARK, 0),
+        (rf"\b(?:glpat|xox[abprs]|xapp|tvly|pypi|xai|nvapi|pplx)-{_KEY}{{16,}}", MARK, 0),
         (r"\bAIza[A-Za-z0-9_-]{20,}", MARK, 0),
         (r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}", MARK, 0),
+        (r"\bSG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}", MARK, 0),
+        (r"\bya29\.[A-Za-z0-9_-]{20,}", MARK, 0),
         (r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}(?:\.[A-Za-z0-9_-]*)?", MARK, 0),
+        (r"(\bAuthorization[\"']?\s*[:=]\s*[\"']?(?:[A-Za-z]{1,12}\s+)?)[A-Za-z0-9._~+/=-]{8,}", r"\1" + MARK, re.I),
         (r"\b((?:Bearer|Basic)\s+)[A-Za-z0-9._~+/=-]{8,}", r"\1" + MARK, re.I),
-        (r"(\bx-api-key\s*[:=]\s*)\S{6,}", r"\1" + MARK, re.I),
-        (r"([a-z][a-z0-9+.-]*://[^\s/:@]*:)[^\s/@]+(@)", r"\1" + MARK + r"\2", re.I),
-        (rf"(\b[A-Za-z0-9_]*{_NAMED}\b[\"']?\s*[:=]\s*[\"']?)(?!\[redacted\])[^\s\"'&,;}}]{{6,}}", r"\1" + MARK, re.I),
+        (r"([a-z][a-z0-9+.-]{0,30}://[^\s/:@]{0,200}:)(?!\[redacted\]@)[^\s/]+(@)", r"\1" + MARK + r"\2", re.I),
+        (_NAME + r"(\\?[\"'])(?!\[redacted\])((?:(?!\2).){6,500}?)(\2)", r"\1\2" + MARK + r"\4", re.I),
+        (_NAME + rf"(?!\[redacted\]|{_TYPES})[^\s\"'\\&,;{{}}\[\]]{{6,}}", r"\1" + MARK, re.I),
     ]
 )
+
+
+def _forms(value: str) -> list[str]:
+    """A value as it is and as it is usually encoded, without the padding that may or may not be there."""
+    data = value.encode("utf-8", "surrogatepass")
+    quoted = [quote(data, safe=""), quote(data), quote_plus(data)]
+    lower = [re.sub("%..", lambda match: match[0].lower(), form) for form in quoted]
+    encoded = [code(data).decode().rstrip("=") for code in (base64.b64encode, base64.urlsafe_b64encode)]
+    return list(dict.fromkeys([value, *quoted, *lower, *encoded]))
 
 
 class Secrets:
@@ -44,8 +63,8 @@ class Secrets:
         self.values = tuple(sorted({v for v in values if len(v) >= SECRET_CHARS_MIN}, key=len, reverse=True))
         forms: list[str] = []
         for value in self.values:
-            encoded = base64.b64encode(value.encode()).decode().rstrip("=")
-            forms += dict.fromkeys((value, quote(value, safe=""), encoded))
+            forms += _forms(value)
+        forms.sort(key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, forms))) if forms else None
         starts = "|".join(re.escape(value[:SECRET_HELD_CHARS_MIN]) for value in self.values)
         self._starts = re.compile(starts) if starts else None

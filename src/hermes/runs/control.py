@@ -42,7 +42,7 @@ class _Scope:
         self._scopes = scopes
         self._task: asyncio.Task[Any] | None = None
         self._cancelling = 0
-        self._fired = False
+        self._fired = self._cancelled = False
 
     async def __aenter__(self) -> None:
         if self._stop.reason is not None:
@@ -54,8 +54,9 @@ class _Scope:
 
     def fire(self) -> None:
         self._fired = True
-        if self._task is not None:
-            self._task.cancel()
+        # A task that asks for its own stop is not waiting for anything; it is told at the end of the scope.
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._cancelled = self._task.cancel()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -63,7 +64,8 @@ class _Scope:
         self._scopes.discard(self)
         if not self._fired or self._task is None:
             return
-        if self._task.uncancel() <= self._cancelling and (kind is None or issubclass(kind, asyncio.CancelledError)):
+        from_outside = self._cancelled and self._task.uncancel() > self._cancelling
+        if not from_outside and (kind is None or issubclass(kind, asyncio.CancelledError)):
             raise Stopped from error
 
 
@@ -77,14 +79,18 @@ class Questions:
         """The future that the answer will fill."""
         future: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
         self._open[question_id] = future
-        future.add_done_callback(lambda _: self._open.pop(question_id, None))
+        future.add_done_callback(lambda _: self._close(question_id, future))
         return future
+
+    def _close(self, question_id: str, future: asyncio.Future[Mapping[str, Any]]) -> None:
+        if self._open.get(question_id) is future:
+            del self._open[question_id]
 
     def answer(self, question_id: str | None, data: Mapping[str, Any]) -> bool:
         """Fill it; with no id, the oldest. False: it is not open (any more)."""
-        wanted = question_id if question_id is not None else next(iter(self._open), None)
-        future = self._open.get(wanted) if wanted is not None else None
-        if future is None or future.done():
+        open_ones = {key: future for key, future in self._open.items() if not future.done()}
+        future = open_ones.get(question_id) if question_id is not None else next(iter(open_ones.values()), None)
+        if future is None:
             return False
         future.set_result(data)
         return True

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -32,13 +33,15 @@ def parse(text: str) -> Parsed:
         return _object(json.loads(text, strict=False))
     except ValueError as error:
         fault = f"not valid JSON: {error}"
+    except RecursionError:
+        return Parsed("broken", fault="nested too deeply")
     closing, in_string, awaiting = _scan(text)
     if in_string or awaiting:
         return Parsed("cut", fault="the arguments end in the middle of a value")
     repaired = re.sub(r",(\s*)$", r"\1", text) + closing
     try:
         return _object(json.loads(_without_trailing_commas(repaired), strict=False))
-    except ValueError:
+    except (ValueError, RecursionError):
         return Parsed("broken", fault=fault)
 
 
@@ -112,19 +115,37 @@ def _fold(name: str) -> str:
 
 def check(args: dict[str, Any], schema: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """The arguments, coerced where that loses nothing, and what is wrong with them (empty: nothing)."""
-    args = {name: _coerced(value, schema.get("properties", {}).get(name, {})) for name, value in args.items()}
+    args = _coerced(args, schema)
     faults = schema_faults(args, schema)
     return args, "; ".join(faults[:3])
 
 
 def _coerced(value: Any, schema: Any) -> Any:
-    kind = schema.get("type") if isinstance(schema, dict) else None
+    """A value as its schema wants it, where that loses nothing; what lies inside it likewise."""
+    schema = schema if isinstance(schema, Mapping) else {}
+    kind = schema.get("type")
+    value = _scalar(value, kind)
+    if isinstance(value, dict):
+        known = schema.get("properties") or {}
+        return {_whole_text(name): _coerced(item, known.get(name)) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_coerced(item, schema.get("items")) for item in value]
+    return _whole_text(value) if isinstance(value, str) else value
+
+
+def _whole_text(text: str) -> str:
+    """The text with half pairs of surrogates, which no store and no wire takes, replaced."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _scalar(value: Any, kind: Any) -> Any:
     if isinstance(value, str):
         text = value.strip()
         if kind == "integer" and re.fullmatch(r"[+-]?\d{1,18}", text):
             return int(text)
         if kind == "number" and re.fullmatch(r"[+-]?\d{1,18}(\.\d{1,12})?", text):
-            return float(text) if "." in text else int(text)
+            number = float(text) if "." in text else int(text)
+            return number if Decimal(repr(number)) == Decimal(text) else value
         if kind == "boolean" and text.lower() in ("true", "false"):
             return text.lower() == "true"
         if kind in ("array", "object") and text[:1] in "[{":

@@ -68,6 +68,8 @@ def apply(entries: list[str], operations: list[dict[str, Any]], file: MemoryFile
     entries = list(entries)
     for operation in operations:
         action, content = operation.get("action", "add"), (operation.get("content") or "").strip()
+        if action == "list":
+            continue
         if action in ("add", "replace"):
             _check_content(content, secrets)
         if action == "add":

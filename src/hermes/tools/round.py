@@ -210,15 +210,15 @@ class ToolRound:
             return "error", {"error": self._redact(crash), "code": "tool_crashed"}
 
     async def _in_thread(self, tool: ToolDef, ctx: ToolContext, args: Args) -> Answer:
-        work = asyncio.ensure_future(self._threads.call(lambda: tool.run(ctx, args)))
+        job = self._threads.submit(lambda: tool.run(ctx, args))
         try:
-            answer: Answer = await asyncio.shield(work)
+            answer: Answer = await asyncio.shield(job.future)
         except asyncio.CancelledError:
             ctx.cancelled.set()
-            _, late = await asyncio.wait([work], timeout=STUBBORN_S_MAX)
+            _, late = await asyncio.wait([job.future], timeout=STUBBORN_S_MAX)
             if late:
-                self._threads.abandon()
-            work.cancel()
+                job.abandon()
+            job.future.cancel()
             raise
         return answer
 

@@ -1,4 +1,4 @@
-"""Threads for tools that block. They are shared by all runs and come to life when there is work for them."""
+"""Threads for work that blocks. They are shared by all runs and come to life when there is something to do."""
 
 from __future__ import annotations
 
@@ -11,51 +11,89 @@ from typing import Any
 from hermes.limits import THREAD_IDLE_S_MAX
 
 
+class Job:
+    """A call on its way to a thread. It can be given up: before it began it is never made, afterwards it no longer
+    counts."""
+
+    def __init__(self, pool: ToolThreads, function: Callable[[], Any]) -> None:
+        self._pool, self._function = pool, function
+        self._loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[Any] = self._loop.create_future()
+        self.dropped = False
+        self.abandoned = False
+        self.future.add_done_callback(self._drop)
+
+    def abandon(self) -> None:
+        """It does not come back: its thread is replaced."""
+        self._pool._abandon(self)
+
+    def _drop(self, future: asyncio.Future[Any]) -> None:
+        self.dropped = future.cancelled()
+
+    def run(self) -> None:
+        """In a thread: make the call and hand its outcome to the loop."""
+        if self.dropped:
+            return
+        result, error = None, None
+        try:
+            result = self._function()
+        except StopIteration as stop:  # a future cannot carry it
+            error = RuntimeError("the call raised StopIteration")
+            error.__cause__ = stop
+        except BaseException as raised:  # noqa: BLE001  (it belongs to the caller)
+            error = raised  # type: ignore[assignment]
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._settle, result, error)
+
+    def _settle(self, result: Any, error: BaseException | None) -> None:
+        if self.future.done():
+            return
+        if error is None:
+            self.future.set_result(result)
+        else:
+            self.future.set_exception(error)
+
+
 class ToolThreads:
-    """At most `threads_max` calls at once; further ones wait. A thread that will not stop can be given up."""
+    """At most `threads_max` calls at once; further ones wait in order."""
 
     def __init__(self, threads_max: int) -> None:
-        self._work: queue.SimpleQueue[tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]] | None]
-        self._work = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._threads_max = threads_max
-        self._threads = self._idle = 0
+        self._threads = self._idle = self._queued = 0
         self.abandoned = 0
 
     async def call(self, function: Callable[[], Any]) -> Any:
         """The function's result, computed in a thread."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
+        return await self.submit(function).future
 
-        def settle(result: Any, error: BaseException | None) -> None:
-            if not future.done():
-                if error is None:
-                    future.set_result(result)
-                else:
-                    future.set_exception(error)
-
-        def done(result: Any, error: BaseException | None) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(settle, result, error)
-
-        self._work.put((function, done))
+    def submit(self, function: Callable[[], Any]) -> Job:
+        """Hand over a call."""
+        job = Job(self, function)
         with self._lock:
-            if self._idle == 0 and self._threads - self.abandoned < self._threads_max:
-                self._threads += 1
-                threading.Thread(target=self._serve, name="hermes-tool", daemon=True).start()
-        return await future
+            self._queued += 1
+            if self._queued > self._idle and self._threads - self.abandoned < self._threads_max:
+                self._start()
+        self._jobs.put(job)
+        return job
 
-    def abandon(self) -> None:
-        """A call does not come back: its thread no longer counts."""
+    def _start(self) -> None:
+        self._threads += 1
+        self._idle += 1
+        threading.Thread(target=self._serve, name="hermes-tool", daemon=True).start()
+
+    def _abandon(self, job: Job) -> None:
         with self._lock:
+            job.abandoned = True
             self.abandoned += 1
+            if self._queued > self._idle:
+                self._start()
 
     def _serve(self) -> None:
         while True:
-            with self._lock:
-                self._idle += 1
             try:
-                job = self._work.get(timeout=THREAD_IDLE_S_MAX)
+                job = self._jobs.get(timeout=THREAD_IDLE_S_MAX)
             except queue.Empty:
                 job = None
             with self._lock:
@@ -63,15 +101,18 @@ class ToolThreads:
                 if job is None:
                     self._threads -= 1
                     return
-            function, done = job
-            try:
-                done(function(), None)
-            except BaseException as error:  # noqa: BLE001  (it belongs to the caller)
-                done(None, error)
+                self._queued -= 1
+            job.run()
+            with self._lock:
+                if job.abandoned:  # another thread has taken this one's place
+                    self._threads -= 1
+                    self.abandoned -= 1
+                    return
+                self._idle += 1
 
     def close(self) -> None:
         """Let idle threads go at once."""
         with self._lock:
             count = self._threads
         for _ in range(count):
-            self._work.put(None)
+            self._jobs.put(None)

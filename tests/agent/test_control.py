@@ -1,0 +1,478 @@
+"""Controls: stopping a run wherever it waits, steering it while it works, and answering its questions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from hermes.runs.spec import Control
+from hermes.tools import clarify, memory
+from hermes.tools import round as tool_round
+from support.model_server import Call, ModelServer, Protocol, Reply
+
+from .conftest import MakeHouse
+from .house import PROTOCOLS, House, Json, Ran, Running, nothing_left, sent, tool
+
+each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
+
+
+def assert_cancelled(ran: Ran, text: str = "") -> None:
+    assert ran.final["type"] == "run.cancelled"
+    assert ran.final["reason"] == "stop"
+    assert ran.final["by"] == "user"
+    result = ran.result
+    assert (result["interrupted"], result["completed"], result["failed"]) == (True, False, False)
+    assert (result["final_response"], result["error_code"]) == (text, "interrupted")
+
+
+async def forever(_: Any, __: Any) -> Json:
+    await asyncio.Event().wait()
+    return {}
+
+
+# ---- stopping
+
+
+@each_protocol
+@pytest.mark.parametrize("control", ["interrupt", "cancel"])
+async def test_a_stop_closes_the_models_socket_at_once_and_keeps_the_text(
+    house: House, server: ModelServer, protocol: Protocol, control: str
+) -> None:
+    server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
+    running = await house.begin(house.spec(server, protocol=protocol))
+    await running.seen("text.delta")
+    before = time.monotonic()
+    assert await running.control(control) == "applied"
+    await server.until(lambda: server.open_streams == 0)
+    assert time.monotonic() - before < 0.1
+    assert server.requests[0].closed_early
+    assert_cancelled(await running.end(), "Once ")
+    await nothing_left(server)
+
+
+async def test_a_stop_before_the_answer_begins_closes_the_socket_as_well(house: House, server: ModelServer) -> None:
+    server.script = [Reply(text="Hello", delay_s=60)]
+    running = await house.begin(house.spec(server))
+    await server.until(lambda: server.open_streams == 1)
+    before = time.monotonic()
+    await running.control("interrupt")
+    await server.until(lambda: server.open_streams == 0)
+    assert time.monotonic() - before < 0.1
+    assert_cancelled(await running.end())
+    await nothing_left(server)
+
+
+async def test_a_stop_while_waiting_for_a_retry_ends_the_wait(house: House, server: ModelServer) -> None:
+    server.script = [Reply(status=429, headers={"Retry-After": "9"})]
+    running = await house.begin(house.spec(server))
+    waiting = await running.seen("model.retrying")
+    assert waiting["wait_seconds"] == pytest.approx(9.0)
+    before = time.monotonic()
+    await running.control("interrupt")
+    assert_cancelled(await running.end())
+    assert time.monotonic() - before < 0.5
+    assert len(server.requests) == 1
+    await nothing_left(server)
+
+
+async def test_a_stop_while_a_coroutine_tool_runs_cancels_it(house: House, server: ModelServer) -> None:
+    cancelled = asyncio.Event()
+
+    async def look(_: Any, __: Any) -> Json:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        return {}
+
+    house.offer(tool("look", look))
+    server.script = [Reply(text="Wait.", tool_calls=[Call("look")])]
+    running = await house.begin(house.spec(server))
+    await running.seen("tool.started")
+    await running.control("interrupt")
+    ran = await running.end()
+    assert cancelled.is_set()
+    assert ran.final["type"] == "run.cancelled"
+    assert ran.one("tool.finished")["status"] == "interrupted"
+    await nothing_left(server)
+
+
+async def test_a_stop_while_a_blocking_tool_runs_is_seen_by_it(house: House, server: ModelServer) -> None:
+    seen = threading.Event()
+
+    def look(ctx: Any, _: Any) -> Json:
+        if ctx.cancelled.wait(5):
+            seen.set()
+        return {}
+
+    house.offer(tool("look", look))
+    server.script = [Reply(tool_calls=[Call("look")])]
+    running = await house.begin(house.spec(server))
+    await running.seen("tool.started")
+    await running.control("interrupt")
+    ran = await running.end()
+    assert seen.is_set()
+    assert ran.one("tool.finished")["status"] == "interrupted"
+    await nothing_left(server)
+
+
+async def test_a_stop_does_not_wait_for_a_tool_that_will_not_end(
+    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tool_round, "STUBBORN_S_MAX", 0.1)
+    release = threading.Event()
+
+    def look(_: Any, __: Any) -> Json:
+        release.wait(10)
+        return {}
+
+    house.offer(tool("look", look))
+    server.script = [Reply(tool_calls=[Call("look")])]
+    running = await house.begin(house.spec(server))
+    await running.seen("tool.started")
+    before = time.monotonic()
+    await running.control("interrupt")
+    ran = await running.end()
+    assert time.monotonic() - before < 1.0
+    assert ran.final["type"] == "run.cancelled"
+    release.set()
+    await nothing_left(server)
+
+
+async def test_a_stop_ends_every_call_of_a_parallel_round(house: House, server: ModelServer) -> None:
+    house.offer(tool("look", forever, effect="read", scope=lambda _: frozenset()))
+    server.script = [Reply(tool_calls=[Call("look", {"a": str(n)}) for n in range(12)])]
+    running = await house.begin(house.spec(server, persist=True))
+    await running.seen("tool.started")
+    await running.control("interrupt")
+    ran = await running.end()
+    rows = await house.rows(ran.spec.session_id)
+    assert [row.role for row in rows].count("tool") == 12
+    assert ran.final["type"] == "run.cancelled"
+    await nothing_left(server)
+
+
+async def test_a_stop_while_the_session_is_waited_for_cancels_the_queued_run(house: House, server: ModelServer) -> None:
+    server.script = [Reply(text="One.", delay_s=60)]
+    running = await house.begin(house.spec(server, persist=True, session_id="s"))
+    await server.until(lambda: server.open_streams == 1)
+    queued = house.spec(server, persist=True, session_id="s")
+    await house.engine.submit(queued)
+    assert await house.engine.control(queued.run_id, Control("interrupt")) == "applied"
+    events = [event async for event in house.engine.subscribe(queued.run_id)]
+    assert [event.type for event in events] == ["run.queued", "control.received", "run.cancelled"]
+    await running.control("interrupt")
+    await running.end()
+    assert len(server.requests) == 1
+    await nothing_left(server)
+
+
+async def test_a_stop_reaches_a_run_from_another_thread(house: House, server: ModelServer) -> None:
+    server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
+    running = await house.begin(house.spec(server))
+    await running.seen("text.delta")
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        asyncio.run_coroutine_threadsafe(running.control("interrupt"), loop).result(3)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    assert_cancelled(await running.end(), "Once ")
+    thread.join()
+
+
+async def test_a_stop_is_on_record_before_it_is_applied(house: House, server: ModelServer) -> None:
+    server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
+    running = await house.begin(house.spec(server))
+    await running.seen("text.delta")
+    control = Control("interrupt", {"message": "no, the other"}, by="someone", surface="test", control_id="c1")
+    assert await house.engine.control(running.run_id, control) == "applied"
+    ran = await running.end()
+    received = ran.one("control.received")
+    assert (received["control_id"], received["control"], received["by"], received["surface"]) == (
+        *("c1", "interrupt"),
+        *("someone", "test"),
+    )
+    assert ran.final["by"] == "someone"
+
+
+async def test_a_repeated_control_does_nothing(house: House, server: ModelServer) -> None:
+    server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
+    running = await house.begin(house.spec(server))
+    await running.seen("text.delta")
+    for _ in range(2):
+        assert await running.control("steer", control_id="c1", text="faster") == "applied"
+    await running.control("interrupt")
+    ran = await running.end()
+    assert [event["control_id"] for event in ran.of("control.received")].count("c1") == 1
+
+
+async def test_a_run_that_has_ended_is_not_active_and_one_that_never_was_is_unknown(
+    house: House, server: ModelServer
+) -> None:
+    server.script = [Reply(text="Done.")]
+    ran = await house.run(server, persist=True)
+    assert await house.engine.control(ran.spec.run_id, Control("interrupt")) == "not_active"
+    assert await house.engine.control("run_" + "0" * 32, Control("interrupt")) == "unknown"
+
+
+async def test_a_stop_at_any_moment_of_a_turn_leaves_exactly_one_end_and_nothing_else(
+    house: House, server: ModelServer
+) -> None:
+    house.offer(tool("look", lambda _, args: {"saw": args}))
+    script = [Reply(text=["a ", "b "], tool_calls=[Call("look")], gap_s=0.005), Reply(text=["c ", "d"], gap_s=0.005)]
+    server.script = list(script)
+    whole = await house.run(server)
+    for count in range(1, len(whole.events) - 1):
+        server.script = list(script)
+        running = await house.begin(house.spec(server))
+        await running.until(lambda events, n=count: len(events) >= n)
+        await running.control("interrupt")
+        ran = await running.end()
+        assert ran.final["type"] in ("run.cancelled", "run.completed")
+        roles = [m["role"] for m in ran.result["messages"]]
+        assert roles[0] == "user"
+        assert roles[-1] == "assistant"
+    await nothing_left(server)
+
+
+# ---- the waiter leaves
+
+
+async def test_when_the_last_owner_leaves_a_run_that_says_so_is_cancelled(house: House, server: ModelServer) -> None:
+    server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
+    running = await house.begin(house.spec(server, on_detach="cancel"))
+    one, two = house.engine.attach(running.run_id), house.engine.attach(running.run_id)
+    await running.seen("text.delta")
+    await house.engine.detach(running.run_id, one)
+    assert running.events[-1]["type"] == "text.delta"
+    await house.engine.detach(running.run_id, two)
+    ran = await running.end()
+    assert (ran.final["type"], ran.final["reason"]) == ("run.cancelled", "client_disconnected")
+    await nothing_left(server)
+
+
+async def test_a_run_that_continues_does_not_mind_who_leaves(house: House, server: ModelServer) -> None:
+    server.script = [Reply(text=["Once ", "upon"], gap_s=0.05)]
+    running = await house.begin(house.spec(server, on_detach="continue"))
+    owner = house.engine.attach(running.run_id)
+    await running.seen("text.delta")
+    await house.engine.detach(running.run_id, owner)
+    assert (await running.end()).result["final_response"] == "Once upon"
+
+
+# ---- steering
+
+
+async def steered(house: House, server: ModelServer, *texts: str) -> Ran:
+    """A turn of one tool round, steered while its tool runs."""
+    go_on = asyncio.Event()
+
+    async def look(_: Any, __: Any) -> Json:
+        await go_on.wait()
+        return {"saw": "a fox"}
+
+    house.offer(tool("look", look))
+    server.script = [Reply(tool_calls=[Call("look")]), Reply(text="Done.")]
+    running = await house.begin(house.spec(server, persist=True))
+    await running.seen("tool.started")
+    for at, text in enumerate(texts):
+        assert await running.control("steer", control_id=f"st{at}", text=text) == "applied"
+    go_on.set()
+    return await running.end()
+
+
+async def test_a_steer_is_added_framed_to_the_next_tool_result(house: House, server: ModelServer) -> None:
+    ran = await steered(house, server, "Only red ones.")
+    told = sent(server.requests[1], "tool")[-1][1]
+    assert told.startswith('{"saw": "a fox"}')
+    assert "Only red ones." in told
+    assert told != '{"saw": "a fox"}Only red ones.'
+    applied = ran.one("steer.applied")
+    assert applied["steer_ids"] == ["st0"]
+    assert applied["where"] == ran.one("tool.started")["call_id"]
+    assert not ran.result["pending_steer"]
+    assert ran.result["final_response"] == "Done."
+
+
+async def test_what_was_sent_with_a_steer_is_what_the_next_turn_sends(house: House, server: ModelServer) -> None:
+    ran = await steered(house, server, "Only red ones.")
+    server.script = [Reply(text="Again.")]
+    await house.run(server, "and now?", persist=True, session_id=ran.spec.session_id)
+    assert sent(server.requests[2], "tool") == sent(server.requests[1], "tool")
+
+
+async def test_several_steers_are_all_added(house: House, server: ModelServer) -> None:
+    ran = await steered(house, server, "Only red ones.", "And quickly.")
+    told = sent(server.requests[1], "tool")[-1][1]
+    assert told.index("Only red ones.") < told.index("And quickly.")
+    assert [i for event in ran.of("steer.applied") for i in event["steer_ids"]] == ["st0", "st1"]
+
+
+async def steered_when_one_of_two_has_finished(house: House, server: ModelServer, slow: str) -> Ran:
+    go_on = asyncio.Event()
+
+    async def look(_: Any, args: Json) -> Json:
+        if args["a"] == slow:
+            await go_on.wait()
+        return {"saw": args["a"]}
+
+    house.offer(tool("look", look, effect="read", scope=lambda _: frozenset()))
+    server.script = [Reply(tool_calls=[Call("look", {"a": "one"}), Call("look", {"a": "two"})]), Reply(text="Done.")]
+    running = await house.begin(house.spec(server))
+    await running.seen("tool.finished")
+    await running.control("steer", text="Only red ones.")
+    go_on.set()
+    return await running.end()
+
+
+async def test_a_steer_goes_to_the_last_result_of_a_round(house: House, server: ModelServer) -> None:
+    ran = await steered_when_one_of_two_has_finished(house, server, slow="two")
+    results = [m for m in server.requests[1].body["messages"] if m["role"] == "tool"]
+    assert ["Only red ones." in m["content"] for m in results] == [False, True]
+    assert ran.one("steer.applied")["where"] == results[1]["tool_call_id"]
+
+
+async def test_a_steer_that_comes_when_the_last_result_is_on_record_already_is_told_once_all_the_same(
+    house: House, server: ModelServer
+) -> None:
+    ran = await steered_when_one_of_two_has_finished(house, server, slow="one")
+    told = json.dumps(server.requests[1].body).count("Only red ones.")
+    assert told + str(ran.result["pending_steer"]).count("Only red ones.") == 1
+    assert len(ran.of("steer.applied")) == told
+
+
+async def test_a_steer_while_the_model_speaks_waits_for_the_next_round(house: House, server: ModelServer) -> None:
+    house.offer(tool("look"))
+    server.script = [Reply(text=["Well, ", "wait."], tool_calls=[Call("look")], gap_s=0.05), Reply(text="Done.")]
+    running = await house.begin(house.spec(server))
+    await running.seen("text.delta")
+    await running.control("steer", text="Only red ones.")
+    await running.end()
+    assert "Only red ones." in sent(server.requests[1], "tool")[-1][1]
+
+
+async def test_a_steer_that_no_round_takes_up_is_given_back(house: House, server: ModelServer) -> None:
+    server.script = [Reply(text=["Well, ", "fine."], gap_s=0.05)]
+    running = await house.begin(house.spec(server))
+    await running.seen("text.delta")
+    await running.control("steer", text="Only red ones.")
+    ran = await running.end()
+    assert "Only red ones." in str(ran.result["pending_steer"])
+    assert ran.final["pending_steer"] == ran.result["pending_steer"]
+    assert ran.of("steer.applied") == []
+    assert "Only red ones." not in json.dumps(ran.result["messages"])
+    assert ran.result["final_response"] == "Well, fine."
+
+
+async def test_a_steer_is_not_lost_when_the_run_is_stopped(house: House, server: ModelServer) -> None:
+    server.script = [Reply(text=["Well, ", "fine."], gap_s=60)]
+    running = await house.begin(house.spec(server))
+    await running.seen("text.delta")
+    await running.control("steer", text="Only red ones.")
+    await running.control("interrupt")
+    ran = await running.end()
+    assert "Only red ones." in str(ran.result["pending_steer"])
+
+
+# ---- questions
+
+
+async def asking(house: House, server: ModelServer, **arguments: Any) -> Running:
+    house.offer(clarify.TOOL)
+    server.script = [Reply(tool_calls=[Call("clarify", {"question": "Which?", **arguments})]), Reply(text="Done.")]
+    return await house.begin(house.spec(server, answerable=True))
+
+
+async def test_a_question_waits_for_its_answer_and_holds_neither_thread_nor_socket(
+    house: House, server: ModelServer
+) -> None:
+    threads = threading.active_count()
+    running = await asking(house, server, choices=["this", "that"])
+    asked = await running.seen("clarify.requested")
+    assert (asked["question"], asked["choices"]) == ("Which?", ["this", "that"])
+    assert asked["expires_at"] > time.time() + 3000
+    assert threading.active_count() <= threads + 1
+    assert server.open_streams == 0
+    assert await running.control("answer", id=asked["request_id"], answer="that") == "applied"
+    ran = await running.end()
+    assert ran.tool_results() == [{"answer": "that", "answered": True}]
+    resolved = ran.one("clarify.resolved")
+    assert (resolved["request_id"], resolved["by"], resolved["answered"]) == (asked["request_id"], "user", True)
+
+
+async def test_the_first_answer_wins(house: House, server: ModelServer) -> None:
+    running = await asking(house, server)
+    asked = await running.seen("clarify.requested")
+    answers = [running.control("answer", id=asked["request_id"], answer=text) for text in ("one", "two")]
+    assert await asyncio.gather(*answers) == ["applied", "already_resolved"]
+    ran = await running.end()
+    assert ran.tool_results() == [{"answer": "one", "answered": True}]
+
+
+async def test_a_question_nobody_answers_expires(make_house: MakeHouse, server: ModelServer) -> None:
+    house = make_house({"agent": {"clarify_timeout": 0.05}})
+    ran = await (await asking(house, server)).end()
+    assert ran.tool_results()[0]["answered"] is False
+    assert ran.one("clarify.resolved")["answered"] is False
+    assert ran.result["final_response"] == "Done."
+
+
+async def test_a_stop_resolves_the_question(house: House, server: ModelServer) -> None:
+    running = await asking(house, server)
+    await running.seen("clarify.requested")
+    await running.control("interrupt")
+    ran = await running.end()
+    assert (ran.one("clarify.resolved")["by"], ran.one("clarify.resolved")["answered"]) == ("interrupt", False)
+    assert ran.final["type"] == "run.cancelled"
+    await nothing_left(server)
+
+
+async def remembering(make_house: MakeHouse, server: ModelServer, **approvals: Any) -> tuple[House, Running]:
+    """A run whose memory write has to be approved."""
+    house = make_house({"memory": {"write_approval": True}, "approvals": approvals})
+    house.offer(memory.TOOL)
+    call = Call("memory", {"target": "memory", "action": "add", "content": "Likes tea."})
+    server.script = [Reply(tool_calls=[call]), Reply(text="Done.")]
+    return house, await house.begin(house.spec(server, answerable=True))
+
+
+@pytest.mark.parametrize(("choice", "written"), [("once", True), ("deny", False)])
+async def test_an_approval_decides_whether_the_call_is_carried_out(
+    make_house: MakeHouse, server: ModelServer, choice: str, written: bool
+) -> None:
+    house, running = await remembering(make_house, server)
+    asked = await running.seen("approval.requested")
+    assert {"approval_id", "call_id", "kind", "subject", "reason", "rules", "choices", "expires_at"} <= asked.keys()
+    assert asked["kind"] == "memory"
+    assert "Likes tea." in asked["subject"]
+    assert await running.control("approve", id=asked["approval_id"], choice=choice) == "applied"
+    ran = await running.end()
+    resolved = ran.one("approval.resolved")
+    assert (resolved["approval_id"], resolved["choice"], resolved["by"]) == (asked["approval_id"], choice, "user")
+    assert (house.home.memories / "MEMORY.md").exists() is written
+    assert ran.result["final_response"] == "Done."
+
+
+async def test_an_approval_nobody_gives_is_a_denial(make_house: MakeHouse, server: ModelServer) -> None:
+    house, running = await remembering(make_house, server, timeout=0.05)
+    ran = await running.end()
+    assert (ran.one("approval.resolved")["choice"], ran.one("approval.resolved")["by"]) == ("deny", "timeout")
+    assert not (house.home.memories / "MEMORY.md").exists()
+
+
+async def test_a_stop_denies_a_pending_approval(make_house: MakeHouse, server: ModelServer) -> None:
+    house, running = await remembering(make_house, server)
+    await running.seen("approval.requested")
+    await running.control("interrupt")
+    ran = await running.end()
+    assert (ran.one("approval.resolved")["choice"], ran.one("approval.resolved")["by"]) == ("deny", "interrupt")
+    assert not (house.home.memories / "MEMORY.md").exists()
+    await nothing_left(server)

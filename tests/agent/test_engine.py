@@ -1,0 +1,368 @@
+"""The engine: who may run, in what order, and how everything ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hermes import app as app_module
+from hermes import config
+from hermes.app import App
+from hermes.runs import engine as engine_module
+from hermes.runs.engine import Refused
+from hermes.runs.spec import Control, RunSpec
+from hermes.store.memory import MemoryStore
+from support.model_server import Call, ModelServer, Reply, Request
+
+from .conftest import MakeHouse
+from .house import QUIET, House, Json, nothing_left, sent, tool
+
+SESSION = "the-session"
+
+
+class Gate:
+    """Answers that wait until the test lets them go."""
+
+    def __init__(self, server: ModelServer) -> None:
+        self.open = asyncio.Event()
+        self.most = self.now = 0
+        self._server = server
+        server.handler = self._answer
+
+    async def _answer(self, request: Request) -> Reply:
+        self.now = self._server.open_streams
+        self.most = max(self.most, self.now)
+        await self.open.wait()
+        return Reply(text=f"Answer {request.number}.")
+
+
+@pytest.fixture
+async def gate(server: ModelServer) -> Gate:
+    return Gate(server)
+
+
+async def ended(house: House, run_id: str) -> Json:
+    """The last event of a run, waited for."""
+    async with asyncio.timeout(10):
+        events = [event.as_dict() async for event in house.engine.subscribe(run_id)]
+    return events[-1]
+
+
+# ---- one turn per session
+
+
+@pytest.mark.parametrize("persist", [True, False])
+async def test_turns_of_one_session_never_overlap(
+    house: House, server: ModelServer, gate: Gate, persist: bool
+) -> None:
+    specs = [house.spec(server, f"turn {n}", session_id=SESSION, persist=persist) for n in range(4)]
+    runs = [asyncio.create_task(house.engine.run(spec)) for spec in specs]
+    await server.until(lambda: server.open_streams == 1)
+    gate.open.set()
+    await asyncio.gather(*runs)
+    assert gate.most == 1
+
+
+async def test_turns_that_wait_are_served_in_order_of_arrival_and_each_sees_the_last(
+    house: House, server: ModelServer, gate: Gate
+) -> None:
+    specs = [house.spec(server, f"turn {n}", session_id=SESSION, persist=True) for n in range(4)]
+    runs = [asyncio.create_task(house.engine.run(spec)) for spec in specs]
+    await server.until(lambda: server.open_streams == 1)
+    gate.open.set()
+    await asyncio.gather(*runs)
+    wanted: list[tuple[str, str]] = []
+    for number, request in enumerate(server.requests):
+        wanted.append(("user", f"turn {number}"))
+        assert sent(request) == wanted
+        wanted.append(("assistant", f"Answer {number + 1}."))
+
+
+async def test_turns_of_different_sessions_run_together(house: House, server: ModelServer, gate: Gate) -> None:
+    runs = [asyncio.create_task(house.run(server, persist=True)) for _ in range(5)]
+    await server.until(lambda: server.open_streams == 5)
+    gate.open.set()
+    assert all(ran.result["completed"] for ran in await asyncio.gather(*runs))
+
+
+async def test_a_turn_that_waits_too_long_for_its_session_is_refused_and_leaves_no_trace(
+    house: House, server: ModelServer, gate: Gate
+) -> None:
+    running = await house.begin(house.spec(server, session_id=SESSION, persist=True))
+    late = house.spec(server, session_id=SESSION, persist=True)
+    with pytest.raises(Refused) as refused:
+        await house.engine.admit(late, wait_s=0.05)
+    assert refused.value.code == "session_busy"
+    assert await house.engine.get(late.run_id) is None
+    gate.open.set()
+    await running.end()
+    server.handler, server.script = None, [Reply(text="Now.")]
+    assert (await house.carry_out(late)).result["final_response"] == "Now."
+
+
+async def test_no_more_turns_than_the_setting_allows_wait_for_a_session(
+    make_house: MakeHouse, server: ModelServer, gate: Gate
+) -> None:
+    house = make_house({"sessions": {"turn_queue": 2}})
+    runs = [asyncio.create_task(house.engine.run(house.spec(server, session_id=SESSION))) for _ in range(3)]
+    await server.until(lambda: server.open_streams == 1)
+    with pytest.raises(Refused) as refused:
+        await house.engine.run(house.spec(server, session_id=SESSION))
+    assert refused.value.code == "session_busy"
+    gate.open.set()
+    assert all(result["completed"] for result in await asyncio.gather(*runs))
+
+
+async def test_a_submitted_turn_that_finds_its_session_busy_too_long_fails_on_record(
+    house: House, server: ModelServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(house.engine, "_limits", replace(house.engine._limits, submitted_wait_s=0.05))
+    running = await house.begin(house.spec(server, session_id=SESSION, persist=True))
+    late = house.spec(server, session_id=SESSION, persist=True)
+    await house.engine.submit(late)
+    last = await ended(house, late.run_id)
+    assert (last["type"], last["failure"]) == ("run.failed", "session_busy")
+    gate.open.set()
+    await running.end()
+
+
+async def test_a_submitted_turn_is_on_record_when_submit_returns_and_tells_its_place(
+    house: House, server: ModelServer, gate: Gate
+) -> None:
+    running = await house.begin(house.spec(server, session_id=SESSION, persist=True))
+    await server.until(lambda: server.open_streams == 1)
+    waiting = [house.spec(server, f"turn {n}", session_id=SESSION, persist=True) for n in range(2)]
+    for spec in waiting:
+        assert await house.engine.submit(spec) == spec.run_id
+        record = await house.engine.get(spec.run_id)
+        assert record is not None
+        assert record.state.status == "queued"
+        await asyncio.sleep(0)
+    gate.open.set()
+    await running.end()
+    logs = [[e.as_dict() async for e in house.engine.subscribe(spec.run_id)] for spec in waiting]
+    assert [log[0]["position"] for log in logs] == [1, 2]
+    assert [log[-1]["type"] for log in logs] == ["run.completed"] * 2
+
+
+async def test_who_stops_waiting_for_a_session_does_not_hold_up_those_behind(
+    house: House, server: ModelServer, gate: Gate
+) -> None:
+    running = await house.begin(house.spec(server, session_id=SESSION, persist=True))
+    leaving = asyncio.create_task(house.engine.run(house.spec(server, "left", session_id=SESSION, persist=True)))
+    staying = asyncio.create_task(house.engine.run(house.spec(server, "stayed", session_id=SESSION, persist=True)))
+    await asyncio.sleep(0.01)
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    gate.open.set()
+    await running.end()
+    assert (await staying)["completed"] is True
+    assert [row.content for row in await house.rows(SESSION) if row.role == "user"] == ["hi", "stayed"]
+
+
+async def test_a_turn_that_fails_frees_its_session(house: House, server: ModelServer) -> None:
+    server.script = [Reply(status=403), Reply(text="Fine.")]
+    await house.run(server, session_id=SESSION, persist=True)
+    async with asyncio.timeout(1):
+        ran = await house.run(server, "again", session_id=SESSION, persist=True)
+    assert ran.result["completed"] is True
+
+
+async def test_an_admission_holds_the_session_until_its_run_ends(house: House, server: ModelServer, gate: Gate) -> None:
+    spec = house.spec(server, session_id=SESSION, persist=True)
+    admission = await house.engine.admit(spec)
+    assert (admission.run_id, admission.session_id) == (spec.run_id, SESSION)
+    with pytest.raises(Refused):
+        await house.engine.admit(house.spec(server, session_id=SESSION), wait_s=0.02)
+    gate.open.set()
+    result = await house.engine.run(spec, admission)
+    assert result["completed"] is True
+    again = await house.engine.admit(house.spec(server, session_id=SESSION), wait_s=0.5)
+    await again.release()
+    await again.release()
+
+
+async def test_no_more_runs_than_allowed_are_admitted_at_once(
+    house: House, server: ModelServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(house.engine, "_limits", replace(house.engine._limits, runs_max=2))
+    runs = [await house.begin(house.spec(server)) for _ in range(2)]
+    with pytest.raises(Refused) as refused:
+        await house.engine.run(house.spec(server))
+    assert refused.value.code == "rate_limit_exceeded"
+    gate.open.set()
+    for running in runs:
+        await running.end()
+    assert (await house.run(server)).result["completed"] is True
+
+
+# ---- two processes on one store
+
+
+@pytest.fixture
+async def twins(house: House) -> AsyncIterator[tuple[House, House]]:
+    """Two engines on one store, as two processes would be."""
+    store = MemoryStore()
+    made = [House(house.home, {}), House(house.home, {})]
+    for twin in made:
+        twin.app = App(house.home, config.load(house.home), store=store)
+        twin.engine = twin.app.engine
+    yield made[0], made[1]
+    for twin in made:
+        await twin.close()
+
+
+async def test_turns_of_one_session_never_overlap_across_engines(
+    twins: tuple[House, House], server: ModelServer, gate: Gate
+) -> None:
+    one, two = twins
+    first = asyncio.create_task(one.engine.run(one.spec(server, "first", session_id=SESSION, persist=True)))
+    await server.until(lambda: server.open_streams == 1)
+    second = asyncio.create_task(two.engine.run(two.spec(server, "second", session_id=SESSION, persist=True)))
+    await asyncio.sleep(0.05)
+    assert server.open_streams == 1
+    gate.open.set()
+    await asyncio.gather(first, second)
+    assert gate.most == 1
+    assert sent(server.requests[1]) == [("user", "first"), ("assistant", "Answer 1."), ("user", "second")]
+
+
+async def test_who_has_lost_the_lease_can_write_nothing_more(
+    twins: tuple[House, House], server: ModelServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = twins
+    monkeypatch.setattr(engine_module, "LEASE_TTL_S", 0.02)
+    stalled = asyncio.create_task(one.engine.run(one.spec(server, "stalled", session_id=SESSION, persist=True)))
+    await server.until(lambda: server.open_streams == 1)
+    await asyncio.sleep(0.03)
+    monkeypatch.setattr(engine_module, "LEASE_TTL_S", 30.0)
+    taking = asyncio.create_task(two.engine.run(two.spec(server, "taking over", session_id=SESSION, persist=True)))
+    await server.until(lambda: server.open_streams == 2)
+    gate.open.set()
+    await asyncio.gather(stalled, taking, return_exceptions=True)
+    assert taking.result()["completed"] is True
+    rows = await two.rows(SESSION)
+    assert [row.content for row in rows if row.role == "assistant"] == [taking.result()["final_response"]]
+
+
+# ---- getting and listing
+
+
+async def test_runs_are_listed_newest_first_and_by_what_they_are(house: House, server: ModelServer) -> None:
+    server.script = [Reply(text="One."), Reply(status=403), Reply(text="Three.")]
+    made = [
+        await house.run(server, persist=True, session_id="a", kind="chat"),
+        await house.run(server, persist=True, session_id="a", owner="ada"),
+        await house.run(server, persist=True, session_id="b"),
+    ]
+    ids = [ran.spec.run_id for ran in made]
+
+    async def listed(**wanted: Any) -> list[str]:
+        return [record.spec.run_id for record in await house.engine.list(**wanted)]
+
+    assert await listed() == ids[::-1]
+    assert await listed(session_id="a") == [ids[1], ids[0]]
+    assert await listed(owner="ada") == [ids[1]]
+    assert await listed(status="failed") == [ids[1]]
+    assert await listed(kind="chat") == [ids[0]]
+
+
+# ---- ends
+
+
+async def test_a_draining_engine_refuses_and_lets_runs_finish(house: House, server: ModelServer, gate: Gate) -> None:
+    running = await house.begin(house.spec(server))
+    draining = asyncio.create_task(house.engine.drain(5))
+    await asyncio.sleep(0)
+    for refused in (house.engine.run, house.engine.submit, house.engine.admit):
+        with pytest.raises(Refused) as error:
+            await refused(house.spec(server))
+        assert error.value.code == "gateway_draining"
+    gate.open.set()
+    assert (await running.end()).result["completed"] is True
+    await draining
+
+
+async def test_what_is_left_when_draining_ends_is_stopped_on_record(house: House, server: ModelServer) -> None:
+    server.repeat, server.script = True, [Reply(text=["Once ", "upon"], gap_s=60)]
+    running = await house.begin(house.spec(server, persist=True, on_detach="cancel"))
+    await running.seen("text.delta")
+    await house.engine.drain(0.05)
+    ran = await running.end()
+    assert (ran.final["type"], ran.final["reason"]) == ("run.cancelled", "server_shutdown")
+    assert (ran.result["error_code"], ran.result["final_response"]) == ("server_shutdown", "Once ")
+    await nothing_left(server)
+
+
+async def test_a_shutdown_under_load_leaves_no_run_without_an_end(house: House, server: ModelServer) -> None:
+    async def forever(_: Any, __: Any) -> Json:
+        await asyncio.Event().wait()
+        return {}
+
+    house.offer(tool("stuck", forever))
+    kinds = [
+        Reply(text=["Once ", "upon"], gap_s=60),
+        Reply(text="x", delay_s=60),
+        Reply(tool_calls=[Call("stuck")]),
+        Reply(status=429, headers={"Retry-After": "9"}),
+        Reply(text="Done."),
+    ]
+    server.handler = lambda request: kinds[request.number % len(kinds)]
+    specs = [house.spec(server, persist=True, on_detach="cancel") for _ in range(40)]
+    for spec in specs:
+        await house.engine.submit(spec)
+    await server.until(lambda: len(server.requests) == 40)
+    async with asyncio.timeout(5):
+        await house.engine.drain(0.1)
+    for spec in specs:
+        record = await house.engine.get(spec.run_id)
+        assert record is not None
+        assert record.state.status in ("completed", "cancelled", "failed")
+    await nothing_left(server)
+
+
+async def test_a_defect_in_the_loop_ends_the_run_on_record_and_frees_the_session(
+    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken:
+        def __init__(self, *_: object) -> None: ...
+
+        async def run(self) -> Json:
+            raise ZeroDivisionError("a defect")
+
+    spec = house.spec(server, persist=True, session_id=SESSION)
+    with monkeypatch.context() as broken:
+        broken.setattr(app_module, "TurnLoop", Broken)
+        with pytest.raises(ZeroDivisionError):
+            await house.engine.run(spec)
+    last = await ended(house, spec.run_id)
+    assert last["type"] == "run.failed"
+    assert "a defect" not in last["error"]
+    assert "a defect" in caplog.text
+    server.script = [Reply(text="Fine.")]
+    assert (await house.run(server, persist=True, session_id=SESSION)).result["completed"] is True
+
+
+async def test_closing_twice_is_no_error(make_house: MakeHouse, server: ModelServer) -> None:
+    house = make_house(QUIET)
+    server.script = [Reply(text="Done.")]
+    await house.run(server)
+    await house.close()
+    await house.close()
+
+
+async def test_a_run_survives_whoever_waits_for_it(house: House, server: ModelServer, gate: Gate) -> None:
+    spec: RunSpec = house.spec(server, persist=True, on_detach="continue")
+    waiter = asyncio.create_task(house.engine.run(spec))
+    await server.until(lambda: server.open_streams == 1)
+    waiter.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    gate.open.set()
+    assert (await ended(house, spec.run_id))["type"] == "run.completed"
+    assert await house.engine.control(spec.run_id, Control("interrupt")) == "not_active"

@@ -1,0 +1,604 @@
+"""Tool rounds: names, arguments, order, limits, and what the model is told when a tool goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hermes.tools import round as tool_round
+from hermes.tools.registry import ToolError
+from support.model_server import Call, ModelServer, Protocol, Reply
+
+from .conftest import MakeHouse
+from .house import KEY, PROTOCOLS, House, Json, Ran, nothing_left, reading, schema, sent, tool
+
+each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
+
+
+def recording(calls: list[Json]) -> Callable[[Any, Json], Json]:
+    """A blocking tool's body that notes its arguments."""
+
+    def run(_: Any, args: Json) -> Json:
+        calls.append(args)
+        return {"ok": True}
+
+    return run
+
+
+def script(server: ModelServer, *calls: Call, then: str = "Done.") -> None:
+    server.script = [Reply(tool_calls=list(calls)), Reply(text=then)]
+
+
+async def one_round(house: House, server: ModelServer, *calls: Call, **fields: Any) -> Ran:
+    """A turn of one message with these calls and an answer after them."""
+    script(server, *calls)
+    ran = await house.run(server, **fields)
+    assert ran.result["final_response"] == "Done."
+    return ran
+
+
+# ---- order
+
+
+@each_protocol
+async def test_calls_that_do_not_conflict_run_together_and_are_read_in_their_order(
+    house: House, server: ModelServer, protocol: Protocol
+) -> None:
+    second_done, both = asyncio.Event(), asyncio.Barrier(2)
+
+    async def look(_: Any, args: Json) -> Json:
+        async with asyncio.timeout(3):
+            await both.wait()
+            if args["a"] == "one":
+                await second_done.wait()
+            else:
+                second_done.set()
+        return {"saw": args["a"]}
+
+    house.offer(tool("look", look, **reading()))
+    calls = [Call("look", {"a": "one"}), Call("look", {"a": "two"})]
+    ran = await one_round(house, server, *calls, protocol=protocol)
+    ids = [call["id"] for call in ran.of("message.completed")[0]["tool_calls"]]
+    assert [event["call_id"] for event in ran.of("tool.finished")] == ids[::-1]
+    assert ran.tool_results() == [{"saw": "one"}, {"saw": "two"}]
+    said = "".join(text for _, text in sent(server.requests[1], "tool"))
+    assert said == '{"saw": "one"}{"saw": "two"}'
+
+
+@pytest.mark.parametrize(
+    ("scopes", "together"),
+    [
+        (({"file:/a"}, {"file:/b"}), True),
+        (({"file:/a"}, {"file:/a"}), False),
+        (({"tree:/d"}, {"file:/d/x"}), False),
+        (({"tree:/d"}, {"file:/e/x"}), True),
+        (({"*"}, {"todo"}), False),
+        (({"todo"}, {"memory"}), True),
+    ],
+)
+async def test_calls_that_touch_the_same_thing_run_one_after_the_other(
+    house: House, server: ModelServer, scopes: tuple[set[str], set[str]], together: bool
+) -> None:
+    at_once, most = 0, 0
+
+    async def act(_: Any, __: Json) -> Json:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        await asyncio.sleep(0.02)
+        at_once -= 1
+        return {"ok": True}
+
+    of = {"one": frozenset(scopes[0]), "two": frozenset(scopes[1])}
+    house.offer(tool("act", act, scope=lambda args: of[args["a"]]))
+    await one_round(house, server, Call("act", {"a": "one"}), Call("act", {"a": "two"}))
+    assert most == (2 if together else 1)
+
+
+async def test_two_reads_never_conflict(house: House, server: ModelServer) -> None:
+    both = asyncio.Barrier(2)
+
+    async def look(_: Any, __: Json) -> Json:
+        async with asyncio.timeout(3):
+            await both.wait()
+        return {"ok": True}
+
+    house.offer(tool("look", look, effect="read", scope=lambda _: frozenset({"*"})))
+    ran = await one_round(house, server, Call("look", {"a": "one"}), Call("look", {"a": "two"}))
+    assert [event["status"] for event in ran.of("tool.finished")] == ["ok", "ok"]
+
+
+async def test_no_more_calls_than_the_setting_allows_run_at_once(make_house: MakeHouse, server: ModelServer) -> None:
+    house = make_house({"agent": {"max_parallel_tools": 3}})
+    at_once, most = 0, 0
+
+    async def look(_: Any, __: Json) -> Json:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        await asyncio.sleep(0.01)
+        at_once -= 1
+        return {"ok": True}
+
+    house.offer(tool("look", look, **reading()))
+    await one_round(house, server, *[Call("look", {"a": str(n)}) for n in range(10)])
+    assert most == 3
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_results_stand_in_the_order_of_the_calls_whatever_they_took(
+    house: House, server: ModelServer, seed: int
+) -> None:
+    import random
+
+    delays = random.Random(seed)
+
+    async def look(_: Any, args: Json) -> Json:
+        await asyncio.sleep(delays.random() / 50)
+        return {"saw": args["a"]}
+
+    house.offer(tool("look", look, **reading()))
+    ran = await one_round(house, server, *[Call("look", {"a": str(n)}) for n in range(8)], persist=True)
+    assert ran.tool_results() == [{"saw": str(n)} for n in range(8)]
+    rows = [row for row in await house.rows(ran.spec.session_id) if row.role == "tool"]
+    assert [json.loads(str(row.content))["saw"] for row in rows] == [str(n) for n in range(8)]
+
+
+async def test_of_identical_calls_one_is_executed_and_all_are_answered(house: House, server: ModelServer) -> None:
+    calls: list[Json] = []
+    house.offer(tool("look", recording(calls)))
+    same = [Call("look", '{"a": "x"}'), Call("look", '{ "a":"x" }'), Call("look", {"a": "y"})]
+    ran = await one_round(house, server, *same)
+    assert sorted(calls, key=str) == [{"a": "x"}, {"a": "y"}]
+    assert ran.tool_results() == [{"ok": True}] * 3
+    ids = [call["id"] for call in ran.of("message.completed")[0]["tool_calls"]]
+    assert [m["tool_call_id"] for m in ran.result["messages"] if m["role"] == "tool"] == ids
+
+
+async def test_the_start_of_a_call_is_on_record_before_it_begins(house: House, server: ModelServer) -> None:
+    seen: list[str] = []
+
+    async def look(ctx: Any, _: Json) -> Json:
+        seen.extend(event.type for event in await house.app.store.runs.read(ctx.run_id, 0, 1000))
+        return {"ok": True}
+
+    house.offer(tool("look", look))
+    await one_round(house, server, Call("look"), persist=True)
+    assert seen[-3:] == ["message.completed", "usage", "tool.started"]
+
+
+@pytest.mark.parametrize(("effect", "synced"), [("effect", True), ("read", False)])
+async def test_only_the_start_of_a_call_with_an_effect_is_synced_to_disk(
+    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch, effect: Any, synced: bool
+) -> None:
+    syncs: dict[str, bool] = {}
+    append = type(house.app.store.runs).append
+
+    async def noted(self: Any, run_id: str, token: Any, events: Any, rows: Any = (), **more: Any) -> None:
+        syncs.update({event.type: bool(more.get("sync")) for event in events})
+        await append(self, run_id, token, events, rows, **more)
+
+    monkeypatch.setattr(type(house.app.store.runs), "append", noted)
+    house.offer(tool("look", effect=effect))
+    await one_round(house, server, Call("look"), persist=True)
+    assert syncs["tool.started"] is synced
+    assert syncs["text.delta" if "text.delta" in syncs else "usage"] is False
+
+
+# ---- names
+
+
+@pytest.mark.parametrize("name", ["look_up", "Look_Up", "look-up", "LOOK.UP", "look up"])
+async def test_a_name_is_found_whatever_its_case_and_dashes(house: House, server: ModelServer, name: str) -> None:
+    calls: list[Json] = []
+    house.offer(tool("look_up", recording(calls)))
+    ran = await one_round(house, server, Call(name))
+    assert calls == [{}]
+    assert ran.one("tool.finished")["name"] == "look_up"
+
+
+async def test_an_unknown_name_is_answered_with_the_five_nearest(house: House, server: ModelServer) -> None:
+    names = ["read_file", "write_file", "read_files", "reed_file", "read_filed", "bread_file", "zzz"]
+    house.offer(*(tool(name) for name in names))
+    ran = await one_round(house, server, Call("raed_file"))
+    answer = ran.tool_results()[0]
+    assert answer["code"] == "unknown_tool"
+    told = json.dumps(answer)
+    assert sum(f"{name}" in told.replace("raed_file", "") for name in ["read_file", "zzz"]) == 1
+    assert ran.one("tool.finished")["status"] == "error"
+
+
+@pytest.mark.parametrize("call", [Call("nonsense"), Call("look", "[5]")], ids=["unknown", "bad arguments"])
+async def test_a_call_that_never_begins_is_not_told_as_started(house: House, server: ModelServer, call: Call) -> None:
+    house.offer(tool("look"))
+    ran = await one_round(house, server, call)
+    assert ran.of("tool.started") == []
+
+
+async def test_an_unknown_name_does_not_keep_the_other_calls_from_running(house: House, server: ModelServer) -> None:
+    calls: list[Json] = []
+    house.offer(tool("look", recording(calls)))
+    ran = await one_round(house, server, Call("nonsense"), Call("look"))
+    assert calls == [{}]
+    assert [answer.get("code") for answer in ran.tool_results()] == ["unknown_tool", None]
+
+
+async def test_three_steps_in_a_row_with_only_invalid_calls_end_the_turn_with_its_text_kept(
+    house: House, server: ModelServer
+) -> None:
+    house.offer(tool("look"))
+    server.script = [Reply(text=f"Try {n}.", tool_calls=[Call("nonsense", {"a": str(n)})]) for n in range(3)]
+    ran = await house.run(server)
+    assert ran.final["type"] == "run.failed"
+    assert (ran.result["failure"], ran.result["error_code"]) == ("invalid_calls", "agent_incomplete")
+    assert len(server.requests) == 3
+    assert ran.result["final_response"] == "Try 2."
+    assert ran.result["failed"] is True
+
+
+async def test_a_valid_call_in_between_starts_the_count_of_invalid_steps_anew(
+    house: House, server: ModelServer
+) -> None:
+    house.offer(tool("look"))
+    bad = [Reply(tool_calls=[Call("nonsense", {"a": str(n)})]) for n in range(4)]
+    server.script = [*bad[:2], Reply(tool_calls=[Call("look")]), *bad[2:], Reply(text="Done.")]
+    ran = await house.run(server)
+    assert ran.result["final_response"] == "Done."
+
+
+# ---- arguments
+
+TYPED = schema(["n"], n={"type": "integer"}, b={"type": "boolean"}, x={"type": "number"}, s={"type": "string"})
+
+
+@pytest.mark.parametrize(
+    ("given", "got"),
+    [
+        ('{"n": "5"}', {"n": 5}),
+        ('{"n": 5.0}', {"n": 5}),
+        ('{"n": 5, "b": "true"}', {"n": 5, "b": True}),
+        ('{"n": 5, "x": "2.5"}', {"n": 5, "x": 2.5}),
+        ('{"n": 5, "s": 7}', {"n": 5, "s": "7"}),
+        ('{"n": 5,}', {"n": 5}),
+        ('{"n": 5, "s": "x"', {"n": 5, "s": "x"}),
+        ('{"n": 5, "s": "x\ny"}', {"n": 5, "s": "x\ny"}),
+    ],
+)
+async def test_arguments_are_repaired_and_fitted_where_nothing_is_lost(
+    house: House, server: ModelServer, given: str, got: Json
+) -> None:
+    calls: list[Json] = []
+    house.offer(tool("look", recording(calls), parameters=TYPED))
+    await one_round(house, server, Call("look", given))
+    assert calls == [got]
+
+
+@pytest.mark.parametrize(
+    "given", ['{"n": "five"}', '{"n": 5.5}', "{}", '{"n": 5, "z": 1}', '{"n": five}', "[5]", '{"n": 5} and more']
+)
+async def test_arguments_that_cannot_be_fitted_are_an_error_and_not_executed(
+    house: House, server: ModelServer, given: str
+) -> None:
+    calls: list[Json] = []
+    house.offer(tool("look", recording(calls), parameters=TYPED))
+    ran = await one_round(house, server, Call("look", given))
+    assert calls == []
+    assert ran.tool_results()[0]["code"] == "invalid_arguments"
+    assert ran.one("tool.finished")["status"] == "error"
+
+
+async def test_broken_json_is_answered_with_the_position_of_the_fault(house: House, server: ModelServer) -> None:
+    house.offer(tool("look", parameters=TYPED))
+    ran = await one_round(house, server, Call("look", '{"n": five}'))
+    assert any(place in ran.tool_results()[0]["error"] for place in ("6", "7"))
+
+
+async def test_empty_arguments_mean_an_empty_object(house: House, server: ModelServer) -> None:
+    calls: list[Json] = []
+    house.offer(tool("look", recording(calls)))
+    await one_round(house, server, Call("look", ""))
+    assert calls == [{}]
+
+
+async def test_arguments_and_previews_on_record_are_redacted_and_the_tool_gets_them_whole(
+    house: House, server: ModelServer
+) -> None:
+    calls: list[Json] = []
+    house.offer(tool("look", recording(calls)))
+    ran = await one_round(house, server, Call("look", {"a": f"use {KEY}"}))
+    assert calls == [{"a": f"use {KEY}"}]
+    assert KEY not in json.dumps(ran.of("tool.started", "tool.finished"))
+
+
+async def test_a_preview_has_two_hundred_characters_at_most(house: House, server: ModelServer) -> None:
+    house.offer(tool("look"))
+    ran = await one_round(house, server, Call("look", {"a": "x" * 5000}))
+    assert len(ran.one("tool.started")["preview"]) <= 200
+
+
+# ---- tools that go wrong
+
+
+async def test_a_tool_that_raises_is_told_as_crashed_and_the_trace_goes_to_the_log_only(
+    house: House, server: ModelServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    def crash(_: Any, __: Json) -> Json:
+        raise ZeroDivisionError("by nought")
+
+    house.offer(tool("look", crash))
+    ran = await one_round(house, server, Call("look"))
+    answer = ran.tool_results()[0]
+    assert answer["code"] == "tool_crashed"
+    assert answer["error"]
+    assert "Traceback" not in json.dumps(ran.result)
+    assert "Traceback" in caplog.text
+    finished = ran.one("tool.finished")
+    assert (finished["status"], finished["code"]) == ("error", "tool_crashed")
+
+
+@pytest.mark.parametrize("limit", [5.0, None])
+async def test_a_tool_that_raises_a_timeout_of_its_own_has_crashed_and_not_used_up_its_time(
+    house: House, server: ModelServer, limit: float | None
+) -> None:
+    async def crash(_: Any, __: Json) -> Json:
+        raise TimeoutError("the other side is silent")
+
+    house.offer(tool("look", crash, timeout_s=limit))
+    ran = await one_round(house, server, Call("look"))
+    assert ran.tool_results()[0]["code"] == "tool_crashed"
+
+
+async def test_a_tools_own_refusal_is_its_answer(house: House, server: ModelServer) -> None:
+    async def refuse(_: Any, __: Json) -> Json:
+        raise ToolError("There is no such place.", "not_found", "Look elsewhere.")
+
+    house.offer(tool("look", refuse))
+    ran = await one_round(house, server, Call("look"))
+    assert ran.tool_results() == [{"error": "There is no such place.", "code": "not_found", "hint": "Look elsewhere."}]
+    assert (ran.one("tool.finished")["status"], ran.one("tool.finished")["code"]) == ("error", "not_found")
+
+
+@pytest.mark.parametrize("blocking", [False, True], ids=["coroutine", "blocking"])
+async def test_a_tool_past_its_time_is_cancelled_and_told_as_timeout(
+    house: House, server: ModelServer, blocking: bool
+) -> None:
+    async def coroutine(_: Any, __: Json) -> Json:
+        await asyncio.Event().wait()
+        return {}
+
+    def thread(ctx: Any, _: Json) -> Json:
+        assert ctx.cancelled.wait(5)
+        return {}
+
+    house.offer(tool("look", thread if blocking else coroutine, timeout_s=0.05))
+    ran = await one_round(house, server, Call("look"))
+    assert ran.tool_results()[0]["code"] == "timeout"
+    assert ran.one("tool.finished")["status"] == "timeout"
+    await nothing_left(server)
+
+
+async def test_a_blocking_tool_that_ignores_its_end_is_given_up(
+    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tool_round, "STUBBORN_S_MAX", 0.1)
+    release = threading.Event()
+
+    def deaf(_: Any, __: Json) -> Json:
+        release.wait(10)
+        return {"late": True}
+
+    house.offer(tool("look", deaf, timeout_s=0.05))
+    ran = await one_round(house, server, Call("look"))
+    assert ran.tool_results()[0]["code"] == "timeout"
+    assert house.app.services.threads.abandoned == 1
+    release.set()
+
+
+async def test_a_blocking_tool_runs_in_a_thread_and_the_loop_goes_on(house: House, server: ModelServer) -> None:
+    where: list[str] = []
+    turned = threading.Event()
+
+    def block(_: Any, __: Json) -> Json:
+        where.append(threading.current_thread().name)
+        asyncio.run_coroutine_threadsafe(turn(), loop)
+        assert turned.wait(3)
+        return {"ok": True}
+
+    async def turn() -> None:
+        turned.set()
+
+    loop = asyncio.get_running_loop()
+    house.offer(tool("look", block))
+    ran = await one_round(house, server, Call("look"))
+    assert ran.tool_results() == [{"ok": True}]
+    assert where != [threading.current_thread().name]
+
+
+async def test_what_a_tool_prints_is_shown_with_offsets_and_redacted(house: House, server: ModelServer) -> None:
+    async def talk(ctx: Any, _: Json) -> Json:
+        ctx.emit("stdout", "Grüße\n")
+        ctx.emit("stdout", f"key {KEY[:8]}")
+        ctx.emit("stdout", f"{KEY[8:]}\n")
+        return {"ok": True}
+
+    house.offer(tool("talk", talk))
+    ran = await one_round(house, server, Call("talk"))
+    printed = ""
+    for event in ran.of("tool.output"):
+        assert event["offset"] == len(printed)
+        printed += event["text"]
+    assert printed == "Grüße\nkey [redacted]\n"
+
+
+# ---- client tools
+
+
+def client_tool(name: str) -> Json:
+    return {"name": name, "description": name, "parameters": schema()}
+
+
+@each_protocol
+async def test_a_call_to_a_client_tool_is_left_pending_and_the_servers_own_calls_run_first(
+    house: House, server: ModelServer, protocol: Protocol
+) -> None:
+    calls: list[Json] = []
+    house.offer(tool("look", recording(calls)))
+    server.script = [Reply(text="Wait.", tool_calls=[Call("ring"), Call("look")])]
+    ran = await house.run(server, protocol=protocol, client_tools=(client_tool("ring"),))
+    assert calls == [{}]
+    assert ran.final["type"] == "run.completed"
+    assert ran.final["finish_reason"] == "tool_calls"
+    pending = ran.result["pending_calls"]
+    assert [call["function"]["name"] for call in pending] == ["ring"]
+    assert pending == ran.final["pending_calls"]
+    assert ran.result["completed"] is True
+    assert [event["name"] for event in ran.of("tool.started")] == ["look"]
+
+
+async def test_a_client_tool_hides_a_server_tool_of_the_same_name(house: House, server: ModelServer) -> None:
+    calls: list[Json] = []
+    house.offer(tool("look", recording(calls)))
+    server.script = [Reply(tool_calls=[Call("look")])]
+    ran = await house.run(server, client_tools=(client_tool("look"),))
+    assert [entry["function"]["name"] for entry in server.requests[0].body["tools"]] == ["look"]
+    assert calls == []
+    assert len(ran.result["pending_calls"]) == 1
+
+
+async def test_a_required_choice_limits_the_first_call_to_client_tools(house: House, server: ModelServer) -> None:
+    house.offer(tool("look"))
+    server.script = [Reply(tool_calls=[Call("ring")])]
+    await house.run(server, client_tools=(client_tool("ring"),), tool_choice="required")
+    body = server.requests[0].body
+    assert [entry["function"]["name"] for entry in body["tools"]] == ["ring"]
+    assert body["tool_choice"] == "required"
+
+
+async def test_tools_are_offered_sorted_by_name(house: House, server: ModelServer) -> None:
+    house.offer(tool("zeta"), tool("alpha"))
+    server.script = [Reply(text="Done.")]
+    await house.run(server, client_tools=(client_tool("mid"),))
+    assert [entry["function"]["name"] for entry in server.requests[0].body["tools"]] == ["alpha", "mid", "zeta"]
+
+
+async def test_a_policy_can_only_take_toolsets_away(house: House, server: ModelServer) -> None:
+    house.offer(tool("look", toolset="x"), tool("act", toolset="y"))
+    server.script = [Reply(text="Done.")]
+    ran = await house.run(server, tool_policy=frozenset({"x", "z"}))
+    assert ran.one("run.started")["tools"] == ["look"]
+
+
+# ---- limits
+
+
+@each_protocol
+async def test_when_the_steps_are_used_up_a_last_call_without_tools_sums_up(
+    house: House, server: ModelServer, protocol: Protocol
+) -> None:
+    house.offer(tool("look"))
+    looks = [Reply(text=f"Look {n}.", tool_calls=[Call("look", {"a": str(n)})]) for n in range(2)]
+    server.script = [*looks, Reply(text="I looked twice.")]
+    ran = await house.run(server, protocol=protocol, max_iterations=2)
+    assert ran.final["type"] == "run.failed"
+    assert ran.final["failure"] == ran.result["error_code"] == "max_iterations"
+    assert ran.result["final_response"] == "I looked twice."
+    assert (ran.result["failed"], ran.result["partial"], ran.result["completed"]) == (False, True, False)
+    assert not server.requests[2].body.get("tools")
+    assert [m["role"] for m in ran.result["messages"]] == ["user", *["assistant", "tool"] * 2, "assistant"]
+    assert len(ran.of("tool.started")) == 2
+
+
+async def test_the_setting_limits_the_steps_of_runs_that_name_no_limit(
+    make_house: MakeHouse, server: ModelServer
+) -> None:
+    house = make_house({"agent": {"max_turns": 1}})
+    house.offer(tool("look"))
+    server.script = [Reply(tool_calls=[Call("look")]), Reply(text="Summary.")]
+    ran = await house.run(server)
+    assert ran.result["failure"] == "max_iterations"
+
+
+async def test_steps_used_up_without_a_summary_is_a_plain_failure(house: House, server: ModelServer) -> None:
+    house.offer(tool("look"))
+    server.script = [Reply(tool_calls=[Call("look")]), Reply(status=403)]
+    ran = await house.run(server, max_iterations=1)
+    assert ran.final["type"] == "run.failed"
+    assert ran.result["failed"] is True
+    assert ran.result["final_response"] == ""
+
+
+@each_protocol
+async def test_after_the_calls_allowed_the_model_must_answer_without_tools(
+    house: House, server: ModelServer, protocol: Protocol
+) -> None:
+    house.offer(tool("look"))
+    server.script = [
+        Reply(tool_calls=[Call("look", {"a": "1"})]),
+        Reply(tool_calls=[Call("look", {"a": "2"})]),
+        Reply(text="Done."),
+    ]
+    ran = await house.run(server, protocol=protocol, max_tool_calls=2)
+    assert [bool(request.body.get("tools")) for request in server.requests] == [True, True, False]
+    assert ran.result["final_response"] == "Done."
+    assert ran.final["type"] == "run.completed"
+
+
+# ---- the loop guard
+
+
+def hints(ran: Ran) -> list[bool]:
+    return ["hint" in answer for answer in ran.tool_results()]
+
+
+async def test_the_same_failing_call_twice_gets_a_hint(house: House, server: ModelServer) -> None:
+    async def fail(_: Any, __: Json) -> Json:
+        raise ToolError("No.", "not_found")
+
+    house.offer(tool("look", fail))
+    server.script = [*[Reply(tool_calls=[Call("look", {"a": "x"})])] * 2, Reply(text="Done.")]
+    assert hints(await house.run(server)) == [False, True]
+
+
+async def test_a_tool_failing_three_times_gets_a_hint(house: House, server: ModelServer) -> None:
+    async def fail(_: Any, __: Json) -> Json:
+        raise ToolError("No.", "not_found")
+
+    house.offer(tool("look", fail))
+    server.script = [*(Reply(tool_calls=[Call("look", {"a": str(n)})]) for n in range(3)), Reply(text="Done.")]
+    assert hints(await house.run(server)) == [False, False, True]
+
+
+async def test_a_read_with_the_same_result_twice_gets_a_hint(house: House, server: ModelServer) -> None:
+    house.offer(tool("look", **reading()))
+    server.script = [*[Reply(tool_calls=[Call("look", {"a": "x"})])] * 2, Reply(text="Done.")]
+    ran = await house.run(server)
+    assert hints(ran) == [False, True]
+    assert ran.tool_results()[1]["echo"] == {"a": "x"}
+
+
+async def test_a_call_with_an_effect_that_succeeds_twice_gets_no_hint(house: House, server: ModelServer) -> None:
+    house.offer(tool("act"))
+    server.script = [*[Reply(tool_calls=[Call("act", {"a": "x"})])] * 2, Reply(text="Done.")]
+    assert hints(await house.run(server)) == [False, False]
+
+
+# ---- how calls are written
+
+
+@pytest.mark.parametrize("odd", [{"missing_index": True}, {"duplicate_index": True}, {"missing_id": True}])
+async def test_calls_are_told_apart_however_the_provider_numbers_them(
+    house: House, server: ModelServer, odd: Json
+) -> None:
+    house.offer(tool("look", **reading()))
+    calls = [Call("look", ['{"a": ', '"one"}']), Call("look", ['{"a": ', '"two"}'])]
+    server.script = [Reply(tool_calls=calls, **odd), Reply(text="Done.")]
+    ran = await house.run(server)
+    assert ran.tool_results() == [{"echo": {"a": "one"}}, {"echo": {"a": "two"}}]
+    ids = [call["id"] for call in ran.of("message.completed")[0]["tool_calls"]]
+    assert len(set(ids)) == 2
+    assert all(ids)

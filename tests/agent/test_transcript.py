@@ -1,0 +1,504 @@
+"""What a turn leaves in its session, and what the next turn is therefore sent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from hermes.agent.failures import sentence
+from hermes.runs.spec import RunSpec
+from support.model_server import Call, ModelServer, Protocol, Reply, Request
+
+from .conftest import MakeHouse
+from .house import PROTOCOLS, House, Json, Ran, cut_after, nothing_left, scripted, sent, tool
+
+each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
+SESSION = "the-session"
+
+
+def system_of(request: Request) -> str:
+    return "\n\n".join(turn.text for turn in request.turns if turn.role == "system")
+
+
+async def shown(house: House) -> list[tuple[str, Any]]:
+    return [(row.role, row.content) for row in await house.rows(SESSION)]
+
+
+async def turn(house: House, server: ModelServer, message: Any = "hi", **fields: Any) -> Ran:
+    return await house.run(server, message, persist=True, session_id=SESSION, **fields)
+
+
+# ---- turns that go well
+
+
+@each_protocol
+async def test_a_completed_turn_is_its_rows_and_the_next_turn_is_sent_them(
+    house: House, server: ModelServer, protocol: Protocol
+) -> None:
+    house.offer(tool("look"))
+    server.script = [
+        Reply(text="Wait.", tool_calls=[Call("look", {"a": "x"}, id="call_1")]),
+        Reply(text="Done."),
+        Reply(text="Again."),
+    ]
+    first = await turn(house, server, protocol=protocol)
+    assert await shown(house) == [
+        ("user", "hi"),
+        ("assistant", "Wait."),
+        ("tool", '{"echo": {"a": "x"}}'),
+        ("assistant", "Done."),
+    ]
+    assert first.result["final_response"] == "Done."
+    second = await turn(house, server, "and now?", protocol=protocol)
+    said = [pair for pair in sent(server.requests[2]) if pair[0] != "call"]
+    assert said == [
+        ("user", "hi"),
+        ("assistant", "Wait."),
+        ("tool", '{"echo": {"a": "x"}}'),
+        ("assistant", "Done."),
+        ("user", "and now?"),
+    ]
+    assert [m["role"] for m in second.result["messages"]] == [
+        *("user", "assistant", "tool", "assistant"),
+        *("user", "assistant"),
+    ]
+
+
+async def test_rows_are_announced_by_the_events_that_bring_them(house: House, server: ModelServer) -> None:
+    house.offer(tool("look"))
+    server.script = [Reply(text="Wait.", tool_calls=[Call("look")]), Reply(text="Done.")]
+    ran = await turn(house, server)
+    rows = await house.rows(SESSION)
+    announced = [ran.one("run.started")["user_row"]]
+    announced += [event["row"] for event in ran.of("message.completed", "tool.finished")]
+    assert announced == [row.id for row in rows]
+    assert ran.final["row"] == rows[-1].id
+    assert {row.run_id for row in rows} == {ran.spec.run_id}
+
+
+async def test_reasoning_is_kept_with_its_row_and_not_as_text(house: House, server: ModelServer) -> None:
+    server.script = [Reply(reasoning="hm", text="Done.")]
+    await turn(house, server)
+    row = (await house.rows(SESSION))[-1]
+    assert (row.content, row.reasoning) == ("Done.", "hm")
+
+
+async def test_the_user_row_is_there_before_any_text_is_shown(house: House, server: ModelServer) -> None:
+    server.script = [Reply(text="Done.")]
+    spec = house.spec(server, persist=True, session_id=SESSION)
+    live = await house.engine.start(spec)
+    async for event in house.engine.subscribe(spec.run_id):
+        if event.type == "text.delta":
+            assert (await shown(house))[0] == ("user", "hi")
+    assert live.task is not None
+    await live.task
+
+
+async def test_a_history_brought_along_is_used_as_it_is(house: House, server: ModelServer) -> None:
+    server.script = [Reply(text="Done.")]
+    history = [{"role": "user", "content": "before"}, {"role": "assistant", "content": "yes"}]
+    ran = await house.run(server, "now", history=history)
+    assert sent(server.requests[0]) == [("user", "before"), ("assistant", "yes"), ("user", "now")]
+    assert [m["content"] for m in ran.result["messages"]] == ["before", "yes", "now", "Done."]
+    assert history == [{"role": "user", "content": "before"}, {"role": "assistant", "content": "yes"}]
+
+
+async def test_a_run_that_keeps_nothing_does_not_read_the_session(house: House, server: ModelServer) -> None:
+    server.script = [Reply(text="One."), Reply(text="Two.")]
+    await turn(house, server)
+    await house.run(server, "apart", session_id=SESSION, persist=False, history=[])
+    assert sent(server.requests[1]) == [("user", "apart")]
+    assert len(await house.rows(SESSION)) == 2
+
+
+async def test_parts_of_a_message_reach_the_model_and_are_sent_the_same_next_time(
+    house: House, server: ModelServer
+) -> None:
+    import base64
+
+    note = base64.b64encode(b"buy milk").decode()
+    parts = [
+        {"type": "text", "text": "See:"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}},
+        {"type": "file", "file": {"name": "notes.txt", "media_type": "text/plain", "data": note}},
+    ]
+    server.script = [Reply(text="One."), Reply(text="Two.")]
+    await turn(house, server, parts)
+    first = server.requests[0].body["messages"][1:]
+    assert "buy milk" in json.dumps(first)
+    assert "notes.txt" in json.dumps(first)
+    assert "iVBORw0KGgo=" in json.dumps(first)
+    await turn(house, server, "and now?")
+    assert server.requests[1].body["messages"][1] == first[0]
+
+
+# ---- turns that do not
+
+
+@dataclass(frozen=True)
+class Ending:
+    """A turn that ends badly: how it is brought about, and the rows it leaves after the user's."""
+
+    replies: list[Any]
+    rows: list[tuple[str, str, str | None, bool]]
+    fields: Json
+    stop_at: str = ""
+
+
+def failed(kind: str) -> str:
+    return f"[The turn failed: {sentence(kind)}]"  # type: ignore[arg-type]
+
+
+STOPPED = "[Stopped by the user.]"
+INTERRUPTED = '{"status": "interrupted"'
+LOOK = Call("look", {"a": "x"}, id="call_1")
+ENDINGS = {
+    "refused": Ending([Reply(status=403)], [("assistant", failed("forbidden"), None, True)], {}),
+    "auth": Ending([Reply(status=401)], [("assistant", failed("auth"), None, True)], {}),
+    "filtered without text": Ending(
+        [Reply(finish="content_filter")], [("assistant", failed("filtered"), None, True)], {}
+    ),
+    "stopped without text": Ending(
+        [Reply(text="x", delay_s=60)], [("assistant", STOPPED, None, True)], {}, "model.started"
+    ),
+    "stopped with text": Ending(
+        [Reply(text=["Once ", "upon"], gap_s=60)], [("assistant", "Once ", "interrupted", False)], {}, "text.delta"
+    ),
+    "filtered with text": Ending(
+        [Reply(text="Once", finish="content_filter")], [("assistant", "Once", "content_filter", False)], {}
+    ),
+    "truncated": Ending(
+        [Reply(text="Once", finish="length")], [("assistant", "Once", "length", False)], {"max_output_tokens": 64}
+    ),
+    "deadline with text": Ending(
+        [Reply(text=["Once ", "upon"], gap_s=60)], [("assistant", "Once ", "error", False)], {"deadline_seconds": 0.2}
+    ),
+    "failed after a tool round": Ending(
+        [Reply(text="Wait.", tool_calls=[LOOK]), Reply(status=403)],
+        [
+            ("assistant", "Wait.", "tool_calls", False),
+            ("tool", '{"echo": {"a": "x"}}', None, False),
+            ("assistant", failed("forbidden"), None, True),
+        ],
+        {},
+    ),
+    "stopped in a tool": Ending(
+        [Reply(text="Wait.", tool_calls=[Call("stuck", {}, id="call_1"), Call("look", {"a": "x"}, id="call_2")])],
+        [
+            ("assistant", "Wait.", "tool_calls", False),
+            ("tool", INTERRUPTED, None, False),
+            ("tool", "", None, False),
+            ("assistant", STOPPED, None, True),
+        ],
+        {},
+        "tool.started",
+    ),
+    "stopped in the second step": Ending(
+        [Reply(tool_calls=[LOOK]), Reply(text=["Once ", "upon"], gap_s=60)],
+        [
+            ("assistant", "", "tool_calls", False),
+            ("tool", '{"echo": {"a": "x"}}', None, False),
+            ("assistant", "Once ", "interrupted", False),
+        ],
+        {},
+        "text.delta",
+    ),
+    "out of steps": Ending(
+        [Reply(text="Wait.", tool_calls=[LOOK]), Reply(text="So far.")],
+        [
+            ("assistant", "Wait.", "tool_calls", False),
+            ("tool", '{"echo": {"a": "x"}}', None, False),
+            ("assistant", "So far.", None, False),
+        ],
+        {"max_iterations": 1},
+    ),
+    "invalid calls": Ending(
+        [Reply(text=f"Try {n}.", tool_calls=[Call("nonsense", {"a": str(n)}, id=f"call_{n}")]) for n in range(3)],
+        [
+            *[
+                row
+                for n in range(3)
+                for row in [("assistant", f"Try {n}.", "tool_calls", False), ("tool", "", None, False)]
+            ],
+            ("assistant", failed("invalid_calls"), None, True),
+        ],
+        {},
+    ),
+}
+each_ending = pytest.mark.parametrize("name", ENDINGS)
+
+
+async def bring_about(house: House, server: ModelServer, ending: Ending, protocol: Protocol = "chat") -> Ran:
+    async def stuck(_: Any, __: Any) -> Json:
+        await asyncio.Event().wait()
+        return {}
+
+    house.offer(tool("look"), tool("stuck", stuck))
+    server.handler = scripted(*ending.replies)
+    spec = house.spec(server, persist=True, session_id=SESSION, protocol=protocol, **ending.fields)
+    running = await house.begin(spec)
+    if ending.stop_at:
+        await running.seen(ending.stop_at)
+        await running.control("interrupt")
+    ran = await running.end()
+    assert ran.final["type"] != "run.completed"
+    return ran
+
+
+@each_ending
+async def test_how_a_turn_closes(house: House, server: ModelServer, name: str) -> None:
+    ending = ENDINGS[name]
+    await bring_about(house, server, ending)
+    rows = await house.rows(SESSION)
+    assert (rows[0].role, rows[0].content) == ("user", "hi")
+    assert [row.role for row in rows[1:]] == [role for role, *_ in ending.rows]
+    for row, (_, content, finish, synthetic) in zip(rows[1:], ending.rows, strict=True):
+        assert str(row.content or "").startswith(content)
+        if row.role == "assistant":
+            assert row.content == content or content == ""
+            assert row.synthetic is synthetic
+        if finish is not None:
+            assert row.finish_reason == finish
+    await nothing_left(server)
+
+
+@each_ending
+@each_protocol
+async def test_after_any_ending_the_next_turn_is_sent_a_well_formed_history(
+    house: House, server: ModelServer, name: str, protocol: Protocol
+) -> None:
+    await bring_about(house, server, ENDINGS[name], protocol)
+    server.handler, server.script = None, [Reply(text="Fine.")]
+    ran = await turn(house, server, "and now?", protocol=protocol)
+    assert ran.result["final_response"] == "Fine."
+    request = server.requests[-1]
+    said = [role for role, _ in sent(request) if role != "call"]
+    assert said[0] == "user"
+    assert said[-1] == "user"
+    assert [role for at, role in enumerate(said) if at and role == said[at - 1] == "user"] == []
+    asked, answered = call_ids(request)
+    assert sorted(asked) == sorted(answered)
+
+
+def call_ids(request: Request) -> tuple[list[str], list[str]]:
+    """The ids of the calls and of the results in a request, whatever the protocol."""
+    asked: list[str] = []
+    answered: list[str] = []
+    for item in request.body.get("input") or request.body["messages"]:
+        asked += [call["id"] for call in item.get("tool_calls") or ()]
+        if item.get("role") == "tool":
+            answered.append(item["tool_call_id"])
+        if item.get("type") in ("function_call", "function_call_output"):
+            (asked if item["type"] == "function_call" else answered).append(item["call_id"])
+        for block in item["content"] if isinstance(item.get("content"), list) else ():
+            asked += [block["id"]] if block.get("type") == "tool_use" else []
+            answered += [block["tool_use_id"]] if block.get("type") == "tool_result" else []
+    return asked, answered
+
+
+@each_protocol
+async def test_the_exact_messages_of_the_turn_after_a_failed_one(
+    house: House, server: ModelServer, protocol: Protocol
+) -> None:
+    server.script = [Reply(status=403, error="ZEBRA"), Reply(text="Fine.")]
+    await turn(house, server, "first", protocol=protocol)
+    await turn(house, server, "second", protocol=protocol)
+    assert sent(server.requests[1]) == [
+        ("user", "first"),
+        ("assistant", failed("forbidden")),
+        ("user", "second"),
+    ]
+    assert "ZEBRA" not in json.dumps(server.requests[1].body)
+
+
+async def test_the_exact_messages_of_the_turn_after_one_stopped_in_a_tool(house: House, server: ModelServer) -> None:
+    await bring_about(house, server, ENDINGS["stopped in a tool"])
+    server.handler, server.script = None, [Reply(text="Fine.")]
+    await turn(house, server, "second")
+    messages = server.requests[-1].body["messages"][1:]
+    assert [m["role"] for m in messages] == ["user", "assistant", "tool", "tool", "assistant", "user"]
+    assert [call["id"] for call in messages[1]["tool_calls"]] == ["call_1", "call_2"]
+    assert [m["tool_call_id"] for m in messages[2:4]] == ["call_1", "call_2"]
+    assert json.loads(messages[2]["content"])["status"] == "interrupted"
+    assert messages[4]["content"] == STOPPED
+
+
+@pytest.mark.parametrize(
+    ("kind", "reply"),
+    [
+        ("bad_request", Reply(status=400, error="no")),
+        ("payload_too_large", Reply(status=413)),
+        ("policy_blocked", Reply(status=400, error={"code": "content_policy_violation", "message": "Rejected."})),
+        ("context_overflow", Reply(status=400, error={"code": "context_length_exceeded", "message": "Too long."})),
+    ],
+)
+async def test_a_message_that_made_its_turn_fail_cannot_make_the_next_one_fail(
+    house: House, server: ModelServer, kind: str, reply: Reply
+) -> None:
+    server.handler = lambda request: reply if "POISON" in json.dumps(request.body) else Reply(text="Fine.")
+    first = await turn(house, server, "POISON")
+    assert first.result["failure"] == kind
+    row = (await house.rows(SESSION))[0]
+    assert row.content == "POISON"
+    assert isinstance(row.api_content, str)
+    assert "\n" not in row.api_content
+    second = await turn(house, server, "and now?")
+    assert second.result["final_response"] == "Fine."
+    assert sent(server.requests[-1]) == [("user", row.api_content), ("assistant", failed(kind)), ("user", "and now?")]
+
+
+async def test_a_message_that_did_not_cause_the_failure_is_sent_again_as_it_was(
+    house: House, server: ModelServer
+) -> None:
+    server.script = [Reply(status=401), Reply(text="Fine.")]
+    await turn(house, server, "hello")
+    await turn(house, server, "and now?")
+    assert sent(server.requests[1])[0] == ("user", "hello")
+
+
+async def test_synthetic_rows_stand_in_the_result_as_well_when_nothing_is_kept(
+    house: House, server: ModelServer
+) -> None:
+    server.script = [Reply(status=403)]
+    ran = await house.run(server)
+    assert ran.result["messages"] == [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": failed("forbidden")},
+    ]
+    assert ran.result["final_response"] == ""
+
+
+async def test_a_continued_answer_is_one_row(house: House, server: ModelServer) -> None:
+    text = ["The quick brown fox ", "jumps over ", "the lazy dog."]
+    server.handler = scripted(cut_after("the lazy", Reply(text=text)), Reply(text=text), Reply(text="Fine."))
+    await turn(house, server)
+    await turn(house, server, "and now?")
+    assert sent(server.requests[2]) == [("user", "hi"), ("assistant", "".join(text)), ("user", "and now?")]
+
+
+# ---- the prompt of a session
+
+
+@each_protocol
+async def test_the_system_prompt_is_sent_byte_for_byte_again(
+    house: House, server: ModelServer, protocol: Protocol
+) -> None:
+    (house.home.path / "memories").mkdir(parents=True)
+    (house.home.memories / "MEMORY.md").write_text("Likes tea.\n")
+    server.script = [Reply(text="One."), Reply(text="Two.")]
+    await turn(house, server, protocol=protocol)
+    (house.home.memories / "MEMORY.md").write_text("Likes coffee.\n")
+    await turn(house, server, "and now?", protocol=protocol)
+    first, second = (system_of(request) for request in server.requests)
+    assert "Likes tea." in first
+    assert second == first
+
+
+async def test_what_was_learnt_is_in_the_prompt_of_the_next_session(house: House, server: ModelServer) -> None:
+    (house.home.path / "memories").mkdir(parents=True)
+    server.script = [Reply(text="One."), Reply(text="Two.")]
+    await turn(house, server)
+    (house.home.memories / "MEMORY.md").write_text("Likes coffee.\n")
+    (house.home.memories / "USER.md").write_text("Is called Ada.\n")
+    await house.run(server, "hi", persist=True, session_id="another")
+    assert "Likes coffee." in system_of(server.requests[1])
+    assert "Is called Ada." in system_of(server.requests[1])
+
+
+def change_tools(house: House) -> None:
+    house.offer(tool("look"))
+
+
+def change_soul(house: House) -> None:
+    house.home.soul_file.write_text("You are a pirate.")
+
+
+@pytest.mark.parametrize("change", [change_tools, change_soul])
+async def test_a_change_of_tools_or_identity_builds_the_prompt_anew(
+    house: House, server: ModelServer, change: Callable[[House], None]
+) -> None:
+    server.script = [Reply(text="One."), Reply(text="Two.")]
+    await turn(house, server)
+    change(house)
+    await turn(house, server, "and now?")
+    assert system_of(server.requests[0]) != system_of(server.requests[1])
+
+
+async def test_a_change_of_model_builds_the_prompt_anew(house: House, server: ModelServer) -> None:
+    server.script = [Reply(text="One."), Reply(text="Two.")]
+    await turn(house, server)
+    await turn(house, server, "and now?", model="n")
+    assert system_of(server.requests[0]) != system_of(server.requests[1])
+
+
+async def test_instructions_of_one_turn_are_never_stored(house: House, server: ModelServer) -> None:
+    server.script = [Reply(text="One."), Reply(text="Two.")]
+    await turn(house, server, instructions="Speak like a pirate.")
+    await turn(house, server, "and now?")
+    first, second = (system_of(request) for request in server.requests)
+    assert first == f"{second}\n\nSpeak like a pirate."
+
+
+async def test_a_session_of_another_day_keeps_its_prompt(
+    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hermes.agent import surroundings
+
+    server.script = [Reply(text="One."), Reply(text="Two.")]
+    await turn(house, server)
+    monkeypatch.setattr(surroundings, "_today", lambda _: "Monday, 2031-01-06")
+    await turn(house, server, "and now?")
+    assert system_of(server.requests[0]) == system_of(server.requests[1])
+
+
+# ---- titles and counters
+
+
+async def test_a_title_is_made_behind_the_back_of_the_first_turn(make_house: MakeHouse, server: ModelServer) -> None:
+    house = make_house({"auxiliary": {"title_generation": {"enabled": True}}})
+    server.script = [Reply(text="Done."), Reply(text="Greeting a fox", usage={"input": 1000, "output": 9})]
+    ran = await turn(house, server, "Say hello to the fox")
+    async with asyncio.timeout(5):
+        while True:
+            session = await house.app.store.sessions.get(SESSION)
+            assert session is not None
+            if session.title:
+                break
+            await asyncio.sleep(0.005)
+    assert session.title == "Greeting a fox"
+    assert not server.requests[1].body.get("tools")
+    assert ran.result["input_tokens"] == 10
+    assert session.counts["input_tokens"] == 10
+
+
+async def test_a_title_that_fails_fails_nothing(make_house: MakeHouse, server: ModelServer) -> None:
+    house = make_house({"auxiliary": {"title_generation": {"enabled": True}}})
+    server.handler = lambda request: Reply(text="Done.") if request.number == 1 else Reply(status=403)
+    ran = await turn(house, server)
+    assert ran.result["completed"] is True
+    await server.until(lambda: len(server.requests) >= 2)
+    await nothing_left(server)
+
+
+async def test_the_session_counts_its_tokens_over_turns(house: House, server: ModelServer) -> None:
+    usage = {"input": 100, "output": 20, "cached": 60}
+    server.script = [Reply(text="One.", usage=usage), Reply(text="Two.", usage=usage)]
+    await turn(house, server)
+    await turn(house, server, "and now?")
+    session = await house.app.store.sessions.get(SESSION)
+    assert session is not None
+    assert (session.counts["input_tokens"], session.counts["output_tokens"]) == (200, 40)
+    assert session.counts["cache_read_tokens"] == 120
+
+
+def test_a_spec_without_its_credential_is_what_is_stored() -> None:
+    from hermes.runs.spec import RouteChoice
+
+    spec = RunSpec("hi", "s", route=RouteChoice(model="m", api_key="sk-secret-123456"))
+    assert "sk-secret-123456" not in json.dumps(spec.stored(), default=str)
+    assert "sk-secret-123456" not in repr(spec)
