@@ -35,6 +35,7 @@ class App:
     def __init__(self, home: Home, settings: config.Settings, *, store: Store | None = None) -> None:
         self.home = home
         self._settings = settings
+        self._notice: str | None = None
         self._known: tuple[config.Settings, Secrets] | None = None
         self._background: set[asyncio.Task[None]] = set()
         self._guard: AsyncGenerator[None, None] | None = None
@@ -57,18 +58,26 @@ class App:
         return await TurnLoop(live, self.services).run()
 
     def _current_settings(self) -> tuple[config.Settings, str | None]:
-        self._settings, notice = config.reload_if_changed(self._settings)
+        self._reload()
+        notice, self._notice = self._notice, None
         return self._settings, notice
 
+    def _reload(self) -> None:
+        self._settings, notice = config.reload_if_changed(self._settings)
+        self._notice = notice or self._notice
+
     def _secrets(self, spec: RunSpec) -> Secrets:
-        """Every credential this process knows, and the one that the run brings along."""
+        """Every credential this process knows, and those that the run brings along."""
+        self._reload()
         if self._known is None or self._known[0] is not self._settings:
             keys = [self._settings.variable(known.key_env) or "" for known in KNOWN_PROVIDERS.values() if known.key_env]
             self._known = (self._settings, Secrets([*self._settings.secret_values(), *keys]))
         known = self._known[1]
-        if spec.route is None or not spec.route.api_key or spec.route.api_key in known.values:
+        if spec.route is None:
             return known
-        return Secrets([*known.values, spec.route.api_key])
+        fallbacks = [entry.get("api_key") for entry in spec.route.fallbacks or () if not isinstance(entry, str)]
+        own = {str(key) for key in (spec.route.api_key, *fallbacks) if key} - set(known.values)
+        return Secrets([*known.values, *own]) if own else known
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

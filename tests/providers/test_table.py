@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hermes.providers.base import Capabilities, unsupported
+from hermes.providers.base import Capabilities, Prompt, Route
 from hermes.providers.registry import provider_for
 from hermes.providers.table import UNKNOWN, facts_for, nearest_effort
 
@@ -99,8 +99,9 @@ def test_defaults_are_those_of_capabilities() -> None:
 def test_what_a_model_cannot_take_is_named(mode: str, model: str, ignored: list[str]) -> None:
     names = "temperature top_p presence_penalty frequency_penalty seed stop logit_bias verbosity service_tier"
     names += " prompt_cache_key parallel_tool_calls user safety_identifier"
-    sampling = {**dict.fromkeys(names.split(), 1), "other": None}
-    assert unsupported(sampling, provider_for(mode).capabilities(model)) == ignored
+    sampling = {**dict.fromkeys(names.split(), "1"), "temperature": 1, "service_tier": "auto", "other": None}
+    wire = provider_for(mode).request(Route("p", model, "https://x.test", mode), None, Prompt(sampling=sampling))
+    assert list(wire.left_out) == ignored
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from hermes.tools import memory, todo
 from hermes.tools.arguments import check
 from hermes.tools.memory import MemoryFile, memory_dir
 from hermes.tools.registry import Registry, ToolContext, ToolDef, ToolError, render
+from hermes.tools.round import last_answer
 from hermes.tools.toolsets import _get_platform_tools, builtin
 
 # ---- the registry
@@ -100,7 +101,8 @@ def item(id_: str, status: str = "pending", content: str = "do it") -> dict[str,
 
 
 def plan(args: dict[str, Any], last: str | None = None) -> dict[str, Any]:
-    ctx = cast("ToolContext", SimpleNamespace(last_answer=lambda _: last))
+    messages = [{"role": "tool", "tool_name": "todo", "content": last}]
+    ctx = cast("ToolContext", SimpleNamespace(last_answer=lambda name, field: last_answer(messages, name, field)))
     args, fault = check(args, todo.TOOL.parameters)
     assert not fault
     return cast("dict[str, Any]", todo.TOOL.run(ctx, args))

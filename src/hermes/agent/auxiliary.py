@@ -75,7 +75,8 @@ class Auxiliary:
         request = Prompt([system], messages, max_output=max_output, stream=turn.stream, dropped=dropped)
         for tried in range(AUXILIARY_TRIES_MAX):
             timeouts = Timeouts(seconds, seconds)
-            attempt = await caller.ask(provider, route, credential, request, timeouts, Assembler())
+            wire = provider.request(route, credential, request)
+            attempt = await caller.ask(provider, wire, timeouts, Assembler(), streaming=request.stream)
             message = attempt.assembler.message()
             if attempt.facts is None and message.text.strip():
                 usage = {**turn.usage_event(message.usage, message.text, task)}

@@ -13,7 +13,7 @@ from hermes.agent.failures import FailureFacts
 from hermes.agent.parts import Finish
 from hermes.http import HttpClient, SseDecoder, StaleStream, StreamBroken, Timeouts, TransportError
 from hermes.limits import COMMENTS_STRETCH, MODEL_WAITING_S
-from hermes.providers.base import Credential, Prompt, Provider, Route, WireEvent
+from hermes.providers.base import Provider, WireEvent, WireRequest
 from hermes.runs.control import Stop, Stopped
 
 
@@ -36,14 +36,13 @@ class Caller:
     async def ask(
         self,
         provider: Provider,
-        route: Route,
-        credential: Credential | None,
-        prompt: Prompt,
+        wire: WireRequest,
         timeouts: Timeouts,
         assembler: Assembler,
+        *,
+        streaming: bool,
     ) -> Attempt:
         """One request and its answer, assembled as it comes."""
-        wire = provider.request(route, credential, prompt)
         body = msgspec.json.encode(wire.body)
         facts: FailureFacts | None
         silence = _Silence(self._waiting)
@@ -55,7 +54,7 @@ class Caller:
                 silence.broken()
                 if answer.status >= 300:
                     return Attempt(assembler, provider.facts(answer.status, answer.headers, await answer.body()))
-                if answer.is_stream or (prompt.stream and not answer.is_json):
+                if answer.is_stream or (streaming and not answer.is_json):
                     await self._stream(answer.read, provider, assembler, timeouts, silence)
                 else:
                     self._take(provider, WireEvent("", _decode(await answer.body()), whole=True), assembler)

@@ -18,14 +18,14 @@ from hermes.agent.surroundings import gather
 from hermes.agent.turn import Services, Turn
 from hermes.errors import ConfigError
 from hermes.limits import BYTES_PER_TOKEN, INVALID_STEPS_MAX, LEAN_WINDOW_TOKENS
-from hermes.providers.base import Message, ToolSchema, unsupported
+from hermes.providers.base import Message, ToolSchema
 from hermes.runs.control import Stopped
 from hermes.runs.engine import LiveRun, Result
 from hermes.store.base import Row, SessionRecord
 from hermes.tools import arguments
 from hermes.tools.asking import Asking
 from hermes.tools.registry import Answer, ToolContext, ToolDef
-from hermes.tools.round import Outcome, ToolRound, history_answer
+from hermes.tools.round import Outcome, ToolRound, last_answer
 from hermes.tools.toolsets import LEAN, _get_platform_tools
 
 
@@ -104,7 +104,7 @@ class TurnLoop:
         effort = overrides.get(turn.route.model) or turn.settings.get("agent.reasoning_effort")
         return {"enabled": effort != "none", "effort": effort} if effort else None
 
-    async def _system(self, turn: Turn, session: SessionRecord | None) -> SessionRecord:
+    async def _system(self, turn: Turn, session: SessionRecord | None, *, anew: bool = False) -> SessionRecord:
         """The system prompt, byte for byte as last time while nothing it is made of has changed."""
         spec = self._spec
         record = SessionRecord(self._live.transcript_id, spec.source, spec.owner, session_key=spec.session_key)
@@ -121,7 +121,8 @@ class TurnLoop:
             )
         )
         digest = inputs.digest()
-        if session is not None and session.prompt_digest == digest and session.system_prompt is not None:
+        kept = session is not None and session.prompt_digest == digest and not anew
+        if session is not None and session.system_prompt is not None and kept:
             turn.system = session.system_prompt
         else:
             turn.system = prompt.build(inputs)
@@ -149,9 +150,6 @@ class TurnLoop:
             self._user_row = Row(self._live.transcript_id, "user", content, spec.run_id, told=((started, "user_row"),))
             rows.append(self._user_row)
         await self._log.append(started, rows=rows, session=record)
-        for name in unsupported(spec.sampling, turn.capabilities):
-            words = f"The model's provider does not take `{name}`; it has no effect."
-            await self._log.emit("notice", level="info", code="option_unsupported", message=words)
 
     def _steps_max(self, turn: Turn) -> int:
         return self._spec.max_iterations or int(turn.settings.get("agent.max_turns"))
@@ -315,8 +313,10 @@ class TurnLoop:
         turn, budget = self._turn, self._budget()
         if turn.prompt_tokens() <= budget.limit:
             return None
-        if self._spec.compress and turn.settings.get("compression.enabled"):
-            await self._compact(reason)
+        if not (self._spec.compress and turn.settings.get("compression.enabled")):
+            too_long = turn.prompt_tokens() > budget.total
+            return self._failure("context_overflow", False, "It may not be compacted.") if too_long else None
+        await self._compact(reason)
         last = compress.plan(turn.messages, budget).tail[:1]
         if turn.fixed_tokens() + compress.size_of(last) > budget.total:
             return self._failure("context_overflow", False, "One message is larger than the model's window.")
@@ -342,9 +342,11 @@ class TurnLoop:
                     "extract",
                     compress.extract(plan.middle, int(budget.tail * BYTES_PER_TOKEN / 2)),
                 )
-            shorter = compress.joined(plan, summary, history_answer(turn.messages, "todo"))
+            todo = last_answer(turn.messages, "todo", "todos")
+            shorter = compress.joined(plan, summary, json.dumps(todo["todos"], ensure_ascii=False) if todo else None)
         archived = len(turn.messages) - len(plan.head) - len(plan.tail)
         turn.messages, turn.counted_tokens = shorter, 0
+        await self._system(turn, await self._live.store.sessions.get(self._live.transcript_id), anew=True)
         data = {"reason": reason, "method": method, "tokens_before": before, "tokens_after": turn.prompt_tokens()}
         event = self._log.event("context.compacted", **data, messages_archived=archived)
         events = [self._log.event("usage", **usage), event] if usage else [event]
@@ -413,7 +415,7 @@ class TurnLoop:
                 asking=asking,
                 emit=lambda stream, text: self._log.output(call_id, known.redact(text), stream),
                 blocking=self._services.threads.call,
-                last_answer=lambda name: history_answer(turn.messages, name),
+                last_answer=lambda name, field: last_answer(turn.messages, name, field),
             )
 
         return ToolRound(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from hermes.agent import images, prompt
@@ -128,7 +128,9 @@ class ModelStep:
         if credential is None and not is_private(turn.route.base_url):
             words = f"No API key is configured for {turn.route.provider or turn.route.base_url}."
             return Attempt(assembler, FailureFacts("connect", status=401, message=words))
-        return await self._caller.ask(turn.provider, turn.route, credential, request, turn.timeouts(), assembler)
+        wire = turn.provider.request(turn.route, credential, request)
+        await self._tell_left_out(wire.left_out)
+        return await self._caller.ask(turn.provider, wire, turn.timeouts(), assembler, streaming=turn.stream)
 
     def _prompt(self, before: str) -> Prompt:
         """The request; after delivered text it asks for the rest of the same message."""
@@ -151,6 +153,14 @@ class ModelStep:
             self._log.reasoning(self._id, delta.text, delta.form)
         elif type(delta) is ToolDrafted:
             self._log.drafted(self._id, delta.index, delta.name)
+
+    async def _tell_left_out(self, options: Sequence[str]) -> None:
+        """Name what was asked for and cannot be sent, once in a turn."""
+        for option in options:
+            if option not in self._turn.options_told:
+                self._turn.options_told.add(option)
+                words = f"The model's provider does not take `{option}`; it is left out."
+                await self._log.emit("notice", level="info", code="option_left_out", message=words)
 
     def _tell_waiting(self, seconds: float) -> None:
         words = f"The model has said nothing for {round(seconds)} s; still waiting."
@@ -186,7 +196,7 @@ class ModelStep:
             reconnects_max=int(retries) if retries.isdigit() else 2,
             retries_max=settings.get("agent.api_max_retries"),
             possible=frozenset(self._possible(facts)),
-            larger_window=any(r.window_tokens or turn.window < 0 for r in turn.routes[turn.at + 1 :]),
+            larger_window=any(turn.window_of(route) > turn.window for route in turn.routes[turn.at + 1 :]),
             retry_after_s=facts.retry_after_s,
             time_left_s=left,
             delivered=len(self._text),
@@ -269,7 +279,8 @@ class ModelStep:
         old = turn.route
         if kind == "rate_limit":
             turn.services.learnt.rest(old.key, PRIMARY_REST_S)
-        turn.at += 1
+        window = turn.window if kind == "context_overflow" else 0
+        turn.at = next(at for at in range(turn.at + 1, len(turn.routes)) if turn.window_of(turn.routes[at]) > window)
         turn.counted_tokens = 0
         ends = [{"model": route.model, "provider": route.provider} for route in (old, turn.route)]
         event = self._log.event("model.switched", to=ends[1], reason=kind)
@@ -282,8 +293,7 @@ class ModelStep:
     async def _drop_option(self, facts: FailureFacts, kind: Kind) -> None:
         if (option := rejected_option(facts)) is not None:
             self._turn.services.learnt.drop(self._turn.route, option)
-            words = f"The model's provider does not take `{option}`; it is left out."
-            await self._log.emit("notice", level="info", code="option_dropped", message=words)
+            await self._tell_left_out([option])
 
     async def _compact_now(self, facts: FailureFacts, kind: Kind) -> None:
         if not await self._compact(kind):

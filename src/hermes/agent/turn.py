@@ -112,6 +112,7 @@ class Turn:
     with_opaque: bool = True
     max_output: int | None = None
     nudges: list[str] = field(default_factory=list)
+    options_told: set[str] = field(default_factory=set)
     totals: Totals = field(default_factory=Totals)
     counted_tokens: int = 0
     counted_messages: int = 0

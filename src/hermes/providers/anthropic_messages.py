@@ -28,6 +28,7 @@ from hermes.providers.base import (
     endpoint,
     image_of,
     inline_data,
+    left_out,
     opaque_items,
     post,
     refusal_facts,
@@ -83,7 +84,8 @@ class AnthropicMessages:
         if facts.cache and "cache_control" not in prompt.dropped:
             _mark_for_cache(body, prompt.cache_ttl)
         secret = {"x-api-key": credential.reveal().strip()} if credential else {}
-        return post(route, _url(route.base_url), body, secret, {"anthropic-version": VERSION})
+        without = left_out(prompt, body, _FIELDS)
+        return post(route, _url(route.base_url), body, secret, {"anthropic-version": VERSION}, without)
 
     def parts(self, event: WireEvent) -> Sequence[Part]:
         """The parts of one event or of a whole message."""
@@ -164,6 +166,15 @@ def _thinking(prompt: Prompt, facts: ModelFacts, limit: int, choice: JsonObject 
 def _unsigned_calls(messages: list[Message]) -> bool:
     last = next((m for m in reversed(messages) if m.get("role") == "assistant"), {})
     return bool(last.get("tool_calls")) and not _thoughts(last)
+
+
+# Where our parameters go here under another name.
+_FIELDS = {
+    "stop": "stop_sequences",
+    "user": "metadata",
+    "safety_identifier": "metadata",
+    "parallel_tool_calls": "tools",
+}
 
 
 def _sampling(prompt: Prompt, capabilities: Capabilities, thinking: JsonObject) -> JsonObject:

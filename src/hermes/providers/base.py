@@ -112,12 +112,13 @@ class Prompt:
 
 @dataclass(slots=True)
 class WireRequest:
-    """A request as it goes out. The credential is put into `headers` last, by the translator."""
+    """A request as it goes out. `left_out` names the sampling parameters that the protocol or the model cannot take."""
 
     method: str
     url: str
     headers: dict[str, str] = field(repr=False)
     body: JsonObject
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -197,11 +198,6 @@ def refusal_facts(status: int, headers: Mapping[str, str], body: bytes) -> Failu
     )
 
 
-def unsupported(sampling: Mapping[str, Any], capabilities: Capabilities) -> list[str]:
-    """The sampling parameters that were given and cannot be sent."""
-    return sorted(name for name, value in sampling.items() if value is not None and name not in capabilities.options)
-
-
 # --- what the translators share ------------------------------------------------------------------------------------
 
 STATUS_BY_CODE: dict[str, int] = {
@@ -256,8 +252,20 @@ def endpoint(base_url: str, path: str) -> str:
     return (base if base.endswith(path) else base + path) + question + query
 
 
+def left_out(prompt: Prompt, body: JsonObject, fields: Mapping[str, str]) -> tuple[str, ...]:
+    """The sampling parameters that were given and are not in the body. `fields` tells where some of them go."""
+    given = [name for name, value in prompt.sampling.items() if value is not None]
+    idle = set() if prompt.tools else {"parallel_tool_calls"}
+    return tuple(sorted(name for name in given if fields.get(name, name) not in body and name not in idle))
+
+
 def post(
-    route: Route, url: str, body: JsonObject, secret: Mapping[str, str], own: Mapping[str, str] | None = None
+    route: Route,
+    url: str,
+    body: JsonObject,
+    secret: Mapping[str, str],
+    own: Mapping[str, str] | None = None,
+    without: tuple[str, ...] = (),
 ) -> WireRequest:
     """The request, with what the operator set laid over what is ours, and the credential over both."""
     body = {**body, **route.extra_body}
@@ -266,7 +274,7 @@ def post(
     headers: dict[str, tuple[str, str]] = {}
     for some in ({"Content-Type": "application/json", "Accept": accept}, own or {}, route.headers, secret):
         headers.update({name.lower(): (name, value) for name, value in some.items()})
-    return WireRequest("POST", url, dict(headers.values()), body)
+    return WireRequest("POST", url, dict(headers.values()), body, without)
 
 
 def sampling_sent(prompt: Prompt, capabilities: Capabilities) -> JsonObject:

@@ -35,6 +35,7 @@ from hermes.providers.base import (
     content_parts,
     endpoint,
     image_of,
+    left_out,
     money,
     opaque_items,
     post,
@@ -93,7 +94,9 @@ class ChatCompletions:
         else:
             body.pop("parallel_tool_calls", None)
         secret = {"Authorization": f"Bearer {credential.reveal().strip()}"} if credential else {}
-        return post(route, endpoint(route.base_url, "/chat/completions"), body, secret)
+        return post(
+            route, endpoint(route.base_url, "/chat/completions"), body, secret, without=left_out(prompt, body, {})
+        )
 
     def parts(self, event: WireEvent) -> Sequence[Part]:
         """The parts of one chunk or of a whole body."""

@@ -24,6 +24,7 @@ from hermes.providers.base import (
     content_parts,
     endpoint,
     image_of,
+    left_out,
     money,
     opaque_items,
     post,
@@ -82,7 +83,13 @@ class CodexResponses:
         else:
             body.pop("parallel_tool_calls", None)
         secret = {"Authorization": f"Bearer {credential.reveal().strip()}"} if credential else {}
-        return post(route, endpoint(route.base_url, "/responses"), body, secret)
+        return post(
+            route,
+            endpoint(route.base_url, "/responses"),
+            body,
+            secret,
+            without=left_out(prompt, body, {"verbosity": "text"}),
+        )
 
     def parts(self, event: WireEvent) -> Sequence[Part]:
         """The parts of one event or of a whole response."""

@@ -228,8 +228,8 @@ class RunWriter:
     # --- durable ------------------------------------------------------------------------------------------------
 
     def event(self, type_: str, **data: Any) -> Event:
-        """An event of the current step, not yet in the log."""
-        return Event(self.run_id, type_, self.step, data)
+        """An event of the current step, not yet in the log. What concerns the whole run belongs to no step."""
+        return Event(self.run_id, type_, 0 if type_.startswith("run.") else self.step, data)
 
     async def append(
         self,
@@ -386,6 +386,8 @@ class RunLog:
                     yield page
                     if _ends(page[-1]):
                         return
+                if run_id not in self._writers and await _has_ended(run_id, store):
+                    return
                 while not live.overflowed:
                     fresh = [event for event in await live.take() if event.seq > cursor]
                     if not fresh:
@@ -396,6 +398,12 @@ class RunLog:
                         return
         finally:
             self._bus.unsubscribe(run_id, live)
+
+
+async def _has_ended(run_id: str, store: RunStore) -> bool:
+    """Whether nothing will be added to a log that nobody here writes."""
+    record = await store.get(run_id)
+    return record is None or record.state.ended or record.state.status == "interrupted"
 
 
 def _ends(event: Event) -> bool:

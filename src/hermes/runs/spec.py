@@ -30,7 +30,7 @@ class RouteChoice:
     api_mode: str | None = None
     api_key: str | None = field(default=None, repr=False)
     extra_body: Mapping[str, Any] = field(default_factory=dict)
-    fallbacks: tuple[Mapping[str, Any] | str, ...] | None = None
+    fallbacks: tuple[Mapping[str, Any] | str, ...] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,10 @@ class RunSpec:
     workdir: str | None = None
 
     def stored(self) -> dict[str, Any]:
-        """The spec as it is kept with the run: all of it but the credential."""
+        """The spec as it is kept with the run: all of it but the credentials."""
         out = asdict(self)
         if out["route"]:
-            out["route"].pop("api_key")
+            del out["route"]["api_key"], out["route"]["fallbacks"]
         return out
 
 

@@ -44,7 +44,7 @@ class ToolContext:
     asking: Asking
     emit: Callable[[str, str], None]
     blocking: Callable[[Callable[[], Any]], Awaitable[Any]]
-    last_answer: Callable[[str], str | None]
+    last_answer: Callable[[str, str], Answer | None]
     cancelled: threading.Event = field(default_factory=threading.Event)
 
 

@@ -160,51 +160,51 @@ class ToolRound:
                 await earlier.done.wait()
         try:
             async with self._slots:
-                last = all(other.done.is_set() for other in works if other is not work)
-                await self._carry_out(work, steer if last else str)
+                await self._carry_out(
+                    work, lambda: steer() if all(o.done.is_set() for o in works if o is not work) else ""
+                )
         finally:
             work.done.set()
 
     async def _carry_out(self, work: Work, steer: Callable[[], str]) -> None:
         began = time.monotonic()
         if work.same_as is not None and work.same_as.outcome is not None:
-            await self._start(work)
             first = work.same_as.outcome
             await self._finish(work, first.status, first.content, began, code=first.code, steer=steer)
             return
-        await self._start(work)
         if work.refusal is not None or work.tool is None:
             await self._finish(work, "error", work.refusal or {}, began, steer=steer)
             return
+        await self._start(work.tool, work)
         status, answer = await self._call(work.tool, work)
         effect = work.tool.effect_of(work.args)
         if hint := self._guard.hint(work.tool.name, work.args, status, effect, render(answer)):
             answer.setdefault("hint", hint)
         await self._finish(work, status, answer, began, steer=steer)
 
-    async def _start(self, work: Work) -> None:
-        tool, name = work.tool, work.tool.name if work.tool else work.call.name
-        usable = tool is not None and work.refusal is None
-        effect = tool.effect_of(work.args) if tool is not None and usable else "read"
-        preview = tool.preview(work.args) if tool is not None and usable else work.call.arguments
-        event = self._log.event("tool.started", call_id=work.call.id, name=name, effect=effect, parent_call_id=None)
+    async def _start(self, tool: ToolDef, work: Work) -> None:
+        effect = tool.effect_of(work.args)
+        event = self._log.event(
+            "tool.started", call_id=work.call.id, name=tool.name, effect=effect, parent_call_id=None
+        )
         event.data["args"] = redact_tree(work.args, self._redact)
-        event.data["preview"] = self._redact(preview)[:PREVIEW_CHARS_MAX]
+        event.data["preview"] = self._redact(tool.preview(work.args))[:PREVIEW_CHARS_MAX]
         await self._log.append(event, sync=effect == "effect")
 
     async def _call(self, tool: ToolDef, work: Work) -> tuple[Status, Answer]:
         ctx = self._context(work.call.id, tool)
+        limit = asyncio.timeout(tool.timeout_s)
         try:
-            async with asyncio.timeout(tool.timeout_s):
+            async with limit:
                 if inspect.iscoroutinefunction(tool.run):
                     return "ok", await tool.run(ctx, work.args)
                 return "ok", await self._in_thread(tool, ctx, work.args)
-        except TimeoutError:
-            return "timeout", {"error": f"{tool.name} took longer than {tool.timeout_s:g} s.", "code": "timeout"}
         except ToolError as refusal:
             status: Status = "blocked" if refusal.answer["code"] == "blocked" else "error"
             return status, refusal.answer
         except Exception as error:
+            if isinstance(error, TimeoutError) and limit.expired():
+                return "timeout", {"error": f"{tool.name} took longer than {tool.timeout_s:g} s.", "code": "timeout"}
             log.exception("tool %s fell over", tool.name)
             crash = f"{tool.name} failed: {type(error).__name__}: {error}"
             return "error", {"error": self._redact(crash), "code": "tool_crashed"}
@@ -266,10 +266,17 @@ def _inside(files: frozenset[str], trees: frozenset[str]) -> bool:
     return any(key.startswith("file:") and key[5:].startswith(root) for key in files for root in roots)
 
 
-def history_answer(messages: Sequence[dict[str, Any]], name: str) -> str | None:
-    """The last answer of a tool in a conversation."""
+def last_answer(messages: Sequence[dict[str, Any]], name: str, field: str) -> dict[str, Any] | None:
+    """The last answer of a tool in a conversation that has this field: one that was not an error."""
     for message in reversed(messages):
-        if message.get("role") == "tool" and message.get("tool_name") == name:
-            content = message.get("content")
-            return content if isinstance(content, str) else None
+        content = message.get("content")
+        if message.get("role") != "tool" or message.get("tool_name") != name or not isinstance(content, str):
+            continue
+        try:
+            # Words of the user may follow the answer.
+            answer = json.JSONDecoder().raw_decode(content)[0]
+        except ValueError:
+            continue
+        if isinstance(answer, dict) and field in answer:
+            return answer
     return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from hermes.limits import TODO_CHARS_MAX, TODO_ITEMS_MAX
@@ -12,7 +11,8 @@ STATES = ("pending", "in_progress", "completed", "cancelled")
 
 
 def _run(ctx: ToolContext, args: Args) -> Answer:
-    items = _current(ctx.last_answer("todo"))
+    known = (ctx.last_answer("todo", "todos") or {}).get("todos")
+    items: list[dict[str, Any]] = known if isinstance(known, list) else []
     given: list[dict[str, Any]] | None = args.get("todos")
     if given is not None:
         if args.get("merge"):
@@ -30,15 +30,6 @@ def _run(ctx: ToolContext, args: Args) -> Answer:
         raise ToolError("Two items have the same id; give each its own.", "invalid_arguments")
     counts = {state: sum(item["status"] == state for item in items) for state in STATES}
     return {"todos": items, "counts": counts}
-
-
-def _current(last: str | None) -> list[dict[str, Any]]:
-    try:
-        # Words of the user may follow the answer.
-        items = json.JSONDecoder().raw_decode(last or "")[0]["todos"]
-    except (ValueError, KeyError, TypeError):
-        return []
-    return items if isinstance(items, list) else []
 
 
 TOOL = ToolDef(
