@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.model_server import Call, ModelServer, Reply
-from support.server_thread import serving
 
 import hermes
+from support.model_server import Call, ModelServer, Reply
+from support.server_thread import serving
 
 
 def run(
@@ -181,6 +181,16 @@ def test_chat_answers_line_by_line_and_remembers(tmp_path: Path) -> None:
         turns = [(turn.role, turn.text) for turn in server.requests[1].turns if turn.role != "system"]
     assert done.returncode == 0 and done.stdout.split() == ["first", "second"]
     assert turns == [("user", "one"), ("assistant", "first"), ("user", "two")]
+
+
+@pytest.mark.parametrize(("said", "kept"), [("o", True), ("once", True), ("", False), ("what?", False)])
+def test_chat_asks_before_it_does_what_needs_leave(said: str, kept: bool, tmp_path: Path) -> None:
+    write = Call("memory", {"target": "memory", "action": "add", "content": "Likes tea."})
+    with serving(Reply(tool_calls=[write]), Reply(text="Done.", continues=False)) as server:
+        configure(tmp_path, server, "memory: {write_approval: true}\n")
+        done = run("chat", home=tmp_path, stdin=f"remember it\n{said}\n")
+    assert "Likes tea." in done.stderr
+    assert (tmp_path / "memories" / "MEMORY.md").exists() is kept
 
 
 def test_a_broken_pipe_ends_quietly(tmp_path: Path) -> None:

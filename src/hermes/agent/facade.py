@@ -15,28 +15,12 @@ from hermes.agent.callbacks import Callback, Callbacks, answer_to
 from hermes.agent.single import SingleCalls
 from hermes.errors import HermesError
 from hermes.home import Home
+from hermes.providers.base import SAMPLING
 from hermes.providers.registry import api_mode_for
 from hermes.runs.engine import Admission, LiveRun, Result, RunEngine
 from hermes.runs.events import Event
 from hermes.runs.spec import Content, Control, RouteChoice, RunSpec
 
-_SAMPLING = frozenset(
-    [
-        "temperature",
-        "top_p",
-        "presence_penalty",
-        "frequency_penalty",
-        "seed",
-        "stop",
-        "logit_bias",
-        "verbosity",
-        "service_tier",
-        "prompt_cache_key",
-        "parallel_tool_calls",
-        "user",
-        "safety_identifier",
-    ]
-)
 _KINDS = {"cli": "cli", "api_server": "chat", "cron": "job", "subagent": "subagent"}
 _DONE = object()
 
@@ -236,8 +220,8 @@ class AIAgent(SingleCalls):
     ) -> RunSpec:
         texts = [text for text in (self._ephemeral_system_prompt, system) if text]
         enabled, disabled = self._toolsets
-        sampling = {name: value for name, value in self._overrides.items() if name in _SAMPLING}
-        extra = {name: value for name, value in self._overrides.items() if name not in _SAMPLING}
+        sampling = {name: value for name, value in self._overrides.items() if name in SAMPLING}
+        extra = {name: value for name, value in self._overrides.items() if name not in SAMPLING}
         route = RouteChoice(
             model=self.model or None,
             provider=self.provider or None,

@@ -18,7 +18,14 @@ def run(args: argparse.Namespace, home: Home) -> int:
     """Talk until the input ends."""
     route = checked_route(args, home)
     print(f"Hermes · {route.provider}/{route.model} · Ctrl-C stops a turn, Ctrl-D leaves", file=sys.stderr)
-    talk = agent(args, home, stream_delta_callback=_show, tool_progress_callback=_show_tool, clarify_callback=_ask)
+    talk = agent(
+        args,
+        home,
+        stream_delta_callback=_show,
+        tool_progress_callback=_show_tool,
+        clarify_callback=_ask,
+        approval_callback=_approve,
+    )
     history: list[dict[str, Any]] = []
     while (question := _read("> ")) is not None:
         if not question.strip():
@@ -51,3 +58,10 @@ def _show_tool(event: str, *, tool_name: str, preview: str | None = None, **_: A
 def _ask(question: str, choices: list[str]) -> str:
     print(question, *(f"  - {choice}" for choice in choices), sep="\n", file=sys.stderr)
     return _read("? ") or ""
+
+
+def _approve(request: dict[str, Any]) -> str:
+    """One of the choices by its name or first letter; anything else denies."""
+    print(f"{request['subject']}\n{request['reason']}", file=sys.stderr)
+    said = (_read(f"{', '.join(request['choices'])}? ") or "").strip().lower()
+    return next((choice for choice in request["choices"] if said and choice.startswith(said)), "deny")

@@ -17,6 +17,26 @@ Message = dict[str, Any]
 JsonObject = dict[str, Any]
 
 
+# The parameters of a call that a caller may set, under our names.
+SAMPLING = frozenset(
+    [
+        "temperature",
+        "top_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "seed",
+        "stop",
+        "logit_bias",
+        "verbosity",
+        "service_tier",
+        "prompt_cache_key",
+        "parallel_tool_calls",
+        "user",
+        "safety_identifier",
+    ]
+)
+
+
 class Credential:
     """A secret that shows itself only to the code that writes the outgoing header."""
 

@@ -20,6 +20,7 @@ from hermes.agent.parts import (
     Usage,
 )
 from hermes.providers.base import (
+    SAMPLING,
     Capabilities,
     Credential,
     JsonObject,
@@ -49,23 +50,7 @@ from hermes.providers.base import (
 from hermes.providers.table import ModelFacts, capabilities_for, facts_for, nearest_effort
 
 API_MODE = "chat_completions"
-OPTIONS = frozenset(
-    {
-        "temperature",
-        "top_p",
-        "presence_penalty",
-        "frequency_penalty",
-        "seed",
-        "stop",
-        "logit_bias",
-        "verbosity",
-        "service_tier",
-        "prompt_cache_key",
-        "parallel_tool_calls",
-        "user",
-        "safety_identifier",
-    }
-)
+OPTIONS = SAMPLING
 
 
 class ChatCompletions:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hermes.runs.control import Questions, RunControls
+from hermes.runs.events import Event
 from hermes.runs.log import RunWriter
 
 
@@ -60,7 +61,11 @@ class Asking:
             event.data |= {"subject": request.subject, "reason": request.reason, "rules": list(request.rules)}
             event.data |= {"choices": list(request.choices), "expires_at": time.time() + self._approval_s}
             event.data |= {"reviewer": None, "path": []}
-            answer, by = await self._wait(self._controls.approvals, approval_id, event, self._approval_s)
+            try:
+                answer, by = await self._wait(self._controls.approvals, approval_id, event, self._approval_s)
+            except asyncio.CancelledError:
+                await self._resolved(approval_id, "deny", "interrupt", {})
+                raise
         choice = str(answer.get("choice", "deny")) if answer else "deny"
         if choice not in request.choices:
             choice = "deny"
@@ -74,12 +79,15 @@ class Asking:
         request_id = f"clr_{secrets.token_hex(8)}"
         event = self._log.event("clarify.requested", request_id=request_id, call_id=call_id, question=question)
         event.data |= {"choices": list(choices), "expires_at": time.time() + self._clarify_s}
-        answer, by = await self._wait(self._controls.clarifications, request_id, event, self._clarify_s)
-        await self._log.emit("clarify.resolved", request_id=request_id, by=by, answered=answer is not None)
+        answer, by = None, "interrupt"
+        try:
+            answer, by = await self._wait(self._controls.clarifications, request_id, event, self._clarify_s)
+        finally:
+            await self._log.emit("clarify.resolved", request_id=request_id, by=by, answered=answer is not None)
         return None if answer is None else str(answer.get("answer", ""))
 
     async def _wait(
-        self, questions: Questions, question_id: str, event: Any, seconds: float
+        self, questions: Questions, question_id: str, event: Event, seconds: float
     ) -> tuple[Mapping[str, Any] | None, str]:
         future = questions.ask(question_id)
         try:
@@ -88,15 +96,6 @@ class Asking:
                 return await future, "user"
         except TimeoutError:
             return None, "timeout"
-        except asyncio.CancelledError:
-            name = "approval" if event.type.startswith("approval") else "clarify"
-            fields = {"approval_id": question_id, "choice": "deny", "surface": "", "comment": ""}
-            await self._log.append(
-                self._log.event(f"{name}.resolved", by="interrupt", **fields)
-                if name == "approval"
-                else self._log.event("clarify.resolved", request_id=question_id, by="interrupt", answered=False)
-            )
-            raise
         finally:
             future.cancel()
 
