@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import itertools
 import json
 import secrets
 from collections.abc import Awaitable, Callable, Iterable
@@ -93,7 +94,7 @@ def check_laws(events: list[Json]) -> None:
     """What holds for every log: numbers grow, one final event and it is the last, text is only ever appended to."""
     numbers = [event["seq"] for event in events]
     assert numbers[0] >= 1
-    assert all(a < b for a, b in zip(numbers, numbers[1:], strict=False)), numbers
+    assert all(a < b for a, b in itertools.pairwise(numbers)), numbers
     assert [event["type"] in FINAL for event in events] == [False] * (len(events) - 1) + [True]
     lengths: dict[str, int] = {}
     for event in events:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -37,11 +38,20 @@ def words(seed: str, chars: int) -> str:
 
 def looked(number: int, chars: int) -> list[Json]:
     """One round of an earlier turn: a question, a call with a long result, an answer."""
-    call = {"id": f"call_{number}", "type": "function", "function": {"name": "look", "arguments": f'{{"a": "{number}"}}'}}
+    call = {
+        "id": f"call_{number}",
+        "type": "function",
+        "function": {"name": "look", "arguments": f'{{"a": "{number}"}}'},
+    }
     return [
         {"role": "user", "content": f"question {number}"},
         {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "content": words(f"result {number}", chars), "tool_call_id": f"call_{number}", "tool_name": "look"},
+        {
+            "role": "tool",
+            "content": words(f"result {number}", chars),
+            "tool_call_id": f"call_{number}",
+            "tool_name": "look",
+        },
         {"role": "assistant", "content": f"answer {number}"},
     ]
 
@@ -202,10 +212,15 @@ async def test_the_todo_list_is_repeated_after_the_summary(make_house: MakeHouse
     call = {"id": "call_t", "type": "function", "function": {"name": "todo", "arguments": json.dumps({"todos": items})}}
     listed = [
         {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "content": json.dumps({"todos": items, "counts": {}}), "tool_call_id": "call_t", "tool_name": "todo"},
+        {
+            "role": "tool",
+            "content": json.dumps({"todos": items, "counts": {}}),
+            "tool_call_id": "call_t",
+            "tool_name": "todo",
+        },
         {"role": "assistant", "content": "listed"},
     ]
-    history = talked(4, 1400) + [{"role": "user", "content": "plan"}] + listed + talked(4, 1400)
+    history = [*talked(4, 1400), {"role": "user", "content": "plan"}, *listed, *talked(4, 1400)]
     ran = await compacted(house, server, history)
     assert ran.one("context.compacted")["method"] == "summary"
     said = "".join(text for _, text in sent(server.requests[-1]))
@@ -222,7 +237,7 @@ async def test_calls_and_their_results_stay_together(make_house: MakeHouse, serv
     answered = [m["tool_call_id"] for m in said if m["role"] == "tool"]
     assert asked == answered
     roles = [m["role"] for m in said[1:]]
-    assert not any(a == b == "user" for a, b in zip(roles, roles[1:], strict=False))
+    assert not any(a == b == "user" for a, b in itertools.pairwise(roles))
 
 
 async def test_what_came_before_is_compacted_between_steps_as_well(make_house: MakeHouse, server: ModelServer) -> None:
@@ -269,7 +284,9 @@ async def test_a_compacted_session_keeps_its_id_and_goes_on_from_the_summary(
     house = make_house(with_window(server, 8192))
     await fill(house, server, 6)
     before = len(await house.rows(SESSION))
-    server.handler = lambda r: Reply(text="SUMMARY: fox.") if is_summary_request(r) else Reply(text="Done.", no_usage=True)
+    server.handler = lambda r: (
+        Reply(text="SUMMARY: fox.") if is_summary_request(r) else Reply(text="Done.", no_usage=True)
+    )
     ran = await house.run(None, words("question 6", 1400), route=M, persist=True, session_id=SESSION)
     event = ran.one("context.compacted")
     assert event["method"] == "summary"
@@ -290,7 +307,9 @@ async def test_a_second_summary_is_made_from_the_first(make_house: MakeHouse, se
     house = make_house(with_window(server, 8192))
     await fill(house, server, 5)
     made = iter(["SUMMARY: fox.", "SUMMARY: hare.", "SUMMARY: owl."])
-    server.handler = lambda r: Reply(text=next(made)) if is_summary_request(r) else Reply(text=words("a", 1400), no_usage=True)
+    server.handler = lambda r: (
+        Reply(text=next(made)) if is_summary_request(r) else Reply(text=words("a", 1400), no_usage=True)
+    )
     for number in range(5, 11):
         await house.run(None, words(f"question {number}", 1400), route=M, persist=True, session_id=SESSION)
     asked = [json.dumps(request.body) for request in server.requests if is_summary_request(request)]
@@ -350,7 +369,13 @@ async def test_an_overflow_told_by_the_provider_is_compacted_and_tried_again(
 async def test_an_overflow_that_cannot_be_compacted_goes_to_a_larger_window(
     make_house: MakeHouse, server: ModelServer, other: ModelServer
 ) -> None:
-    larger = {"provider": "spare", "model": "n", "base_url": f"{other.url}/v1", "api_key": KEY, "context_length": 200_000}
+    larger = {
+        "provider": "spare",
+        "model": "n",
+        "base_url": f"{other.url}/v1",
+        "api_key": KEY,
+        "context_length": 200_000,
+    }
     house = make_house(with_window(server, 8192, fallback_providers=[larger]))
     server.repeat, server.script = True, [OVERFLOW]
     other.script = [Reply(text="Done.")]

@@ -56,9 +56,7 @@ async def ended(house: House, run_id: str) -> Json:
 
 
 @pytest.mark.parametrize("persist", [True, False])
-async def test_turns_of_one_session_never_overlap(
-    house: House, server: ModelServer, gate: Gate, persist: bool
-) -> None:
+async def test_turns_of_one_session_never_overlap(house: House, server: ModelServer, gate: Gate, persist: bool) -> None:
     specs = [house.spec(server, f"turn {n}", session_id=SESSION, persist=persist) for n in range(4)]
     runs = [asyncio.create_task(house.engine.run(spec)) for spec in specs]
     await server.until(lambda: server.open_streams == 1)

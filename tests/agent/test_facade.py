@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import contextlib
 import re
 import socket
 import threading
@@ -64,17 +65,17 @@ async def in_thread(work: Callable[[], T]) -> T:
         try:
             result = work()
         except BaseException as error:
-            loop.call_soon_threadsafe(done.set_exception, error)
+            tell(done.set_exception, error)
         else:
-            loop.call_soon_threadsafe(done.set_result, result)
+            tell(done.set_result, result)
 
-    thread = threading.Thread(target=carry_out)
-    thread.start()
-    try:
-        async with asyncio.timeout(20):
-            return await done
-    finally:
-        thread.join(5)
+    def tell(settle: Callable[[Any], None], value: Any) -> None:
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(lambda: done.done() or settle(value))
+
+    threading.Thread(target=carry_out, daemon=True).start()
+    async with asyncio.timeout(20):
+        return await done
 
 
 # ---- construction
@@ -158,7 +159,10 @@ ENDINGS: dict[str, tuple[Reply, Json]] = {
     "truncated": (Reply(text="Once", finish="length"), {"max_tokens": 64}),
     "filtered": (Reply(text="Once", finish="content_filter"), {}),
     "out of steps": (Reply(text="Once", tool_calls=[Call("look")]), {"max_iterations": 1}),
-    "pending": (Reply(tool_calls=[Call("ring")]), {"client_tools": [{"name": "ring", "parameters": {"type": "object"}}]}),
+    "pending": (
+        Reply(tool_calls=[Call("ring")]),
+        {"client_tools": [{"name": "ring", "parameters": {"type": "object"}}]},
+    ),
     "interrupted": (Reply(text=["Once ", "upon"], gap_s=60), {}),
     "no model": (Reply(), {"base_url": "", "model": "", "api_mode": None}),
     "unknown provider": (Reply(), {"base_url": "", "provider": "nonesuch", "api_mode": None}),
@@ -604,3 +608,34 @@ async def test_five_hundred_runs_at_once_take_no_thread_of_their_own(server: Mod
     results = await asyncio.gather(*runs)
     assert {result["final_response"] for result in results} == {"Done."}
     assert threading.active_count() <= threads + 4
+
+
+async def test_an_interrupt_reaches_a_turn_that_still_waits_for_its_session(server: ModelServer) -> None:
+    gate = asyncio.Event()
+
+    async def answer(_: Request) -> Reply:
+        await gate.wait()
+        return Reply(text="Done.")
+
+    server.handler = answer
+    first = asyncio.create_task(agent_for(server, session_id="mine").arun_conversation("first"))
+    await server.until(lambda: server.open_streams == 1)
+    waiting = agent_for(server, session_id="mine")
+    second = asyncio.create_task(waiting.arun_conversation("second"))
+    await asyncio.sleep(0.02)
+    waiting.interrupt()
+    await asyncio.sleep(0.02)
+    gate.set()
+    assert (await first)["completed"] is True
+    assert (await second)["interrupted"] is True
+    assert len(server.requests) == 1
+
+
+async def test_an_admission_is_passed_on_to_the_run(server: ModelServer) -> None:
+    server.script = [Reply(text="Done.")]
+    app = await current()
+    admission = await app.engine.admit(RunSpec("hi", "bound-id", persist=False))
+    result = await agent_for(server, session_id="wished-id").arun_conversation("hi", admission=admission)
+    assert (result["run_id"], result["session_id"]) == (admission.run_id, "bound-id")
+    again = await app.engine.admit(RunSpec("hi", "bound-id", persist=False), wait_s=0.5)
+    await again.release()

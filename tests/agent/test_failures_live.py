@@ -595,7 +595,7 @@ async def test_the_request_for_usage_is_an_option_that_can_be_dropped(house: Hou
 async def test_after_four_refused_options_the_turn_fails(house: House, server: ModelServer) -> None:
     options = ["temperature", "top_p", "presence_penalty", "frequency_penalty", "seed"]
     server.script = [Reply(reject_option=option, text="Done.") for option in options]
-    ran = await house.run(server, sampling={option: 1 for option in options})
+    ran = await house.run(server, sampling=dict.fromkeys(options, 1))
     assert_failed(ran, "option_rejected", "provider_rejected_request")
     assert len(server.requests) == 5
 

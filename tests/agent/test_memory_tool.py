@@ -107,7 +107,11 @@ async def test_over_the_limit_a_write_is_refused_with_the_present_size_and_entri
 ) -> None:
     house = make_house({"memory": {"memory_char_limit": 40}})
     answers = await remember(
-        house, server, {"action": "add", "content": "x" * 30}, {"action": "add", "content": "y" * 30}, {"action": "list"}
+        house,
+        server,
+        {"action": "add", "content": "x" * 30},
+        {"action": "add", "content": "y" * 30},
+        {"action": "list"},
     )
     assert answers[1]["code"] == "memory_full"
     assert answers[1]["entries"] == ["x" * 30]
@@ -223,9 +227,7 @@ async def test_a_run_may_do_without_memory(house: House, server: ModelServer) ->
 @pytest.mark.parametrize(
     ("source", "tools"), [("cli", {"memory", "todo"}), ("api_server", {"memory", "todo"}), ("cron", {"todo"})]
 )
-async def test_jobs_have_no_memory_tool(
-    house: House, server: ModelServer, source: Any, tools: set[str]
-) -> None:
+async def test_jobs_have_no_memory_tool(house: House, server: ModelServer, source: Any, tools: set[str]) -> None:
     server.script = [Reply(text="Done.")]
     ran = await house.run(server, toolsets=None, source=source)
     assert set(ran.one("run.started")["tools"]) & {"memory", "todo"} == tools

@@ -1,0 +1,276 @@
+"""The laws that hold for the whole core, checked on its text and on its behaviour under load."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import gc
+import io
+import re
+import sys
+import time
+import tokenize
+from pathlib import Path
+
+import pytest
+
+import hermes
+from hermes.guards.secrets import Secrets
+from hermes.providers.base import Credential
+from hermes.tools import memory
+from support.model_server import Call, ModelServer, Reply
+
+from .house import KEY, House, nothing_left, product_tasks, tool
+
+ROOT = Path(hermes.__file__).parent
+PURE = [f"agent/{name}.py" for name in ("assembler", "failures", "prompt", "compress", "parts")]
+TRANSLATORS = [
+    f"providers/{n}.py" for n in ("base", "table", "chat_completions", "codex_responses", "anthropic_messages")
+]
+FOLD = ["runs/events.py", "runs/replay.py", "guards/injection.py", "guards/secrets.py", "limits.py"]
+IMPURE = {
+    "aiohttp",
+    "asyncio",
+    "concurrent",
+    "datetime",
+    "http",
+    "httpx",
+    "io",
+    "logging",
+    "multiprocessing",
+    "os",
+    "pathlib",
+    "platform",
+    "queue",
+    "random",
+    "requests",
+    "secrets",
+    "shutil",
+    "signal",
+    "socket",
+    "sqlite3",
+    "ssl",
+    "subprocess",
+    "sys",
+    "tempfile",
+    "threading",
+    "time",
+    "urllib.request",
+    "uuid",
+    "uvloop",
+    "zoneinfo",
+}
+
+# Names of vendors and model families; a name that is also a common word is left out.
+VENDORS = re.compile(
+    r"openai|anthropic|claude|\bgpt|chatgpt|gemini|mistral|llama|groq|deepseek|qwen|openrouter|\bgrok|cohere|ollama|"
+    r"lmstudio|vllm|bedrock|moonshot|kimi|cerebras|huggingface|nvidia|perplexity|sonnet|haiku",
+    re.I,
+)
+# Names that the contract itself fixes: the wire forms, and what embedding programs replace on the façade.
+FIXED = re.compile(
+    r"anthropic_messages|codex_responses|_anthropic_client|_(create|close)_request_openai_client|_run_codex_\w+"
+)
+
+
+# ---- L6
+
+
+def code_of(path: Path) -> list[tuple[int, str]]:
+    """The names and the texts of a module, without its comments and docstrings."""
+    source = path.read_text()
+    docs: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and first.end_lineno:
+                docs.update(range(first.lineno, first.end_lineno + 1))
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    spoken = [t for t in tokens if t.type in (tokenize.NAME, tokenize.STRING) and t.start[0] not in docs]
+    # A sentence for a person decides nothing.
+    return [(token.start[0], token.string) for token in spoken if token.string.count(" ") < 3]
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in ROOT.rglob("*.py") if "providers" not in path.relative_to(ROOT).parts)
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_vendor_and_no_model_is_named_outside_the_providers(path: Path) -> None:
+    named = [(line, text) for line, text in code_of(path) if VENDORS.search(FIXED.sub("", text))]
+    if path.name == "single.py":
+        # The single calls work on the vendors' own clients, which they import when called.
+        named = [
+            (line, text) for line, text in named if VENDORS.search(re.sub("openai|anthropic", "", text, flags=re.I))
+        ]
+    assert named == []
+
+
+# ---- L3
+
+
+def imported(path: Path) -> set[str]:
+    """What a module imports, at its top or anywhere inside; what only a type checker sees does not count."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            node.body = [ast.Pass()]
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return found
+
+
+@pytest.mark.parametrize("name", [*PURE, *TRANSLATORS, *FOLD])
+def test_pure_modules_import_nothing_that_reads_the_world(name: str) -> None:
+    imports = imported(ROOT / name)
+    assert {one for one in imports if one in IMPURE or one.split(".")[0] in IMPURE} == set()
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_pure_modules_import_only_what_is_pure_itself(name: str) -> None:
+    allowed = {n.removesuffix(".py").replace("/", ".") for n in [*PURE, *FOLD]}
+    ours = {one for one in imported(ROOT / name) if one.startswith("hermes")}
+    assert {one for one in ours if one.removeprefix("hermes.") not in allowed} == set()
+
+
+@pytest.mark.parametrize("name", [*PURE, *TRANSLATORS, *FOLD])
+def test_pure_modules_open_nothing_and_keep_no_state(name: str) -> None:
+    tree = ast.parse((ROOT / name).read_text())
+    calls = [node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    assert {"open", "print", "input", "exec", "eval", "__import__"} & set(calls) == set()
+    assert [node for node in ast.walk(tree) if isinstance(node, ast.Global)] == []
+
+
+# ---- L1, L2, L11
+
+
+async def test_a_live_run_costs_one_task(house: House, server: ModelServer) -> None:
+    server.repeat, server.script = True, [Reply(text=["Once ", "upon"], gap_s=60)]
+    before = len(asyncio.all_tasks())
+    specs = [house.spec(server) for _ in range(20)]
+    for spec in specs:
+        await house.engine.start(spec)
+    await server.until(lambda: server.open_streams == 20)
+    await asyncio.sleep(0.1)
+    tasks = product_tasks()
+    # One for each run, and one that renews the leases of all.
+    assert len(tasks) <= 21, tasks
+    assert len(asyncio.all_tasks()) - before <= 21 + 2 * 20  # the server's own: a connection and an answer each
+    await house.engine.drain(0)
+    await nothing_left(server)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_the_loops_own_executor_is_never_used(house: House, server: ModelServer, host: str) -> None:
+    house.offer(memory.TOOL, tool("look", lambda _, __: {"ok": True}))
+    server.script = [
+        Reply(
+            tool_calls=[Call("memory", {"target": "memory", "action": "add", "content": "Likes tea."}), Call("look")]
+        ),
+        Reply(text="Done."),
+    ]
+    ran = await house.run(f"http://{host}:{server.port}", persist=True)
+    assert ran.result["final_response"] == "Done."
+    assert asyncio.get_running_loop()._default_executor is None  # type: ignore[attr-defined]
+
+
+async def test_after_a_run_nothing_of_its_transcript_stays_in_memory(house: House, server: ModelServer) -> None:
+    house.offer(tool("look"))
+    marker = f"a needle {id(house)} in the haystack"
+    server.script = [Reply(text=marker, tool_calls=[Call("look", {"a": marker})]), Reply(text=f"{marker} again")]
+
+    async def turn() -> None:
+        await house.engine.run(house.spec(server, marker))
+
+    # In a task of its own, so that no frame of the test holds on to what it has passed.
+    await asyncio.create_task(turn())
+    server.requests.clear()
+    await nothing_left(server)
+    gc.collect()
+    kept = [thing for thing in gc.get_objects() if _holds(thing, marker)]
+    # The test's own frame and what it scripted are not the product's.
+    assert [type(thing).__name__ for thing in kept if _of_the_product(thing)] == []
+
+
+def _holds(thing: object, marker: str) -> bool:
+    if isinstance(thing, dict):
+        return any(isinstance(value, str) and marker in value for value in list(thing.values()))
+    if isinstance(thing, list | tuple | set):
+        return any(isinstance(value, str) and marker in value for value in list(thing))
+    if str(type(thing).__module__).startswith("hermes."):
+        names = getattr(type(thing), "__slots__", ())
+        return any(marker in value for name in names if isinstance(value := getattr(thing, name, None), str))
+    return False
+
+
+def _of_the_product(thing: object) -> bool:
+    if str(type(thing).__module__).startswith("hermes."):
+        return True
+    return any(str(type(one).__module__).startswith("hermes.") for one in gc.get_referrers(thing))
+
+
+# ---- what must not hold up the loop
+
+
+@pytest.mark.parametrize(
+    "text", ["x" * 20_000, "x-" * 10_000, "a.b" * 7_000, "password" * 2_500, "0123456789abcdef" * 1_250]
+)
+def test_redaction_takes_time_in_proportion_to_the_text(text: str) -> None:
+    secrets = Secrets([KEY])
+    before = time.perf_counter()
+    secrets.redact(text)
+    assert time.perf_counter() - before < 0.1
+
+
+async def test_a_long_answer_of_a_tool_does_not_hold_up_the_loop(house: House, server: ModelServer) -> None:
+    house.offer(tool("look", lambda _, __: {"data": "Zm94" * 3_000}))
+    server.script = [Reply(tool_calls=[Call("look")]), Reply(text="Done.")]
+    longest = 0.0
+
+    async def watch() -> None:
+        nonlocal longest
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(0.001)
+            longest = max(longest, time.perf_counter() - before)
+
+    watching = asyncio.create_task(watch())
+    ran = await house.run(server)
+    watching.cancel()
+    assert ran.result["final_response"] == "Done."
+    assert longest < 0.1
+
+
+# ---- L12
+
+
+def test_a_credential_shows_nothing_of_its_value() -> None:
+    credential = Credential(KEY, "someone")
+    assert KEY not in f"{credential!r} {credential!s} {[credential]!r} {credential}"
+
+
+# ---- SDKs
+
+
+TURN = """
+import asyncio, sys
+from run_agent import AIAgent
+agent = AIAgent(base_url=sys.argv[1], model="m", api_key="sk-test-0123456789", enabled_toolsets=["todo"])
+result = asyncio.run(agent.arun_conversation("hi"))
+heavy = [name for name in ("openai", "anthropic", "httpx", "requests", "PIL") if name in sys.modules]
+print(result["final_response"], heavy)
+"""
+
+
+async def test_a_turn_loads_no_vendors_library(server: ModelServer) -> None:
+    server.script = [Reply(text="Done.")]
+    pipe = asyncio.subprocess.PIPE
+    run = await asyncio.create_subprocess_exec(
+        sys.executable, "-W", "error", "-c", TURN, f"{server.url}/v1", stdout=pipe, stderr=pipe
+    )
+    out, err = await run.communicate()
+    assert (out.decode().strip(), err.decode()) == ("Done. []", "")

@@ -1,0 +1,114 @@
+"""The single calls of the façade, which embedding programs make on a vendor's own client: a real client here."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import openai
+import pytest
+
+from run_agent import AIAgent
+from support.model_server import Call, ModelServer, Reply
+
+from .house import KEY, cut_after, scripted
+from .test_facade import in_thread
+
+ASK = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def agent_for(server: ModelServer, **fields: Any) -> AIAgent:
+    return AIAgent(base_url=f"{server.url}/v1", model="m", api_key=KEY, **fields)
+
+
+async def call(agent: AIAgent, **more: Any) -> Any:
+    return await in_thread(lambda: agent._interruptible_streaming_api_call({**ASK, **more}))
+
+
+async def test_an_answer_is_streamed_part_by_part_and_given_back_whole(server: ModelServer) -> None:
+    calls = [Call("look", ['{"a"', ': "x"}'], id="c1")]
+    server.script = [Reply(text=["Once ", "upon"], reasoning=["h", "m"], tool_calls=calls)]
+    heard: list[str] = []
+    thought: list[str] = []
+    agent = agent_for(server, stream_delta_callback=heard.append, reasoning_callback=thought.append)
+    first: list[int] = []
+    touched: list[str] = []
+    agent._touch_activity = touched.append  # type: ignore[method-assign,assignment]
+    answer = await in_thread(
+        lambda: agent._interruptible_streaming_api_call(ASK, on_first_delta=lambda: first.append(1))
+    )
+    message = answer.choices[0].message
+    assert (heard, thought, first) == (["Once ", "upon"], ["h", "m"], [1])
+    assert (message.content, message.reasoning_content) == ("Once upon", "hm")
+    assert [(c.id, c.function.name, c.function.arguments) for c in message.tool_calls] == [("c1", "look", '{"a": "x"}')]
+    assert answer.choices[0].finish_reason == "tool_calls"
+    assert touched.count("receiving stream response") == 9
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [(401, openai.AuthenticationError), (429, openai.RateLimitError), (400, openai.BadRequestError)],
+)
+async def test_a_refusal_before_any_text_propagates_as_it_is(
+    server: ModelServer, status: int, error: type[Exception]
+) -> None:
+    server.repeat, server.script = True, [Reply(status=status)]
+    with pytest.raises(error):
+        await call(agent_for(server))
+    assert len(server.requests) == 1
+
+
+async def test_a_lost_connection_is_tried_again_as_often_as_the_environment_says(
+    server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.script = [Reply(reset_before_headers=True), Reply(reset_before_headers=True), Reply(text="Done.")]
+    assert (await call(agent_for(server))).choices[0].message.content == "Done."
+    monkeypatch.setenv("HERMES_STREAM_RETRIES", "0")
+    server.script = [Reply(reset_before_headers=True), Reply(text="Done.")]
+    with pytest.raises(openai.APIConnectionError):
+        await call(agent_for(server))
+
+
+async def test_a_provider_that_refuses_streaming_is_remembered_until_the_next_turn(server: ModelServer) -> None:
+    server.script = [Reply(refuse_stream=True), Reply(text="Done.")]
+    agent = agent_for(server, enabled_toolsets=[])
+    with pytest.raises(openai.BadRequestError):
+        await call(agent)
+    assert agent._disable_streaming is True
+    await agent.arun_conversation("hi")
+    assert agent._disable_streaming is False
+
+
+async def test_a_cut_after_text_gives_the_partial_answer(server: ModelServer) -> None:
+    server.handler = scripted(cut_after("a time", Reply(text=["Once ", "upon ", "a time"])))
+    answer = await call(agent_for(server))
+    choice = answer.choices[0]
+    assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == ("Once upon ", None, "length")
+
+
+async def test_a_cut_inside_a_call_after_text_warns_and_drops_the_call(server: ModelServer) -> None:
+    reply = Reply(text="Wait.", tool_calls=[Call("look", ['{"a": "FIRST', 'SECOND"}'])])
+    server.handler = scripted(cut_after("SECOND", reply))
+    heard: list[str] = []
+    answer = await call(agent_for(server, stream_delta_callback=heard.append))
+    message = answer.choices[0].message
+    warning = "Stream stalled mid tool-call (look); the call was not executed."
+    assert message.content.startswith("Wait.")
+    assert message.content.endswith(warning)
+    assert message.tool_calls is None
+    assert "".join(heard) == message.content
+
+
+async def test_an_interrupt_from_outside_ends_the_call(server: ModelServer) -> None:
+    server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
+    agent = agent_for(server)
+    agent.stream_delta_callback = lambda _: threading.Timer(0.01, agent.interrupt).start()
+    async with asyncio.timeout(2):
+        try:
+            answer = await call(agent)
+        except InterruptedError:
+            pass
+        else:
+            assert answer.choices[0].message.content == "Once "
+        await server.until(lambda: server.open_streams == 0)
