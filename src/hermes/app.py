@@ -10,7 +10,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from hermes import config
-from hermes.agent.loop import TurnLoop
+from hermes.agent.loop import run_turn
 from hermes.agent.turn import Services
 from hermes.bus.memory import MemoryBus
 from hermes.guards.secrets import Secrets
@@ -55,7 +55,7 @@ class App:
         self.engine = RunEngine(self.store, MemoryStore(), log, self._execute, secrets=self._secrets, limits=limits)
 
     async def _execute(self, live: LiveRun) -> Result:
-        return await TurnLoop(live, self.services).run()
+        return await run_turn(live, self.services)
 
     def _current_settings(self) -> tuple[config.Settings, str | None]:
         self._reload()

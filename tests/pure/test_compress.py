@@ -18,7 +18,6 @@ from hermes.agent.compress import (
     Plan,
     estimate,
     extract,
-    fits,
     joined,
     plan,
     prune,
@@ -136,13 +135,6 @@ def test_the_arithmetic_of_the_window(
 def test_settings_change_the_arithmetic() -> None:
     budget = Budget(10_000, 1_000, threshold=0.5, target_ratio=0.1)
     assert (budget.total, budget.limit, budget.tail, budget.goal) == (9_000, 4_500, 900, 3_600)
-
-
-def test_what_fits_is_counted_with_what_goes_along() -> None:
-    messages = [user("x" * 360)]
-    size = size_of(messages)
-    assert fits(messages, 10, size + 10) and not fits(messages, 11, size + 10)
-    assert fits(messages, 0, 5, count=lambda _: 5)
 
 
 # ---- the plan

@@ -42,7 +42,7 @@ async def close_completed(turn: Turn, answered: Answered, pending: list[ToolCall
 
 
 async def close_failed(
-    turn: Turn, failure: Failure, user_row: Row | None, answered: Answered | None = None, said: Answered | None = None
+    turn: Turn, failure: Failure, answered: Answered | None = None, said: Answered | None = None
 ) -> Result:
     """The turn failed. Text so far is kept as the answer; without any, a row of our own answers the user's."""
     text = answered.text if answered else said.text if said else ""
@@ -56,7 +56,7 @@ async def close_failed(
         text_length=len(text),
         **_spent(turn),
     )
-    faulty = user_row if failure.kind in _MESSAGE_FAULTS else None
+    faulty = turn.user_row if failure.kind in _MESSAGE_FAULTS else None
     words = f"[The turn failed: {sentence(failure.kind)}]"
     row = await _close(turn, event, answered, _FINISH.get(failure.kind, "error"), words, said=said, faulty=faulty)
     return result(
@@ -71,13 +71,13 @@ async def close_failed(
     )
 
 
-async def close_cancelled(turn: Turn, user_row: Row | None, answered: Answered | None = None) -> Result:
+async def close_cancelled(turn: Turn, answered: Answered | None = None) -> Result:
     """The turn was stopped; whether that is a failure, the end, or only a pause depends on who stopped it."""
     stop, spec = turn.live.controls.stop, turn.live.spec
     text = answered.text if answered else ""
     if stop.reason == "deadline":
         failure = _deadline(turn, bool(text))
-        return await close_failed(turn, failure, user_row, answered)
+        return await close_failed(turn, failure, answered)
     if stop.reason == "server_shutdown" and spec.on_detach == "continue" and spec.persist:
         await turn.live.log.emit("run.interrupted")
         return result(turn, text=text, partial=bool(text), interrupted=True, error_code="server_shutdown")

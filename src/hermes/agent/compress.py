@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -192,10 +192,3 @@ def joined(plan: Plan, summary: str, todo: str | None) -> list[Message]:
     if head and head[-1].get("role") == "user":
         head = [*head, {"role": "assistant", "content": "…"}]
     return [*head, note, *([answer] if tail and tail[0].get("role") != "assistant" else []), *tail]
-
-
-def fits(
-    messages: Sequence[Message], fixed_tokens: int, goal: int, count: Callable[[Sequence[Message]], int] = size_of
-) -> bool:
-    """Whether the conversation with everything that goes along is small enough."""
-    return fixed_tokens + count(messages) <= goal

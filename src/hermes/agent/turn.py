@@ -15,6 +15,7 @@ from hermes.limits import LARGE_PROMPT_TOKENS, STALE_LARGE_S, STALE_LOCAL_S
 from hermes.providers.base import Capabilities, Credential, Message, Prompt, Provider, Route, ToolSchema
 from hermes.providers.registry import capabilities_of, is_private, provider_for
 from hermes.runs.engine import LiveRun
+from hermes.store.base import Row
 from hermes.tools.registry import Registry, ToolDef
 from hermes.tools.threads import ToolThreads
 
@@ -102,6 +103,7 @@ class Turn:
     routes: list[Route]
     messages: list[Message]
     history_length: int = 0
+    user_row: Row | None = None
     system: str = ""
     instructions: str = ""
     tools: dict[str, ToolDef] = field(default_factory=dict)
@@ -141,6 +143,11 @@ class Turn:
     def window_of(route: Route) -> int:
         """How much the model of a route takes in."""
         return route.window_tokens or capabilities_of(route).window
+
+    @property
+    def steps_max(self) -> int:
+        """How many steps the turn may take."""
+        return self.live.spec.max_iterations or int(self.settings.get("agent.max_turns"))
 
     @property
     def own_limit(self) -> bool:

@@ -33,7 +33,7 @@ class Outcome:
     call: ToolCall
     status: Status
     content: str
-    args: Args = field(default_factory=dict)
+    name: str
     code: str = ""
     invalid: bool = False
 
@@ -243,7 +243,7 @@ class ToolRound:
         row = Row(self._transcript_id, "tool", content, self._log.run_id, tool_call_id=work.call.id, tool_name=name)
         row.told = ((event, "row"),)
         # From here on the commit goes through, also when this task is cancelled while it waits for it.
-        work.outcome = Outcome(work.call, status, content, work.args, code, work.refusal is not None)
+        work.outcome = Outcome(work.call, status, content, name, code, work.refusal is not None)
         await self._log.append(event, rows=[row], closes=self._log.end_output(work.call.id))
 
 

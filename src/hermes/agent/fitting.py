@@ -1,0 +1,93 @@
+"""Keeping a conversation within its model's window: when to compact, and carrying the plan out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hermes.agent import compress
+from hermes.agent.auxiliary import Auxiliary
+from hermes.agent.failures import Failure, explain
+from hermes.agent.opening import set_system_prompt
+from hermes.agent.turn import Turn
+from hermes.limits import BYTES_PER_TOKEN
+from hermes.providers.base import Message
+from hermes.store.base import Row
+from hermes.tools.round import last_answer
+
+
+async def fit(turn: Turn, reason: str) -> Failure | None:
+    """Compact when the prompt has grown past the threshold; what can never fit is refused."""
+    room = budget(turn)
+    if turn.prompt_tokens() <= room.limit:
+        return None
+    if not (turn.live.spec.compress and turn.settings.get("compression.enabled")):
+        return _overflow(turn, "It may not be compacted.") if turn.prompt_tokens() > room.total else None
+    await compact(turn, reason)
+    last = compress.plan(turn.messages, room).tail[:1]
+    if turn.fixed_tokens() + compress.size_of(last) > room.total:
+        return _overflow(turn, "One message is larger than the model's window.")
+    return None
+
+
+def _overflow(turn: Turn, words: str) -> Failure:
+    provider = turn.route.provider
+    return explain("context_overflow", status=None, provider=provider, words=words, has_text=False, own_limit=False)
+
+
+def budget(turn: Turn) -> compress.Budget:
+    """The room that the present route leaves."""
+    get = turn.settings.get
+    return compress.Budget(
+        turn.window,
+        turn.route.max_output_tokens or turn.capabilities.max_output,
+        get("compression.threshold"),
+        get("compression.target_ratio"),
+        get("compression.protect_first_n"),
+    )
+
+
+async def compact(turn: Turn, reason: str) -> bool:
+    """Shorten the middle of the conversation. False: there is nothing left to shorten."""
+    room, before = budget(turn), turn.prompt_tokens()
+    plan = compress.plan(turn.messages, room)
+    if not plan.middle and reason == "context_overflow":
+        plan = compress.plan(turn.messages, room, protect_first=0)
+    if not plan.middle:
+        return False
+    shorter, method, usage = await _shorter(turn, plan, room)
+    archived = len(turn.messages) - len(plan.head) - len(plan.tail)
+    turn.messages, turn.counted_tokens = shorter, 0
+    live = turn.live
+    await set_system_prompt(turn, await live.store.sessions.get(live.transcript_id), anew=True)
+    data = {"reason": reason, "method": method, "tokens_before": before, "tokens_after": turn.prompt_tokens()}
+    events = [live.log.event("context.compacted", **data, messages_archived=archived)]
+    if usage:
+        events.insert(0, live.log.event("usage", **usage))
+    # A history that the caller brought is the caller's; only stored rows are replaced.
+    stored = live.spec.history is None and live.spec.persist
+    rows = [_row_of(live.transcript_id, message) for message in shorter] if stored else []
+    await live.log.append(*events, rows=rows, replaces=stored)
+    return turn.prompt_tokens() < before
+
+
+async def _shorter(
+    turn: Turn, plan: compress.Plan, room: compress.Budget
+) -> tuple[list[Message], str, dict[str, Any] | None]:
+    """The conversation made shorter by the mildest means that is enough."""
+    pruned = [*plan.head, *compress.prune(plan.middle), *plan.tail]
+    if pruned != turn.messages and turn.fixed_tokens() + compress.size_of(pruned) <= room.goal:
+        return pruned, "prune", None
+    todo = last_answer(turn.messages, "todo", "todos")
+    todos = json.dumps(todo["todos"], ensure_ascii=False) if todo else None
+    if (got := await Auxiliary(turn).summary(plan.middle, room)) is not None:
+        return compress.joined(plan, got[0], todos), "summary", got[1]
+    summary = compress.extract(plan.middle, int(room.tail * BYTES_PER_TOKEN / 2))
+    return compress.joined(plan, summary, todos), "extract", None
+
+
+def _row_of(session_id: str, message: Message) -> Row:
+    row = Row(session_id, message["role"], message.get("content"))
+    for name in ("tool_calls", "tool_call_id", "tool_name", "opaque"):
+        setattr(row, name, message.get(name))
+    return row

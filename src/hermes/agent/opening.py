@@ -1,0 +1,123 @@
+"""How a turn begins: its route, history, tools and system prompt, and the commit that puts it on record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hermes.agent import prompt, routes
+from hermes.agent.content import received
+from hermes.agent.failures import Failure
+from hermes.agent.surroundings import gather
+from hermes.agent.turn import Services, Turn
+from hermes.errors import ConfigError
+from hermes.limits import LEAN_WINDOW_TOKENS
+from hermes.providers.base import Message, ToolSchema
+from hermes.runs.engine import LiveRun
+from hermes.store.base import Row, SessionRecord
+from hermes.tools.registry import ToolDef
+from hermes.tools.toolsets import LEAN, _get_platform_tools
+
+
+async def open_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | None]:
+    """The turn, its beginning on record. A route that cannot be had is a failure to be told."""
+    spec, fault = live.spec, None
+    settings, notice = services.settings()
+    session = await live.store.sessions.get(live.transcript_id)
+    try:
+        found = routes.routes(settings, spec.route, session.model if session and spec.route is None else None)
+    except ConfigError as error:
+        found, fault = [routes.LOCAL], Failure("unknown", None, "", str(error), False, "agent_incomplete")
+    history = await _history(live)
+    content = await received(spec.user_message, services, spec.session_id)
+    new: list[Message] = [{"role": "user", "content": content}] if content else []
+    turn = Turn(live, services, settings, found, [*history, *new], len(history))
+    turn.at = 1 if len(found) > 1 and services.learnt.rests(found[0].key) else 0
+    turn.instructions = spec.instructions or ""
+    turn.reasoning = _reasoning(turn)
+    turn.client_tools = {str(tool["name"]): _client_tool(tool) for tool in spec.client_tools}
+    turn.tools = _offered(turn)
+    await _record(turn, await set_system_prompt(turn, session), content)
+    if notice:
+        await live.log.emit("notice", level="warn", code="settings_kept", message=live.secrets.redact(notice))
+    return turn, fault
+
+
+async def _history(live: LiveRun) -> list[Message]:
+    if live.spec.history is not None:
+        return list(live.spec.history)
+    return [row.as_message() for row in await live.store.sessions.messages(live.spec.session_id)]
+
+
+def _offered(turn: Turn) -> dict[str, ToolDef]:
+    spec, settings = turn.live.spec, turn.settings
+    config = {"platform_toolsets": settings.get("platform_toolsets"), "agent": settings.section("agent")}
+    sets = set(spec.toolsets) if spec.toolsets is not None else _get_platform_tools(config, spec.source)
+    sets -= spec.disabled_toolsets
+    if spec.tool_policy is not None:
+        sets &= spec.tool_policy
+    if turn.window < LEAN_WINDOW_TOKENS:
+        sets &= LEAN
+    if not spec.answerable:
+        sets -= {"clarify"}
+    return turn.services.registry().offered(sets, settings)
+
+
+def _reasoning(turn: Turn) -> Mapping[str, Any] | None:
+    if turn.live.spec.reasoning is not None:
+        return turn.live.spec.reasoning
+    overrides = turn.settings.get("agent.reasoning_overrides") or {}
+    effort = overrides.get(turn.route.model) or turn.settings.get("agent.reasoning_effort")
+    return {"enabled": effort != "none", "effort": effort} if effort else None
+
+
+async def set_system_prompt(turn: Turn, session: SessionRecord | None, *, anew: bool = False) -> SessionRecord:
+    """The system prompt, byte for byte as last time while nothing it is made of has changed."""
+    live, spec = turn.live, turn.live.spec
+    record = SessionRecord(live.transcript_id, spec.source, spec.owner, session_key=spec.session_key)
+    record.parent_session_id = spec.parent_session_id
+    inputs = await turn.services.files.call(
+        lambda: gather(
+            turn.services.home,
+            turn.settings,
+            spec,
+            model=turn.route.model,
+            window=turn.window,
+            tools=tuple(schema.name for schema in turn.schemas()),
+            instructions=(session.instructions if session else None) or "",
+        )
+    )
+    digest = inputs.digest()
+    if session is not None and session.system_prompt is not None and session.prompt_digest == digest and not anew:
+        turn.system = session.system_prompt
+    else:
+        turn.system = prompt.build(inputs)
+        if session is not None:
+            await live.store.sessions.update(session.id, system_prompt=turn.system, prompt_digest=digest)
+    record.system_prompt, record.prompt_digest = turn.system, digest
+    return record
+
+
+async def _record(turn: Turn, record: SessionRecord, content: Any) -> None:
+    live, spec = turn.live, turn.live.spec
+    started = live.log.event(
+        "run.started",
+        kind=spec.kind,
+        session_id=spec.session_id,
+        model=turn.route.model,
+        provider=turn.route.provider,
+        api_mode=turn.route.api_mode,
+        tools=[schema.name for schema in turn.schemas()],
+        user_row=None,
+        max_iterations=turn.steps_max,
+        on_detach=spec.on_detach,
+    )
+    if content:
+        turn.user_row = Row(live.transcript_id, "user", content, spec.run_id, told=((started, "user_row"),))
+    await live.log.append(started, rows=[turn.user_row] if turn.user_row else [], session=record)
+
+
+def _client_tool(tool: Mapping[str, Any]) -> ToolSchema:
+    return ToolSchema(
+        str(tool["name"]), str(tool.get("description") or ""), dict(tool.get("parameters") or {"type": "object"})
+    )
