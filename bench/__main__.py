@@ -107,7 +107,7 @@ async def turns(home: Path) -> tuple[float, float, float]:
                         msgspec.json.decode(data)
         return first
 
-    client = HttpClient()
+    client = HttpClient(app.services.files.call)
     await one()
     await bare(client)
     began = time.process_time()
@@ -148,7 +148,11 @@ def main() -> None:
     rows = [
         ("bare JSON decode of a chunk", f"{f['decode'] * us:8.2f} µs", "1.0"),
         ("assemble and emit a delta, each on its own", f"{f['delta'] * us:8.2f} µs", f"{f['delta'] / f['decode']:.1f}"),
-        ("the same, joined as by default", f"{f['delta_joined'] * us:8.2f} µs", f"{f['delta_joined'] / f['decode']:.1f}"),
+        (
+            "the same, joined as by default",
+            f"{f['delta_joined'] * us:8.2f} µs",
+            f"{f['delta_joined'] / f['decode']:.1f}",
+        ),
         ("bare client, per token of a turn", f"{f['bare_token'] * us:8.2f} µs", f"{f['bare_token'] / f['decode']:.1f}"),
         ("whole turn, per token", f"{f['turn_token'] * us:8.2f} µs", f"{f['turn_token'] / f['decode']:.1f}"),
         ("time to first token added to a bare client", f"{f['first_token_added'] * 1e3:8.2f} ms", ""),

@@ -22,7 +22,11 @@ def chunk_bytes() -> bytes:
 def stream_bytes(tokens: int) -> bytes:
     """A whole streamed answer."""
     last = {**CHUNK, "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
-    usage = {**CHUNK, "choices": [], "usage": {"prompt_tokens": 10, "completion_tokens": tokens, "total_tokens": tokens + 10}}
+    usage = {
+        **CHUNK,
+        "choices": [],
+        "usage": {"prompt_tokens": 10, "completion_tokens": tokens, "total_tokens": tokens + 10},
+    }
     frames = [chunk_bytes()] * tokens + [json.dumps(last).encode(), json.dumps(usage).encode(), b"[DONE]"]
     return b"".join(b"data: " + frame + b"\n\n" for frame in frames)
 

@@ -41,13 +41,14 @@ class App:
         self._guard: AsyncGenerator[None, None] | None = None
         self.store: Store = store or MemoryStore()
         proxy, bundle = settings.get("network.proxy"), settings.variable("HERMES_CA_BUNDLE")
+        files = ToolThreads(FILE_THREADS)
         self.services = Services(
             home=home,
             settings=self._current_settings,
-            http=HttpClient(ca_bundle=bundle or None, proxy=proxy or None),
+            http=HttpClient(files.call, ca_bundle=bundle or None, proxy=proxy or None),
             registry=builtin,
             threads=ToolThreads(settings.get("agent.tool_threads")),
-            files=ToolThreads(FILE_THREADS),
+            files=files,
             background=self._in_background,
         )
         log = RunLog(MemoryBus(), window_s=settings.get("agent.delta_window_ms") / 1000)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import aiohttp
+import aiohttp.abc
 
 from hermes.limits import ANSWER_BYTES_MAX, CONNECT_S_MAX, EVENT_BYTES_MAX
 
@@ -155,10 +159,40 @@ class Exchange:
             self._response.close()
 
 
-class HttpClient:
-    """A pool of connections on the running loop. Made without I/O; the pool opens with the first request."""
+class _Resolver(aiohttp.abc.AbstractResolver):
+    """Looks names up in threads of our own: the loop's are never used."""
 
-    def __init__(self, *, ca_bundle: str | None = None, proxy: str | None = None) -> None:
+    def __init__(self, blocking: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
+        self._blocking = blocking
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[aiohttp.abc.ResolveResult]:
+        found = await self._blocking(partial(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM))
+        flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+        return [
+            aiohttp.abc.ResolveResult(hostname=host, host=at[0], port=at[1], family=kind, proto=proto, flags=flags)
+            for kind, _, proto, _, at in found
+        ]
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+
+class HttpClient:
+    """A pool of connections on the running loop. Made without I/O; the pool opens with the first request.
+
+    `blocking` runs a function in a thread; names are looked up with it.
+    """
+
+    def __init__(
+        self,
+        blocking: Callable[[Callable[[], Any]], Awaitable[Any]],
+        *,
+        ca_bundle: str | None = None,
+        proxy: str | None = None,
+    ) -> None:
+        self._blocking = blocking
         self._ca_bundle = ca_bundle
         self._proxy = proxy
         self._session: aiohttp.ClientSession | None = None
@@ -168,7 +202,9 @@ class HttpClient:
         """The pool, opened when first used."""
         if self._session is None:
             context = ssl.create_default_context(cafile=self._ca_bundle)
-            connector = aiohttp.TCPConnector(limit=0, ssl=context, ttl_dns_cache=60, keepalive_timeout=30)
+            connector = aiohttp.TCPConnector(
+                limit=0, ssl=context, resolver=_Resolver(self._blocking), ttl_dns_cache=60, keepalive_timeout=30
+            )
             self._session = aiohttp.ClientSession(
                 connector=connector,
                 auto_decompress=True,

@@ -15,7 +15,7 @@ from hermes.store.base import SessionRecord
 from support.model_server import Call, ModelServer, Reply, Request
 
 from .conftest import MakeHouse
-from .house import KEY, House, Json, Ran, sent, tool
+from .house import KEY, House, Json, Ran, nothing_left, sent, tool
 
 SESSION = "the-session"
 M = RouteChoice(model="m")
@@ -473,3 +473,34 @@ async def test_guidance_is_given_only_for_tools_that_are_offered(
     offered, without = (system_of(request) for request in server.requests)
     assert f"`{toolset}`" in offered
     assert f"`{toolset}`" not in without
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_summary_is_asked_for_three_times_before_it_is_given_up(
+    make_house: MakeHouse, server: ModelServer
+) -> None:
+    house = make_house(with_window(server, 8192))
+    tries = [Reply(status=503), Reply(status=503), Reply(text="SUMMARY: fox.")]
+    server.handler = lambda r: tries.pop(0) if is_summary_request(r) else Reply(text="Done.")
+    ran = await compacted(house, server, talked(8, 1400))
+    assert ran.one("context.compacted")["method"] == "summary"
+
+
+async def test_a_stop_while_a_summary_is_written_ends_the_turn(make_house: MakeHouse, server: ModelServer) -> None:
+    house = make_house(with_window(server, 8192))
+    server.script = [Reply(text="SUMMARY: fox.", delay_s=60)]
+    running = await house.begin(house.spec(None, "and now?", route=M, history=talked(8, 1400)))
+    await server.until(lambda: server.open_streams == 1)
+    await running.control("interrupt")
+    ran = await running.end(timeout=3)
+    assert ran.final["type"] == "run.cancelled"
+    await nothing_left(server)
+
+
+async def test_a_deadline_holds_while_a_summary_is_written(make_house: MakeHouse, server: ModelServer) -> None:
+    house = make_house(with_window(server, 8192))
+    server.script = [Reply(text="SUMMARY: fox.", delay_s=60)]
+    running = await house.begin(house.spec(None, "and now?", route=M, history=talked(8, 1400), deadline_seconds=0.2))
+    ran = await running.end(timeout=3)
+    assert ran.result["failure"] == "deadline"
+    await nothing_left(server)

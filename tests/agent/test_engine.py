@@ -12,9 +12,10 @@ import pytest
 from hermes import app as app_module
 from hermes import config
 from hermes.app import App
-from hermes.runs import engine as engine_module
+from hermes.runs import leases as leases_module
 from hermes.runs.engine import Refused
 from hermes.runs.spec import Control, RunSpec
+from hermes.store.base import StoreError
 from hermes.store.memory import MemoryStore
 from support.model_server import Call, ModelServer, Reply, Request
 
@@ -234,11 +235,11 @@ async def test_who_has_lost_the_lease_can_write_nothing_more(
     twins: tuple[House, House], server: ModelServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = twins
-    monkeypatch.setattr(engine_module, "LEASE_TTL_S", 0.02)
+    monkeypatch.setattr(leases_module, "LEASE_TTL_S", 0.02)
     stalled = asyncio.create_task(one.engine.run(one.spec(server, "stalled", session_id=SESSION, persist=True)))
     await server.until(lambda: server.open_streams == 1)
     await asyncio.sleep(0.03)
-    monkeypatch.setattr(engine_module, "LEASE_TTL_S", 30.0)
+    monkeypatch.setattr(leases_module, "LEASE_TTL_S", 30.0)
     taking = asyncio.create_task(two.engine.run(two.spec(server, "taking over", session_id=SESSION, persist=True)))
     await server.until(lambda: server.open_streams == 2)
     gate.open.set()
@@ -327,15 +328,12 @@ async def test_a_shutdown_under_load_leaves_no_run_without_an_end(house: House, 
 async def test_a_defect_in_the_loop_ends_the_run_on_record_and_frees_the_session(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Broken:
-        def __init__(self, *_: object) -> None: ...
-
-        async def run(self) -> Json:
-            raise ZeroDivisionError("a defect")
+    async def broken_turn(*_: object) -> Json:
+        raise ZeroDivisionError("a defect")
 
     spec = house.spec(server, persist=True, session_id=SESSION)
     with monkeypatch.context() as broken:
-        broken.setattr(app_module, "TurnLoop", Broken)
+        broken.setattr(app_module, "run_turn", broken_turn)
         with pytest.raises(ZeroDivisionError):
             await house.engine.run(spec)
     last = await ended(house, spec.run_id)
@@ -364,3 +362,50 @@ async def test_a_run_survives_whoever_waits_for_it(house: House, server: ModelSe
     gate.open.set()
     assert (await ended(house, spec.run_id))["type"] == "run.completed"
     assert await house.engine.control(spec.run_id, Control("interrupt")) == "not_active"
+
+
+# ---- leases and stores
+
+
+async def test_a_long_turn_keeps_its_lease(
+    house: House, server: ModelServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases_module, "LEASE_TTL_S", 0.08)
+    monkeypatch.setattr(leases_module, "LEASE_RENEW_S", 0.02)
+    running = await house.begin(house.spec(server, session_id=SESSION, persist=True))
+    await asyncio.sleep(0.25)
+    assert await house.app.store.leases.acquire(f"session:{SESSION}", "somebody", 1.0) is None
+    gate.open.set()
+    assert (await running.end()).result["completed"] is True
+
+
+def break_store(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_: Any, **__: Any) -> Any:
+        raise StoreError("the disk is gone")
+
+    store = house.app.store
+    for place, names in ((store.runs, ("create", "append", "get")), (store.sessions, ("get", "messages"))):
+        for name in names:
+            monkeypatch.setattr(place, name, broken, raising=False)
+    monkeypatch.setattr(store.leases, "acquire", broken, raising=False)
+
+
+async def test_without_its_store_a_turn_somebody_waits_for_is_carried_out_and_not_kept(
+    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_store(house, monkeypatch)
+    server.script = [Reply(text="Done.")]
+    ran = await house.run(server, persist=True, on_detach="cancel", session_id=SESSION)
+    assert ran.result["final_response"] == "Done."
+    assert ran.one("notice")["code"] == "store_unavailable"
+
+
+async def test_without_its_store_any_other_turn_is_refused(
+    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_store(house, monkeypatch)
+    for refused in (house.engine.run, house.engine.submit):
+        with pytest.raises(Refused) as error:
+            await refused(house.spec(server, persist=True, on_detach="continue"))
+        assert error.value.code == "session_db_unavailable"
+    assert server.requests == []

@@ -639,3 +639,21 @@ async def test_an_admission_is_passed_on_to_the_run(server: ModelServer) -> None
     assert (result["run_id"], result["session_id"]) == (admission.run_id, "bound-id")
     again = await app.engine.admit(RunSpec("hi", "bound-id", persist=False), wait_s=0.5)
     await again.release()
+
+
+@pytest.mark.parametrize("leaving", [KeyboardInterrupt, SystemExit])
+async def test_whoever_leaves_the_waiting_call_ends_the_run(server: ModelServer, leaving: type[BaseException]) -> None:
+    server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
+
+    def leave(_: Any) -> None:
+        raise leaving
+
+    def work() -> Any:
+        try:
+            return agent_for(server, stream_delta_callback=leave).run_conversation("hi")
+        except leaving:
+            return None
+
+    result = await in_thread(work)
+    assert result is None or result["interrupted"] is True
+    await server.until(lambda: server.open_streams == 0)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hermes.agent import call
 from hermes.runs.spec import RouteChoice
 from support.model_server import Call, ModelServer, Protocol, Reply, Request
 
@@ -914,3 +915,98 @@ async def test_a_handler_sees_every_attempt_with_its_own_number(house: House, se
     ran = await house.run(server)
     assert [event["attempt"] for event in ran.of("model.started")] == [1, 2, 3]
     assert ran.one("run.completed")["steps"] == 1
+
+
+# ---- odd answers
+
+
+async def test_every_thirty_seconds_of_silence_are_told(
+    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call, "MODEL_WAITING_S", 0.05)
+    server.script = [Reply(text="Done.", delay_s=0.18)]
+    ran = await house.run(server)
+    told = [notice["code"] for notice in ran.of("notice")]
+    assert told == ["model_waiting"] * 3
+    assert ran.result["final_response"] == "Done."
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_body_that_is_no_answer_is_never_taken_for_one(house: House, server: ModelServer) -> None:
+    server.repeat, server.script = True, [Reply(raw="<html>Welcome to ZEBRA wifi</html>", as_json=True)]
+    ran = await house.run(server)
+    assert ran.result["failed"] is True
+    assert ran.result["final_response"] == ""
+    assert "ZEBRA" not in json.dumps(ran.result["messages"])
+
+
+@each_protocol
+async def test_calls_are_executed_whatever_reason_the_provider_gives_for_its_end(
+    house: House, server: ModelServer, protocol: Protocol
+) -> None:
+    house.offer(tool("look"))
+    server.script = [Reply(tool_calls=[Call("look")], finish="stop"), Reply(text="Done.")]
+    ran = await house.run(server, protocol=protocol)
+    assert len(ran.of("tool.started")) == 1
+    assert ran.result["final_response"] == "Done."
+
+
+def chunk(delta: Any, finish: str | None = None) -> str:
+    return "data: " + json.dumps({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}) + "\n\n"
+
+
+@pytest.mark.usefixtures("quick")
+async def test_half_characters_in_the_stream_break_nothing(house: House, server: ModelServer) -> None:
+    halves = [chunk({"content": half}) for half in ("Hi \ud83d", "\ude42 and \ud83d", " alone")]
+    server.script = [Reply(raw="".join(halves) + chunk({}, "stop") + "data: [DONE]\n\n")]
+    ran = await house.run(server, persist=True)
+    assert ran.result["completed"] is True
+    text = ran.result["final_response"]
+    assert text.encode().decode() == ran.text() == text
+    assert text.startswith("Hi ")
+    assert text.endswith(" alone")
+
+
+async def test_a_message_with_half_a_character_is_sent_all_the_same(house: House, server: ModelServer) -> None:
+    server.script = [Reply(text="Done.")]
+    ran = await house.run(server, "look: \ud83d!", persist=True)
+    assert ran.result["final_response"] == "Done."
+    assert sent(server.requests[0])[0][1].startswith("look: ")
+
+
+async def test_a_provider_that_gives_every_call_the_same_id_is_served(house: House, server: ModelServer) -> None:
+    house.offer(tool("look"))
+    looks = [Reply(tool_calls=[Call("look", {"a": str(n)}, id="call_0")]) for n in range(2)]
+    server.script = [*looks, Reply(text="Done.")]
+    ran = await house.run(server, persist=True)
+    assert ran.tool_results() == [{"echo": {"a": "0"}}, {"echo": {"a": "1"}}]
+    assert [m["content"] for m in server.requests[2].body["messages"] if m["role"] == "tool"] == [
+        '{"echo": {"a": "0"}}',
+        '{"echo": {"a": "1"}}',
+    ]
+
+
+PICTURE = [
+    {"type": "text", "text": "What is this?"},
+    {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}},
+]
+
+
+async def test_where_the_model_refuses_images_they_are_described_by_one_that_sees(
+    make_house: MakeHouse, server: ModelServer, other: ModelServer
+) -> None:
+    spare = {"providers": {"spare": {"base_url": f"{other.url}/v1", "api_key": KEY}}}
+    seeing = {"vision": {"provider": "spare", "model": "eyes"}, "title_generation": {"enabled": False}}
+    house = make_house({**spare, "auxiliary": seeing})
+    refusal = Reply(status=400, error="This model does not support image input.")
+    server.handler = lambda r: refusal if "image_url" in json.dumps(r.body["messages"]) else Reply(text="A fox.")
+    other.repeat, other.script = True, [Reply(text="A red fox in snow.", continues=False)]
+    ran = await house.run(server, PICTURE)
+    assert ran.result["final_response"] == "A fox."
+    assert "A red fox in snow." in json.dumps(server.requests[-1].body)
+
+
+async def test_where_nobody_can_see_an_image_the_failure_says_so(house: House, server: ModelServer) -> None:
+    server.repeat, server.script = True, [Reply(status=400, error="This model does not support image input.")]
+    ran = await house.run(server, PICTURE)
+    assert_failed(ran, "image_rejected", "provider_rejected_request")

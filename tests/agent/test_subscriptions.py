@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hermes.runs.events import Event, fold
+from hermes.runs.events import VOLATILE, Event, fold
 from hermes.tools import clarify
 from support.model_server import Call, ModelServer, Protocol, Reply
 
@@ -307,3 +307,39 @@ async def test_the_stored_status_follows_the_log_at_every_moment(house: House, s
     record = await house.engine.get(running.run_id)
     assert record is not None
     assert (record.state.last_event, record.state.last_seq) == ("run.cancelled", running.events[-1]["seq"])
+
+
+# ---- durability
+
+
+async def test_a_durable_event_is_stored_before_any_reader_sees_it(house: House, server: ModelServer) -> None:
+    talkative(house)
+    server.script = rich_script()
+    spec = house.spec(server, persist=True)
+    await house.engine.start(spec)
+    async for event in house.engine.subscribe(spec.run_id):
+        if event.type not in VOLATILE:
+            stored = await house.app.store.runs.read(spec.run_id, event.seq - 1, 1)
+            assert [one.as_dict() for one in stored] == [event.as_dict()]
+
+
+async def test_delivered_text_is_in_the_store_within_a_quarter_of_a_second(house: House, server: ModelServer) -> None:
+    server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
+    running = await house.begin(house.spec(server, persist=True))
+    delta = await running.seen("text.delta")
+    await asyncio.sleep(0.3)
+    stored = await house.app.store.runs.read(running.run_id, delta["seq"] - 1, 10)
+    assert [event.as_dict() for event in stored] == [delta]
+    await running.control("interrupt")
+    await running.end()
+
+
+async def test_what_is_stored_of_a_message_holds_its_text_once(house: House, server: ModelServer) -> None:
+    server.script = [Reply(text=["a unique ", "needle"], reasoning="a hidden pin")]
+    spec = house.spec(server, persist=True)
+    ran = await house.carry_out(spec)
+    durable = [event for event in ran.events if event["type"] not in VOLATILE]
+    assert "needle" not in str(durable)
+    assert "pin" not in str(durable)
+    assert ran.one("message.completed")["cuts"]
+    assert ran.one("reasoning.completed")["cuts"]

@@ -602,3 +602,27 @@ async def test_calls_are_told_apart_however_the_provider_numbers_them(
     ids = [call["id"] for call in ran.of("message.completed")[0]["tool_calls"]]
     assert len(set(ids)) == 2
     assert all(ids)
+
+
+async def test_an_answer_reaches_the_model_in_its_own_letters(house: House, server: ModelServer) -> None:
+    house.offer(tool("look", lambda _, __: {"saw": "Füchse 🦊"}))
+    await one_round(house, server, Call("look"))
+    assert sent(server.requests[1], "tool") == [("tool", '{"saw": "Füchse 🦊"}')]
+
+
+async def test_what_a_tool_answers_is_redacted_before_model_row_and_log(house: House, server: ModelServer) -> None:
+    house.offer(tool("look", lambda _, __: {"saw": [f"key {KEY}", {"deep": KEY}]}))
+    ran = await one_round(house, server, Call("look"), persist=True)
+    assert KEY not in json.dumps(server.requests[1].body)
+    assert KEY not in json.dumps(ran.events)
+    assert KEY not in repr(await house.rows(ran.spec.session_id))
+    assert ran.tool_results() == [{"saw": ["key [redacted]", {"deep": "[redacted]"}]}]
+
+
+@pytest.mark.parametrize("answer", ["plain text", None, ["a", "list"], {"when": object()}])
+async def test_a_tool_that_answers_in_no_proper_form_breaks_only_its_own_call(
+    house: House, server: ModelServer, answer: Any
+) -> None:
+    house.offer(tool("look", lambda _, __: answer))
+    ran = await one_round(house, server, Call("look"))
+    assert ran.result["messages"][2]["content"]

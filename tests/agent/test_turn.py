@@ -454,3 +454,32 @@ async def test_settings_changed_between_turns_hold_from_the_next_turn_on(
     ran = await house.run(None)
     assert [request.model for request in server.requests] == ["mine", "another", "another"]
     assert ran.of("notice") != []
+
+
+# ---- effort
+
+
+@pytest.mark.parametrize(
+    ("settings", "wish", "effort"),
+    [
+        ({}, {"enabled": True, "effort": "low"}, "low"),
+        ({"reasoning_effort": "high"}, None, "high"),
+        ({"reasoning_effort": "high", "reasoning_overrides": {"gpt-5": "minimal"}}, None, "minimal"),
+        ({"reasoning_effort": "high", "reasoning_overrides": {"gpt-5": "minimal"}}, {"effort": "medium"}, "medium"),
+    ],
+)
+async def test_how_hard_the_model_thinks_is_said_by_the_run_then_for_the_model_then_in_general(
+    make_house: MakeHouse, server: ModelServer, settings: dict[str, Any], wish: Any, effort: str
+) -> None:
+    house = make_house({"agent": settings})
+    server.script = [Reply(text="Done.")] * 2
+    await house.run(server, protocol="responses", model="gpt-5", reasoning=wish)
+    await house.run(server, protocol="chat", model="gpt-5", reasoning=wish)
+    assert server.requests[0].body["reasoning"]["effort"] == effort
+    assert server.requests[1].body["reasoning_effort"] == effort
+
+
+async def test_without_a_wish_the_models_own_effort_stands(house: House, server: ModelServer) -> None:
+    server.script = [Reply(text="Done.")]
+    await house.run(server, model="gpt-5")
+    assert "reasoning_effort" not in server.requests[0].body

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+
 from recovery.harness import PROTOCOLS, at_most, check_log, running_app, turn
 from support.model_server import Call, ModelServer, Reply, Request, body_bytes
 

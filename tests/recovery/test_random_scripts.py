@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from recovery.harness import PROTOCOLS, at_most, check_log, running_app, turn
-from support.model_server import Call, ModelServer, Reply, Request
 
 from hermes.agent import failures
 from hermes.agent import turn as turn_module
+from recovery.harness import PROTOCOLS, at_most, check_log, running_app, turn
+from support.model_server import Call, ModelServer, Reply, Request
 
 AT_ONCE = 48
 WORDS = ["plain ", "Grüße ", "世界 ", "🜁", "\n\n", "<think>", "</think>", "```\n", "a < b ", "1. one\n", " "]
@@ -115,7 +115,7 @@ def _check(seed: int, result: dict[str, object], events: list) -> None:
     assert len(finished) == len(set(finished)) and len(started) == len(set(started)), where
     assert set(started) <= set(finished), where
     roles = [message["role"] for message in result["messages"]]
-    assert roles[0] == "user" and roles[-1] == "assistant" or result["pending_calls"], (where, roles)
+    assert (roles[0] == "user" and roles[-1] == "assistant") or result["pending_calls"], (where, roles)
 
 
 @pytest.fixture

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
@@ -15,6 +17,7 @@ from hermes.http import HttpClient, SseDecoder, StaleStream, StreamBroken, Timeo
 from hermes.limits import COMMENTS_STRETCH, MODEL_WAITING_S
 from hermes.providers.base import Provider, WireEvent, WireRequest
 from hermes.runs.control import Stop, Stopped
+from hermes.text import whole_tree
 
 
 @dataclass(slots=True)
@@ -43,7 +46,7 @@ class Caller:
         streaming: bool,
     ) -> Attempt:
         """One request and its answer, assembled as it comes."""
-        body = msgspec.json.encode(wire.body)
+        body = _encode(wire.body)
         facts: FailureFacts | None
         silence = _Silence(self._waiting)
         try:
@@ -153,8 +156,20 @@ def facts_of(error: BaseException) -> FailureFacts:
     )
 
 
+def _encode(body: Mapping[str, Any]) -> bytes:
+    try:
+        return msgspec.json.encode(body)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(whole_tree(body))
+
+
 def _decode(data: bytes) -> object:
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeError) as error:
-        raise StreamBroken(f"An event is not valid JSON: {error}", answered=True) from None
+        fault = error
+    try:
+        # Halves of characters are legal in JSON, though they are no text.
+        return whole_tree(json.loads(data))
+    except (ValueError, RecursionError):
+        raise StreamBroken(f"An event is not valid JSON: {fault}", answered=True) from None

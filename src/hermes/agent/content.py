@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hermes.home import write_private
 from hermes.runs.spec import Content
+from hermes.text import whole_tree
 
 if TYPE_CHECKING:
     from hermes.agent.turn import Services
@@ -19,7 +20,8 @@ _TEXT_TYPES = re.compile(r"text/|application/(json|xml|yaml|x-yaml|toml|javascri
 
 
 async def received(content: Content, services: Services, session_id: str) -> Content:
-    """The message with every file part turned into text; the rest as it is."""
+    """The message with every file part turned into text, and text that can be stored; the rest as it is."""
+    content = whole_tree(content)
     if isinstance(content, str) or not any(part.get("type") == "file" for part in content):
         return content
     parts: list[dict[str, Any]] = []

@@ -102,6 +102,7 @@ class AIAgent(SingleCalls):
         self._stream_callback: Callback | None = None
         self._anthropic_client: Any = None
         self._live_client: Any = None
+        self._live_stream: Any = None
         self._interrupt_requested = False
         self._disable_streaming = False
         self._current_streamed_assistant_text = ""
@@ -144,12 +145,10 @@ class AIAgent(SingleCalls):
                 event, content = item
                 if control := answer_to(event, callbacks.tell(event, content)):
                     self._send(control)
-        except BaseException as error:
+        except BaseException:
             self.interrupt()
-            result = running.result()
-            if not isinstance(error, KeyboardInterrupt):
-                raise
-            return self._account(result)
+            running.result()
+            raise
         return self._account(running.result())
 
     async def arun_conversation(
@@ -192,6 +191,8 @@ class AIAgent(SingleCalls):
         self._interrupt_requested = self._disable_streaming = False
         live = await engine.start(spec, admission)
         assert live.task is not None
+        if self._interrupt_requested:  # it was asked for while the session was waited for
+            live.controls.stop.request("stop", "user")
         owner = engine.attach(spec.run_id)
         self._active = (engine, spec.run_id, asyncio.get_running_loop())
         try:
@@ -277,6 +278,7 @@ class AIAgent(SingleCalls):
         """Stop the turn, or the single call, that is under way. `message` is for the surface to send next."""
         self._interrupt_requested = True
         self._send(Control("interrupt", {"message": message} if message else {}))
+        self._cut_off()
         client = self._live_client
         if client is not None and callable(close := getattr(client, "close", None)):
             close()

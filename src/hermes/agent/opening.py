@@ -38,8 +38,9 @@ async def open_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | 
     turn.client_tools = {str(tool["name"]): _client_tool(tool) for tool in spec.client_tools}
     turn.tools = _offered(turn)
     await _record(turn, await set_system_prompt(turn, session), content)
-    if notice:
-        await live.log.emit("notice", level="warn", code="settings_kept", message=live.secrets.redact(notice))
+    notices = [*live.notices, *([("settings_kept", notice)] if notice else [])]
+    for code, words in notices:
+        await live.log.emit("notice", level="warn", code=code, message=live.secrets.redact(words))
     return turn, fault
 
 

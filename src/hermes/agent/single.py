@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +37,7 @@ class SingleCalls:
     _disable_streaming: bool
     _anthropic_client: Any
     _live_client: Any
+    _live_stream: Any
     _current_streamed_assistant_text: str
 
     # --- what callers may replace -------------------------------------------------------------------------------
@@ -77,7 +79,7 @@ class SingleCalls:
         usage: list[Any] = []
 
         def stream(client: Any) -> Iterator[Any]:
-            for chunk in client.chat.completions.create(**{**api_kwargs, "stream": True}):
+            for chunk in self._opened(client.chat.completions.create(**{**api_kwargs, "stream": True})):
                 if getattr(chunk, "usage", None) is not None:
                     usage[:] = [chunk.usage]
                 yield chunk
@@ -92,7 +94,7 @@ class SingleCalls:
 
         def stream(live: Any) -> Iterator[Any]:
             with live.responses.stream(**api_kwargs) as events:
-                yield from events
+                yield from self._opened(events)
                 final.append(events.get_final_response())
 
         final: list[Any] = []
@@ -109,7 +111,7 @@ class SingleCalls:
         final: list[Any] = []
 
         def stream(live: Any) -> Iterator[Any]:
-            events = live.responses.create(**{**api_kwargs, "stream": True})
+            events = self._opened(live.responses.create(**{**api_kwargs, "stream": True}))
             try:
                 for event in events:
                     if (
@@ -130,7 +132,7 @@ class SingleCalls:
 
         def stream(client: Any) -> Iterator[Any]:
             with client.messages.stream(**api_kwargs) as events:
-                yield from events
+                yield from self._opened(events)
                 final.append(events.get_final_message())
 
         @contextmanager
@@ -143,6 +145,20 @@ class SingleCalls:
 
         message, whole = self._attempts("anthropic_messages", client, stream, on_first_delta)
         return final[-1] if whole and final else _as_anthropic(message)
+
+    def _opened(self, stream: Any) -> Any:
+        """Remember the stream that is being read, so that an interrupt can end the reading."""
+        self._live_stream = stream
+        return stream
+
+    def _cut_off(self) -> None:
+        """End a reading from outside: closing a socket does not wake who waits for it, shutting it down does."""
+        for name in ("response", "_response"):
+            extensions = getattr(getattr(self._live_stream, name, None), "extensions", None)
+            if isinstance(extensions, dict) and "network_stream" in extensions:
+                with suppress(OSError):
+                    extensions["network_stream"].get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+                return
 
     # --- one mechanism for all ----------------------------------------------------------------------------------
 
@@ -173,7 +189,7 @@ class SingleCalls:
                 if not self._may_reconnect(error, tried, receiver.assembler):
                     raise
             finally:
-                self._live_client = None
+                self._live_client = self._live_stream = None
 
     def _may_reconnect(self, error: Exception, tried: Counter[Action], assembler: Assembler) -> bool:
         """Whether to try again, having waited for it."""

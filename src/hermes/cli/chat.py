@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from hermes.cli.session import agent, checked_route
+from hermes.cli.session import agent, checked_route, stopping
 from hermes.home import Home
 
 
@@ -30,7 +30,8 @@ def run(args: argparse.Namespace, home: Home) -> int:
     while (question := _read("> ")) is not None:
         if not question.strip():
             continue
-        result = talk.run_conversation(question, conversation_history=history)
+        with stopping(talk):
+            result = talk.run_conversation(question, conversation_history=history)
         history = result["messages"]
         print()
         if result["error"]:

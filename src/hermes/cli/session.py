@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from hermes import config
@@ -46,6 +49,16 @@ def agent(args: argparse.Namespace, home: Home, **more: Any) -> AIAgent:
     return AIAgent(
         model=args.model, provider=args.provider, enabled_toolsets=toolsets, platform="cli", home=home, **more
     )
+
+
+@contextmanager
+def stopping(talk: AIAgent) -> Iterator[None]:
+    """While a turn runs, Ctrl-C stops the turn, not the program; what there is of the answer is kept."""
+    before = signal.signal(signal.SIGINT, lambda *_: talk.interrupt())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def exit_code(result: dict[str, Any]) -> int:

@@ -5,21 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import socket
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from hermes.guards.secrets import Secrets
-from hermes.limits import CLOSE_S_MAX, LEASE_POLL_S, LEASE_RENEW_S, LEASE_TTL_S
+from hermes.limits import CLOSE_S_MAX
 from hermes.runs.control import RunControls
 from hermes.runs.events import Event
+from hermes.runs.leases import Lease, SessionBusy, SessionLeases
 from hermes.runs.log import RunLog, RunWriter
 from hermes.runs.spec import Applied, Control, RunSpec
-from hermes.store.base import LeaseLost, Row, RunRecord, Store
+from hermes.store.base import LeaseLost, Row, RunRecord, Store, StoreError
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +41,15 @@ class Admission:
 
     run_id: str
     session_id: str
-    token: int
-    release: Callable[[], Awaitable[None]]
+    lease: Lease
+    give_back: Callable[[Admission], Awaitable[None]] = field(repr=False)
+    released: bool = False
+
+    async def release(self) -> None:
+        """Give it back, where no run has taken it over. Once is enough; twice does no harm."""
+        if not self.released:
+            self.released = True
+            await self.give_back(self)
 
 
 @dataclass(slots=True)
@@ -59,11 +64,17 @@ class LiveRun:
     deadline_at: float | None = None
     task: asyncio.Task[Result] | None = None
     owners: set[object] = field(default_factory=set)
+    notices: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def transcript_id(self) -> str:
         """Under what the rows are kept: the session, or, for a run that keeps nothing, the run itself."""
         return self.spec.session_id if self.spec.persist else self.spec.run_id
+
+
+def _may_go_unrecorded(spec: RunSpec) -> bool:
+    """Whether a turn makes sense without a record: when it keeps nothing, or somebody waits for its answer."""
+    return not spec.persist or spec.on_detach == "cancel"
 
 
 Execute = Callable[[LiveRun], Awaitable[Result]]
@@ -97,90 +108,48 @@ class RunEngine:
         self._limits = limits or EngineLimits()
         self._live: dict[str, LiveRun] = {}
         self._permits = 0
-        self._turns: dict[str, deque[asyncio.Future[None]]] = {}
-        self._held: dict[str, tuple[str, int]] = {}
-        self._renewing: asyncio.Task[None] | None = None
+        self._leases = SessionLeases(store.leases, self._limits.turn_queue, self._session_lost)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._draining = False
-        self._holder = f"{socket.gethostname()}:{os.getpid()}:{time.time():.3f}"
 
     # --- admission ----------------------------------------------------------------------------------------------
 
     async def admit(self, spec: RunSpec, *, wait_s: float | None = -1.0) -> Admission:
         """A permit and the session's lease, waited for in order of arrival."""
-        if self._draining:
-            raise Refused("gateway_draining", "The server is stopping and takes no new turns.")
+        self._check_open()
         if self._limits.runs_max and self._permits >= self._limits.runs_max:
             raise Refused("rate_limit_exceeded", f"{self._limits.runs_max} turns are running already.")
         self._permits += 1
         try:
-            token = await self._lease(spec, self._limits.session_wait_s if wait_s == -1.0 else wait_s)
+            lease = await self._leases.acquire(
+                spec.session_id,
+                spec.run_id,
+                self._limits.session_wait_s if wait_s == -1.0 else wait_s,
+                unrecorded=_may_go_unrecorded(spec),
+            )
+        except SessionBusy as error:
+            self._permits -= 1
+            raise Refused("session_busy", str(error)) from None
+        except StoreError as error:
+            self._permits -= 1
+            raise Refused("session_db_unavailable", f"The store is out of reach: {error}") from error
         except BaseException:
             self._permits -= 1
             raise
-        released = False
+        return Admission(spec.run_id, spec.session_id, lease, self._give_back)
 
-        async def release() -> None:
-            nonlocal released
-            if not released:
-                released = True
-                self._permits -= 1
-                await self._release(spec, token)
+    async def _give_back(self, admission: Admission) -> None:
+        self._permits -= 1
+        await self._leases.release(admission.lease)
 
-        return Admission(spec.run_id, spec.session_id, token, release)
+    def _check_open(self) -> None:
+        if self._draining:
+            raise Refused("gateway_draining", "The server is stopping and takes no new turns.")
 
-    async def _lease(self, spec: RunSpec, wait_s: float | None) -> int:
-        queue = self._turns.setdefault(spec.session_id, deque())
-        if len(queue) > self._limits.turn_queue:
-            raise Refused("session_busy", f"{self._limits.turn_queue} turns of this session are waiting already.")
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        queue.append(turn)
-        if len(queue) == 1:
-            turn.set_result(None)
-        try:
-            async with asyncio.timeout(wait_s):
-                await turn
-                name = f"session:{spec.session_id}"
-                # Another process may hold it, and cannot tell us when it lets go.
-                while (token := await self._store.leases.acquire(name, self._holder, LEASE_TTL_S)) is None:  # noqa: ASYNC110
-                    await asyncio.sleep(LEASE_POLL_S)
-        except BaseException as error:
-            self._next_turn(spec.session_id, turn)
-            if isinstance(error, TimeoutError):
-                raise Refused("session_busy", "Another turn of this session is still running.") from None
-            raise
-        self._held[spec.run_id] = (name, token)
-        if self._renewing is None:
-            self._renewing = asyncio.create_task(self._renew())
-        return token
-
-    async def _release(self, spec: RunSpec, token: int) -> None:
-        self._held.pop(spec.run_id, None)
-        if not self._held and self._renewing is not None:
-            self._renewing.cancel()
-            self._renewing = None
-        try:
-            await self._store.leases.release(f"session:{spec.session_id}", token)
-        finally:
-            self._next_turn(spec.session_id, None)
-
-    def _next_turn(self, session_id: str, leaving: asyncio.Future[None] | None) -> None:
-        """Take one turn out of the line; whoever is first then may go."""
-        queue = self._turns[session_id]
-        queue.remove(leaving) if leaving is not None else queue.popleft()
-        if not queue:
-            del self._turns[session_id]
-        elif not queue[0].done():
-            queue[0].set_result(None)
-
-    async def _renew(self) -> None:
-        while True:
-            await asyncio.sleep(LEASE_RENEW_S)
-            for run_id, (name, token) in tuple(self._held.items()):
-                if not await self._store.leases.renew(name, token, LEASE_TTL_S) and (live := self._live.get(run_id)):
-                    log.warning("run %s has lost its session", run_id)
-                    if live.task is not None:
-                        live.task.cancel()
+    def _session_lost(self, run_id: str) -> None:
+        log.warning("run %s has lost its session", run_id)
+        if (live := self._live.get(run_id)) is not None and live.task is not None:
+            live.task.cancel()
 
     # --- running ------------------------------------------------------------------------------------------------
 
@@ -188,7 +157,7 @@ class RunEngine:
         """Begin a run; its task is the engine's own."""
         admission = admission or await self.admit(spec)
         try:
-            live = await self._open(spec)
+            live = await self._open_or_go_unrecorded(spec, admission)
         except BaseException:
             await admission.release()
             raise
@@ -203,11 +172,13 @@ class RunEngine:
 
     async def submit(self, spec: RunSpec) -> str:
         """Record a run that starts as soon as its session is free; returns once it is on record."""
-        if self._draining:
-            raise Refused("gateway_draining", "The server is stopping and takes no new turns.")
-        position = len(self._turns.get(spec.session_id, ()))
-        live = await self._open(spec)
-        await live.log.emit("run.queued", session_id=spec.session_id, source=spec.source, position=position)
+        self._check_open()
+        position = self._leases.waiting(spec.session_id)
+        try:
+            live = await self._open(spec)
+            await live.log.emit("run.queued", session_id=spec.session_id, source=spec.source, position=position)
+        except StoreError as error:
+            raise Refused("session_db_unavailable", f"The store is out of reach: {error}") from error
         self._spawn(self._start_queued(live))
         return spec.run_id
 
@@ -231,6 +202,20 @@ class RunEngine:
             await live.log.emit("run.failed", failure=kind, error=str(error), retryable=True, **nothing)
         await self._forget(live)
 
+    async def _open_or_go_unrecorded(self, spec: RunSpec, admission: Admission) -> LiveRun:
+        """A turn that somebody waits for is carried out without its store, if need be; any other is refused."""
+        if not spec.persist:
+            return await self._open(spec)
+        if admission.lease.token is not None:
+            try:
+                return await self._open(spec)
+            except StoreError as error:
+                if not _may_go_unrecorded(spec):
+                    raise Refused("session_db_unavailable", f"The store is out of reach: {error}") from error
+        live = await self._open(replace(spec, persist=False))
+        live.notices.append(("store_unavailable", "The store is out of reach; this turn is not kept."))
+        return live
+
     async def _open(self, spec: RunSpec) -> LiveRun:
         store = self._store if spec.persist else self._ephemeral
         await store.runs.create(spec)
@@ -243,7 +228,7 @@ class RunEngine:
 
     def _begin(self, live: LiveRun, admission: Admission) -> None:
         if live.spec.persist:
-            live.log.token = admission.token
+            live.log.token = admission.lease.token
         live.task = self._spawn(self._carry_out(live, admission))
 
     async def _carry_out(self, live: LiveRun, admission: Admission) -> Result:
@@ -396,6 +381,4 @@ class RunEngine:
                 task.cancel()
             if late:
                 await asyncio.wait(late)
-        if self._renewing is not None:
-            self._renewing.cancel()
-            self._renewing = None
+        self._leases.close()

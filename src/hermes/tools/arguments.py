@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from hermes.limits import NEAREST_NAMES_MAX
+from hermes.text import whole_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +128,10 @@ def _coerced(value: Any, schema: Any) -> Any:
     value = _scalar(value, kind)
     if isinstance(value, dict):
         known = schema.get("properties") or {}
-        return {_whole_text(name): _coerced(item, known.get(name)) for name, item in value.items()}
+        return {whole_text(name): _coerced(item, known.get(name)) for name, item in value.items()}
     if isinstance(value, list):
         return [_coerced(item, schema.get("items")) for item in value]
-    return _whole_text(value) if isinstance(value, str) else value
-
-
-def _whole_text(text: str) -> str:
-    """The text with half pairs of surrogates, which no store and no wire takes, replaced."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return whole_text(value) if isinstance(value, str) else value
 
 
 def _scalar(value: Any, kind: Any) -> Any:

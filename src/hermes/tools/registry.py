@@ -99,5 +99,7 @@ class Registry:
 
 
 def render(answer: Mapping[str, Any]) -> str:
-    """An answer as the model reads it."""
+    """An answer as the model reads it; anything but an object of JSON is a defect of the tool."""
+    if not isinstance(answer, dict):
+        raise TypeError(f"a tool answers with an object, not with {type(answer).__name__}")
     return json.dumps(answer, ensure_ascii=False)

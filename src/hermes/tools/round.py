@@ -197,8 +197,11 @@ class ToolRound:
         try:
             async with limit:
                 if inspect.iscoroutinefunction(tool.run):
-                    return "ok", await tool.run(ctx, work.args)
-                return "ok", await self._in_thread(tool, ctx, work.args)
+                    answer = await tool.run(ctx, work.args)
+                else:
+                    answer = await self._in_thread(tool, ctx, work.args)
+            render(answer)
+            return "ok", answer
         except ToolError as refusal:
             status: Status = "blocked" if refusal.answer["code"] == "blocked" else "error"
             return status, refusal.answer

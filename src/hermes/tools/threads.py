@@ -109,6 +109,7 @@ class ToolThreads:
                     self.abandoned -= 1
                     return
                 self._idle += 1
+            job = None  # or an idle thread would hold on to what it was given
 
     def close(self) -> None:
         """Let idle threads go at once."""

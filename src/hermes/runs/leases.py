@@ -1,0 +1,118 @@
+"""One turn at a time per session: turns wait in line within the process, and for the store's lease beyond it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hermes.limits import LEASE_POLL_S, LEASE_RENEW_S, LEASE_TTL_S
+from hermes.store.base import LeaseStore, StoreError
+
+
+class SessionBusy(Exception):
+    """The session was not free in time, or too many wait for it already."""
+
+
+@dataclass(eq=False, slots=True)
+class Lease:
+    """The right to a session's next turn. Without a token it holds in this process only: the store is away."""
+
+    session_id: str
+    run_id: str
+    turn: asyncio.Future[None]
+    token: int | None = None
+
+
+class SessionLeases:
+    """The leases of one process. `lost` is told the run whose session was taken away."""
+
+    def __init__(self, store: LeaseStore, turn_queue: int, lost: Callable[[str], None]) -> None:
+        self._store, self._turn_queue, self._lost = store, turn_queue, lost
+        self._lines: dict[str, deque[Lease]] = {}
+        self._held: set[Lease] = set()
+        self._renewing: asyncio.Task[None] | None = None
+        self._holder = f"{socket.gethostname()}:{os.getpid()}:{time.time():.3f}"
+
+    def waiting(self, session_id: str) -> int:
+        """How many turns of a session there are before a new one."""
+        return len(self._lines.get(session_id, ()))
+
+    async def acquire(self, session_id: str, run_id: str, wait_s: float | None, *, unrecorded: bool) -> Lease:
+        """Wait in order of arrival. With `unrecorded`, a store that is away is done without."""
+        line = self._lines.setdefault(session_id, deque())
+        if len(line) > self._turn_queue:
+            raise SessionBusy(f"{self._turn_queue} turns of this session are waiting already.")
+        lease = Lease(session_id, run_id, asyncio.get_running_loop().create_future())
+        line.append(lease)
+        if line[0] is lease:
+            lease.turn.set_result(None)
+        try:
+            async with asyncio.timeout(wait_s):
+                await lease.turn
+                await self._claim(lease)
+        except StoreError:
+            if not unrecorded:
+                self._leave(lease)
+                raise
+        except TimeoutError:
+            self._leave(lease)
+            raise SessionBusy("Another turn of this session is still running.") from None
+        except BaseException:
+            self._leave(lease)
+            raise
+        return lease
+
+    async def _claim(self, lease: Lease) -> None:
+        name = f"session:{lease.session_id}"
+        # Another process may hold it, and cannot tell us when it lets go.
+        while (token := await self._store.acquire(name, self._holder, LEASE_TTL_S)) is None:  # noqa: ASYNC110
+            await asyncio.sleep(LEASE_POLL_S)
+        lease.token = token
+        self._held.add(lease)
+        if self._renewing is None:
+            self._renewing = asyncio.create_task(self._renew())
+
+    async def release(self, lease: Lease) -> None:
+        """Give the session to whoever is next."""
+        self._held.discard(lease)
+        if not self._held:
+            self.close()
+        try:
+            if lease.token is not None:
+                await self._store.release(f"session:{lease.session_id}", lease.token)
+        finally:
+            self._leave(lease)
+
+    def close(self) -> None:
+        """Renew no more."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+            self._renewing = None
+
+    def _leave(self, lease: Lease) -> None:
+        """Take one turn out of the line; whoever is first then may go."""
+        line = self._lines[lease.session_id]
+        line.remove(lease)
+        if not line:
+            del self._lines[lease.session_id]
+        elif not line[0].turn.done():
+            line[0].turn.set_result(None)
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(LEASE_RENEW_S)
+            for lease in tuple(self._held):
+                try:
+                    kept = lease.token is not None and await self._store.renew(
+                        f"session:{lease.session_id}", lease.token, LEASE_TTL_S
+                    )
+                except StoreError:
+                    continue  # it may be back before the lease has run out
+                if not kept and lease in self._held:
+                    self._held.discard(lease)
+                    self._lost(lease.run_id)
