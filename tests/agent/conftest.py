@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hermes.agent import failures
+from hermes.agent import decisions
 from hermes.home import Home
 from support.model_server import ModelServer
 
@@ -66,4 +66,4 @@ def _tls_context(**_: Any) -> ssl.SSLContext:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries wait next to nothing."""
-    monkeypatch.setattr(failures, "RETRY_WAIT_S_MAX", 0.01)
+    monkeypatch.setattr(decisions, "RETRY_WAIT_S_MAX", 0.01)

@@ -14,13 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hermes.agent.call import facts_of
+from hermes.agent.decisions import Action, CallState, decide
 from hermes.agent.failures import (
-    Action,
-    CallState,
     FailureFacts,
     Kind,
     classify,
-    decide,
     explain,
     rejected_option,
     sentence,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes.agent import failures
+from hermes.agent import decisions
 from hermes.agent import turn as turn_module
 from recovery.harness import PROTOCOLS, at_most, check_log, running_app, turn
 from support.model_server import Call, ModelServer, Reply, Request
@@ -120,7 +120,7 @@ def _check(seed: int, result: dict[str, object], events: list) -> None:
 
 @pytest.fixture
 def _no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failures, "RETRY_WAIT_S_MAX", 0.01)
+    monkeypatch.setattr(decisions, "RETRY_WAIT_S_MAX", 0.01)
     monkeypatch.setattr(turn_module, "STALE_LOCAL_S", 0.15)
 
 

@@ -15,7 +15,8 @@ from typing import Any
 
 from hermes.agent.assembler import Assembler, ReasoningDelta, TextDelta
 from hermes.agent.call import facts_of
-from hermes.agent.failures import Action, CallState, classify, decide
+from hermes.agent.decisions import Action, CallState, decide
+from hermes.agent.failures import classify
 from hermes.agent.parts import Assembled
 from hermes.agent.step import stalled_warning
 from hermes.providers.base import WireEvent

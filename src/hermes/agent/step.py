@@ -11,18 +11,8 @@ from dataclasses import dataclass, replace
 from hermes.agent import images, prompt
 from hermes.agent.assembler import Assembler, Delta, ReasoningDelta, TextDelta, ToolDrafted
 from hermes.agent.call import Attempt, Caller
-from hermes.agent.failures import (
-    Action,
-    CallState,
-    Decision,
-    Failure,
-    FailureFacts,
-    Kind,
-    classify,
-    decide,
-    explain,
-    rejected_option,
-)
+from hermes.agent.decisions import Action, CallState, Decision, decide
+from hermes.agent.failures import Failure, FailureFacts, Kind, classify, explain, rejected_option
 from hermes.agent.parts import Assembled
 from hermes.agent.turn import Turn
 from hermes.limits import PRIMARY_REST_S
