@@ -242,6 +242,16 @@ def cut_after(marker: str, reply: Reply) -> Callable[[Request], Reply]:
     return handle
 
 
+def stall_after(marker: str, reply: Reply) -> Callable[[Request], Reply]:
+    """A handler whose answers fall silent right behind the marker."""
+
+    def handle(request: Request) -> Reply:
+        body = body_bytes(request.protocol, reply, request.body, request.key)
+        return replace(reply, stall_at=body.index(marker.encode()) + len(marker.encode()))
+
+    return handle
+
+
 def scripted(*steps: Reply | Callable[[Request], Reply]) -> Callable[[Request], Reply]:
     """A handler that takes one step after another; a step is a reply or makes one of the request."""
     left = list(steps)

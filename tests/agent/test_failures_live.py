@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import socket
 from dataclasses import replace
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -1010,3 +1012,61 @@ async def test_where_nobody_can_see_an_image_the_failure_says_so(house: House, s
     server.repeat, server.script = True, [Reply(status=400, error="This model does not support image input.")]
     ran = await house.run(server, PICTURE)
     assert_failed(ran, "image_rejected", "provider_rejected_request")
+
+
+@pytest.mark.usefixtures("quick")
+async def test_the_total_time_is_read_from_the_environment(
+    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HERMES_API_TIMEOUT", "0.15")
+    server.script = [Reply(text="Done.", delay_s=60), Reply(text="Done.", delay_s=60)]
+    ran = await house.run(server, deadline_seconds=2.0)
+    assert ran.of("model.retrying")[0]["failure"] == "timeout"
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_key_in_another_spelling_is_redacted_as_well(
+    make_house: MakeHouse, server: ModelServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    key = "odd+key/with=signs&0123"
+    spelled = [key, quote(key, safe=""), base64.b64encode(key.encode()).decode()]
+    house = make_house(with_keys(server, key))
+    server.script = [Reply(status=401, error=f"bad key {' or '.join(spelled)}")]
+    ran = await house.run(None, route=TO_P)
+    said = everything_said(ran, [], caplog)
+    assert [form for form in spelled if form.rstrip("=") in said] == []
+
+
+async def test_the_beginning_of_a_key_that_turns_out_to_be_none_is_not_lost(
+    make_house: MakeHouse, server: ModelServer
+) -> None:
+    house = make_house(with_keys(server, ODD_KEY))
+    text = f"It begins with {ODD_KEY[:12]}"
+    server.script = [Reply(text=[text[:20], text[20:]])]
+    ran = await house.run(None, route=TO_P)
+    assert ran.result["final_response"] == ran.text() == text
+
+
+async def test_a_deadline_that_passes_while_the_session_is_waited_for_asks_no_model(
+    house: House, server: ModelServer
+) -> None:
+    server.handler = lambda r: Reply(text="Done.", delay_s=0.3)
+    running = await house.begin(house.spec(server, persist=True, session_id="s"))
+    late = house.spec(server, persist=True, session_id="s", deadline_seconds=0.1)
+    await house.engine.submit(late)
+    events = [event.as_dict() async for event in house.engine.subscribe(late.run_id)]
+    assert (events[-1]["type"], events[-1]["failure"]) == ("run.failed", "deadline")
+    await running.end()
+    assert len(server.requests) == 1
+
+
+async def test_a_cut_while_the_beginning_of_a_key_is_held_back_repeats_and_loses_nothing(
+    make_house: MakeHouse, server: ModelServer
+) -> None:
+    house = make_house(with_keys(server, ODD_KEY))
+    text = ["It begins with plain", ".value.", "of the house"]
+    server.handler = scripted(cut_after("of the", Reply(text=text)), Reply(text=text))
+    ran = await house.run(None, route=TO_P)
+    assert ran.text() == "".join(text)
+    assert ran.result["messages"][-1]["content"] == "".join(text)

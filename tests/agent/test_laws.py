@@ -274,3 +274,17 @@ async def test_a_turn_loads_no_vendors_library(server: ModelServer) -> None:
     )
     out, err = await run.communicate()
     assert (out.decode().strip(), err.decode()) == ("Done. []", "")
+
+
+async def test_no_log_above_debug_holds_words_of_a_conversation(
+    house: House, server: ModelServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    house.offer(tool("look", lambda _, __: {"saw": "NEEDLE"}))
+    server.script = [
+        Reply(reset_before_headers=True),
+        Reply(text="NEEDLE", tool_calls=[Call("look", {"a": "NEEDLE"})]),
+        Reply(text="NEEDLE again"),
+    ]
+    await house.run(server, "NEEDLE", persist=True)
+    assert "NEEDLE" not in caplog.text

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hermes.tools import clarify
 from hermes.tools import round as tool_round
 from hermes.tools.registry import ToolError
 from support.model_server import Call, ModelServer, Protocol, Reply
@@ -626,3 +627,90 @@ async def test_a_tool_that_answers_in_no_proper_form_breaks_only_its_own_call(
     house.offer(tool("look", lambda _, __: answer))
     ran = await one_round(house, server, Call("look"))
     assert ran.result["messages"][2]["content"]
+
+
+async def test_each_stream_of_a_tool_keeps_its_name_and_its_own_offsets(house: House, server: ModelServer) -> None:
+    async def talk(ctx: Any, _: Json) -> Json:
+        for stream, text in [("stdout", "one\n"), ("stderr", "oops\n"), ("stdout", "two\n"), ("info", "note\n")]:
+            ctx.emit(stream, text)
+            await asyncio.sleep(0.03)
+        return {"ok": True}
+
+    house.offer(tool("talk", talk))
+    ran = await one_round(house, server, Call("talk"))
+    told: dict[str, str] = {}
+    for event in ran.of("tool.output"):
+        assert event["offset"] == len(told.get(event["stream"], ""))
+        told[event["stream"]] = told.get(event["stream"], "") + event["text"]
+    assert told == {"stdout": "one\ntwo\n", "stderr": "oops\n", "info": "note\n"}
+
+
+async def test_a_blocking_tool_may_print_from_its_thread(house: House, server: ModelServer) -> None:
+    def talk(ctx: Any, _: Json) -> Json:
+        for number in range(50):
+            ctx.emit("stdout", f"{number}\n")
+        return {"ok": True}
+
+    house.offer(tool("talk", talk))
+    ran = await one_round(house, server, Call("talk"))
+    assert "".join(e["text"] for e in ran.of("tool.output")) == "".join(f"{n}\n" for n in range(50))
+
+
+async def test_what_a_tool_prints_after_it_was_given_up_is_dropped(
+    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tool_round, "STUBBORN_S_MAX", 0.05)
+    release, over = threading.Event(), threading.Event()
+
+    def deaf(ctx: Any, _: Json) -> Json:
+        release.wait(10)
+        ctx.emit("stdout", "late\n")
+        over.set()
+        return {"late": True}
+
+    house.offer(tool("look", deaf, timeout_s=0.05))
+    ran = await one_round(house, server, Call("look"), persist=True)
+    release.set()
+    while not over.is_set():
+        await asyncio.sleep(0.005)
+    await asyncio.sleep(0.05)
+    assert "late" not in json.dumps(ran.events)
+    assert caplog.records == []
+
+
+async def test_a_question_runs_alone(house: House, server: ModelServer) -> None:
+    house.offer(clarify.TOOL, tool("look", **reading()))
+    script(server, Call("clarify", {"question": "Which?"}), Call("look"))
+    running = await house.begin(house.spec(server, answerable=True))
+    asked = await running.seen("clarify.requested")
+    await asyncio.sleep(0.03)
+    assert [event["name"] for event in running.events if event["type"] == "tool.started"] == ["clarify"]
+    await running.control("answer", id=asked["request_id"], answer="this")
+    ran = await running.end()
+    assert [event["name"] for event in ran.of("tool.started")] == ["clarify", "look"]
+
+
+@pytest.mark.parametrize("fields", [{"tool_choice": "none"}, {"max_tool_calls": 0}], ids=["none", "no calls"])
+async def test_a_run_may_forbid_tools_altogether(house: House, server: ModelServer, fields: Json) -> None:
+    house.offer(tool("look"))
+    server.script = [Reply(text="Done.")]
+    ran = await house.run(server, **fields)
+    assert not server.requests[0].body.get("tools")
+    assert ran.result["final_response"] == "Done."
+
+
+async def test_a_named_choice_limits_the_first_call_only(house: House, server: ModelServer) -> None:
+    house.offer(tool("look"))
+    server.script = [Reply(tool_calls=[Call("ring")])]
+    choice = {"type": "function", "function": {"name": "ring"}}
+    await house.run(server, client_tools=(client_tool("ring"), client_tool("rang")), tool_choice=choice)
+    body = server.requests[0].body
+    assert body["tool_choice"] == choice
+    assert "look" not in [entry["function"]["name"] for entry in body["tools"]]
+
+
+async def test_one_step_is_enough_for_an_answer(house: House, server: ModelServer) -> None:
+    house.offer(tool("look"))
+    server.script = [Reply(text="Done.")]
+    ran = await house.run(server, max_iterations=1)
+    assert ran.result["completed"] is True

@@ -15,7 +15,7 @@ from hermes.runs.spec import RunSpec
 from support.model_server import Call, ModelServer, Protocol, Reply, Request
 
 from .conftest import MakeHouse
-from .house import PROTOCOLS, House, Json, Ran, cut_after, nothing_left, scripted, sent, tool
+from .house import PROTOCOLS, House, Json, Ran, cut_after, nothing_left, scripted, sent, stall_after, tool
 
 each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
 SESSION = "the-session"
@@ -207,6 +207,18 @@ ENDINGS = {
         ],
         {},
         "text.delta",
+    ),
+    "stopped inside a call": Ending(
+        [stall_after("SECOND", Reply(text="Wait.", tool_calls=[Call("look", ['{"a": "FIRST', 'SECOND"}'])]))],
+        [("assistant", "Wait.", "interrupted", False)],
+        {},
+        "tool.drafted",
+    ),
+    "stopped inside a call with nothing said": Ending(
+        [stall_after("SECOND", Reply(tool_calls=[Call("look", ['{"a": "FIRST', 'SECOND"}'])]))],
+        [("assistant", STOPPED, None, True)],
+        {},
+        "tool.drafted",
     ),
     "out of steps": Ending(
         [Reply(text="Wait.", tool_calls=[LOOK]), Reply(text="So far.")],
@@ -502,3 +514,34 @@ def test_a_spec_without_its_credential_is_what_is_stored() -> None:
     spec = RunSpec("hi", "s", route=RouteChoice(model="m", api_key="sk-secret-123456"))
     assert "sk-secret-123456" not in json.dumps(spec.stored(), default=str)
     assert "sk-secret-123456" not in repr(spec)
+
+
+async def titled(make_house: MakeHouse, server: ModelServer, title: str) -> tuple[House, str]:
+    """The title that a model's proposal becomes."""
+    house = make_house({"auxiliary": {"title_generation": {"enabled": True}}})
+    server.handler = lambda r: Reply(text="Done.", continues=False) if sent(r)[-1][1] == "hi" else Reply(text=title)
+    await turn(house, server)
+    await server.until(lambda: len(server.requests) >= 2)
+    await nothing_left(server)
+    session = await house.app.store.sessions.get(SESSION)
+    assert session is not None
+    return house, session.title or ""
+
+
+@pytest.mark.parametrize(
+    "proposal", ['"Greeting a fox"', "Greeting\n a fox", " Greeting a fox. ", "word " * 100, "\x07Greeting\u200b a fox"]
+)
+async def test_a_title_is_one_short_clean_line(make_house: MakeHouse, server: ModelServer, proposal: str) -> None:
+    _, title = await titled(make_house, server, proposal)
+    assert 0 < len(title) <= 100
+    assert title == " ".join(title.split())
+    assert title.isprintable()
+
+
+async def test_a_session_with_a_title_is_not_asked_for_another(make_house: MakeHouse, server: ModelServer) -> None:
+    house, title = await titled(make_house, server, "Greeting a fox")
+    assert title == "Greeting a fox"
+    asked = len(server.requests)
+    await turn(house, server)
+    await nothing_left(server)
+    assert len(server.requests) == asked + 1

@@ -14,7 +14,8 @@ AT_ONCE = 64
 TEXT = ["Grüße, 世界", "! 🜁\n<two>."]
 WHOLE = "".join(TEXT)
 CALL = Call("todo", ['{"todos":[{"id":"1","content":"é",', '"status":"pending"}]}'], id="call_1")
-ANSWER = Reply(text=TEXT, reasoning="hm", tool_calls=[CALL], signature="sig")
+# Written at once: where the bytes end is what matters here, not how they are divided.
+ANSWER = Reply(text=TEXT, reasoning="hm", tool_calls=[CALL], signature="sig", packets=65_536)
 
 
 def _script(cuts: dict[str, Reply]):
