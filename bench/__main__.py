@@ -22,8 +22,8 @@ from hermes.home import Home
 from hermes.http import HttpClient, SseDecoder, Timeouts
 from hermes.providers.base import WireEvent
 from hermes.providers.registry import provider_for
-from hermes.runs.log import RunWriter
 from hermes.runs.spec import RouteChoice, RunSpec
+from hermes.runs.writer import RunWriter
 from hermes.store.memory import MemoryStore
 
 TOKENS = 20_000
@@ -107,7 +107,7 @@ async def turns(home: Path) -> tuple[float, float, float]:
                         msgspec.json.decode(data)
         return first
 
-    client = HttpClient(app.services.files.call)
+    client = HttpClient(app.services.files.submit)
     await one()
     await bare(client)
     began = time.process_time()

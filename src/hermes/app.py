@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import os
 import threading
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any
@@ -26,6 +27,7 @@ from hermes.tools.threads import ToolThreads
 from hermes.tools.toolsets import builtin
 
 FILE_THREADS = 4
+NAME_THREADS = 8
 DRAIN_AT_LOOP_END_S = 0.0
 
 
@@ -41,14 +43,14 @@ class App:
         self._guard: AsyncGenerator[None, None] | None = None
         self.store: Store = store or MemoryStore()
         proxy, bundle = settings.get("network.proxy"), settings.variable("HERMES_CA_BUNDLE")
-        files = ToolThreads(FILE_THREADS)
+        self._names = ToolThreads(NAME_THREADS)
         self.services = Services(
             home=home,
             settings=self._current_settings,
-            http=HttpClient(files.call, ca_bundle=bundle or None, proxy=proxy or None),
+            http=HttpClient(self._names.submit, ca_bundle=bundle or None, proxy=proxy or None),
             registry=builtin,
             threads=ToolThreads(settings.get("agent.tool_threads")),
-            files=files,
+            files=ToolThreads(FILE_THREADS),
             background=self._in_background,
         )
         log = RunLog(MemoryBus(), window_s=settings.get("agent.delta_window_ms") / 1000)
@@ -87,14 +89,18 @@ class App:
 
     async def close(self, drain_s: float = DRAIN_AT_LOOP_END_S) -> None:
         """End runs, connections and threads."""
+        self._guard = None
+        for apps in tuple(_apps.values()):
+            if apps.get(self.home) is self:
+                del apps[self.home]
         await self.engine.drain(drain_s)
         for task in tuple(self._background):
             task.cancel()
         if self._background:
             await asyncio.wait(set(self._background))
         await self.services.http.close()
-        self.services.threads.close()
-        self.services.files.close()
+        for threads in (self.services.threads, self.services.files, self._names):
+            threads.close()
 
     async def close_with_loop(self) -> None:
         """Be closed when the loop ends: a loop finishes its open generators before it goes."""
@@ -138,6 +144,15 @@ def background_loop() -> asyncio.AbstractEventLoop:
             thread.start()
             atexit.register(_end, _loop, thread)
         return _loop
+
+
+def _forget_loop() -> None:
+    """A forked child has no thread that drives its parent's loop."""
+    global _loop, _loop_lock
+    _loop, _loop_lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_loop)
 
 
 def new_loop() -> asyncio.AbstractEventLoop:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 import aiohttp.abc
@@ -159,16 +159,29 @@ class Exchange:
             self._response.close()
 
 
+class Pending(Protocol):
+    """A call in a thread: its outcome, and giving it up."""
+
+    future: asyncio.Future[Any]
+
+    def abandon(self) -> None: ...
+
+
 class _Resolver(aiohttp.abc.AbstractResolver):
     """Looks names up in threads of our own: the loop's are never used."""
 
-    def __init__(self, blocking: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
-        self._blocking = blocking
+    def __init__(self, lookup: Callable[[Callable[[], Any]], Pending]) -> None:
+        self._lookup = lookup
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[aiohttp.abc.ResolveResult]:
-        found = await self._blocking(partial(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM))
+        job = self._lookup(partial(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM))
+        try:
+            found = await job.future
+        except asyncio.CancelledError:
+            job.abandon()
+            raise
         flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
         return [
             aiohttp.abc.ResolveResult(hostname=host, host=at[0], port=at[1], family=kind, proto=proto, flags=flags)
@@ -182,17 +195,17 @@ class _Resolver(aiohttp.abc.AbstractResolver):
 class HttpClient:
     """A pool of connections on the running loop. Made without I/O; the pool opens with the first request.
 
-    `blocking` runs a function in a thread; names are looked up with it.
+    `lookup` hands a function to a thread; names are looked up with it.
     """
 
     def __init__(
         self,
-        blocking: Callable[[Callable[[], Any]], Awaitable[Any]],
+        lookup: Callable[[Callable[[], Any]], Pending],
         *,
         ca_bundle: str | None = None,
         proxy: str | None = None,
     ) -> None:
-        self._blocking = blocking
+        self._lookup = lookup
         self._ca_bundle = ca_bundle
         self._proxy = proxy
         self._session: aiohttp.ClientSession | None = None
@@ -203,7 +216,7 @@ class HttpClient:
         if self._session is None:
             context = ssl.create_default_context(cafile=self._ca_bundle)
             connector = aiohttp.TCPConnector(
-                limit=0, ssl=context, resolver=_Resolver(self._blocking), ttl_dns_cache=60, keepalive_timeout=30
+                limit=0, ssl=context, resolver=_Resolver(self._lookup), ttl_dns_cache=60, keepalive_timeout=30
             )
             self._session = aiohttp.ClientSession(
                 connector=connector,

@@ -310,7 +310,7 @@ def test_reasoning_details(delta: Any, expected: list[Any]) -> None:
 
 def test_reasoning_that_has_to_go_back_is_kept() -> None:
     data = chunk({"reasoning_content": "hm"}, model="deepseek-v4-flash")
-    assert parts(data) == [Reasoning("hm"), Opaque("reasoning_content", "hm")]
+    assert parts(data) == [Reasoning("hm"), Opaque("reasoning_content", "hm", joins=True)]
 
 
 @pytest.mark.parametrize(

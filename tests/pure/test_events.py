@@ -199,7 +199,7 @@ def test_a_completed_message_replays_from_its_row(thoughts: list[str], texts: li
     row = Row("s", "assistant", "".join(texts), reasoning="".join(thoughts), id=9)
     whole = sorted([*durable, *thought, *said], key=lambda event: event.seq)
     for after in range(end + 3):
-        again = replay("run_1", durable, {9: row}.get, [], after)
+        again = list(replay("run_1", durable, {9: row}.get, [], after))
         assert again == [event for event in whole if event.seq > after]
 
 
@@ -212,15 +212,15 @@ def test_open_streams_replay_from_their_partials() -> None:
     partials = [
         Partial("m", "text", 1, "Hello", text_cuts, 6),
         Partial("m:reasoning", "reasoning", 1, "hm", thought_cuts, 3, "raw"),
-        Partial("c", "tool", 1, "ab", output_cuts, 7, "stdout"),
+        Partial("c/stdout", "tool", 1, "ab", output_cuts, 7, "stdout"),
     ]
     durable = [Event("run_1", "run.started", 0, STARTED, 1), Event("run_1", "model.started", 1, {}, 2)]
     whole = sorted([*durable, *text, *thought, *output], key=lambda event: event.seq)
     for after in range(9):
-        assert replay("run_1", durable, lambda _: None, partials, after) == [e for e in whole if e.seq > after]
+        assert list(replay("run_1", durable, lambda _: None, partials, after)) == [e for e in whole if e.seq > after]
 
 
 def test_a_message_without_deltas_or_row_replays_as_its_event() -> None:
     done = Event("run_1", "message.completed", 1, {"message_id": "m", "row": 9, "cuts": ""}, 3)
-    assert replay("run_1", [done], lambda _: None, [], 0) == [done]
-    assert replay("run_1", [done], {9: Row("s", "assistant", "", id=9)}.get, [], 0) == [done]
+    assert list(replay("run_1", [done], lambda _: None, [], 0)) == [done]
+    assert list(replay("run_1", [done], {9: Row("s", "assistant", "", id=9)}.get, [], 0)) == [done]

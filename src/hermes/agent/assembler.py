@@ -293,12 +293,7 @@ class Assembler:
     def _keep(self, part: Opaque) -> None:
         """Keep an opaque item; text that comes in pieces is one item."""
         last = self._opaque[-1] if self._opaque else None
-        if (
-            last is not None
-            and last["kind"] == part.kind
-            and isinstance(part.data, str)
-            and isinstance(last["data"], str)
-        ):
+        if part.joins and last is not None and last["kind"] == part.kind:
             last["data"] += part.data
         else:
             self._opaque.append({"kind": part.kind, "data": part.data})

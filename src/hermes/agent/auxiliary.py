@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from hermes.agent.assembler import Assembler
 from hermes.agent.call import Caller
 from hermes.agent.failures import classify
 from hermes.agent.turn import Turn
+from hermes.errors import ConfigError
 from hermes.http import Timeouts
 from hermes.limits import AUXILIARY_TRIES_MAX, BYTES_PER_TOKEN, SUMMARY_TOKENS_MAX, TITLE_CHARS_MAX
 from hermes.providers.base import Message, Prompt, Route
@@ -28,6 +30,7 @@ class Auxiliary:
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
+        self.spent: list[dict[str, Any]] = []
 
     async def summary(self, messages: list[Message], budget: compress.Budget) -> tuple[str, dict[str, Any]] | None:
         """Notes that stand for these messages, with what they cost."""
@@ -46,7 +49,10 @@ class Auxiliary:
         """An image in words."""
         system = "Describe the image exactly and completely, for somebody who cannot see it. Copy all text in it."
         got = await self._ask("vision", system, [{"role": "user", "content": [image]}], 1024)
-        return got[0] if got else "it could not be described"
+        if got is None:
+            return "it could not be described"
+        self.spent.append(got[1])
+        return got[0]
 
     async def _ask(
         self, task: str, system: str, messages: list[Message], max_output: int
@@ -54,7 +60,11 @@ class Auxiliary:
         turn = self._turn
         if not turn.settings.get(f"auxiliary.{task}.enabled"):
             return None
-        own = routes.auxiliary(turn.settings, task)
+        try:
+            own = routes.auxiliary(turn.settings, task)
+        except ConfigError as error:
+            log.warning("auxiliary task %s has no route of its own: %s", task, error)
+            own = None
         for route in [own, turn.route] if own is not None and own != turn.route else [turn.route]:
             if route.api_mode == "local":
                 continue
@@ -93,5 +103,5 @@ class Auxiliary:
 
 def plain_title(text: str) -> str:
     """A title without a model: how the conversation begins."""
-    line = " ".join(text.split())
+    line = " ".join(re.sub(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]", " ", text).split())
     return line if len(line) <= TITLE_CHARS_MAX else f"{line[: TITLE_CHARS_MAX - 1].rstrip()}…"

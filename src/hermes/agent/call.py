@@ -86,24 +86,26 @@ class Caller:
         last_part = loop.time()
         while chunk := await read():  # type: ignore[misc]
             silence.broken()
-            events = decoder.feed(chunk)
-            if events:
-                last_part = loop.time()
-            elif loop.time() - last_part > timeouts.stale_s * COMMENTS_STRETCH:
-                raise StaleStream("Only comments came.", answered=True)
-            for name, data in events:
+            for name, data in decoder.feed(chunk):
                 if data == b"[DONE]":
                     if not assembler.finished:
                         assembler.feed(Finish("stop"))
-                    continue
-                self._take(provider, WireEvent(name, _decode(data)), assembler)
-                if assembler.error is not None:
                     return
+                event = WireEvent(name, _decode(data))
+                if self._take(provider, event, assembler):
+                    last_part = loop.time()
+                if assembler.error is not None or (name or _type_of(event)) in provider.ends:
+                    return
+            if loop.time() - last_part > timeouts.stale_s * COMMENTS_STRETCH:
+                raise StaleStream("Nothing of an answer came.", answered=True)
 
-    def _take(self, provider: Provider, event: WireEvent, assembler: Assembler) -> None:
-        for part in provider.parts(event):
+    def _take(self, provider: Provider, event: WireEvent, assembler: Assembler) -> bool:
+        """Assemble what an event brings; whether it brought anything."""
+        parts = provider.parts(event)
+        for part in parts:
             for delta in assembler.feed(part):
                 self._deliver(delta)
+        return bool(parts)
 
     def _end(self, assembler: Assembler) -> FailureFacts | None:
         if (error := assembler.error) is not None:
@@ -117,6 +119,11 @@ class Caller:
         for delta in assembler.finish():
             self._deliver(delta)
         return None
+
+
+def _type_of(event: WireEvent) -> str:
+    kind = event.data.get("type") if isinstance(event.data, dict) else None
+    return kind if isinstance(kind, str) else ""
 
 
 class _Silence:

@@ -14,6 +14,7 @@ from hermes.runs.spec import Control
 log = logging.getLogger(__name__)
 
 Callback = Callable[..., Any]
+UNANSWERED = object()
 
 
 @dataclass(slots=True)
@@ -77,10 +78,10 @@ class Callbacks:
         self._call("tool_progress", "tool.completed", tool_name=name, preview=None, args=args, **how)
 
     def _approval(self, data: dict[str, Any], _: str | None) -> Any:
-        return self._call("approval", data)
+        return self._call("approval", data) if self.approval is not None else "deny"
 
     def _question(self, data: dict[str, Any], _: str | None) -> Any:
-        return self._call("clarify", data["question"], data["choices"])
+        return self._call("clarify", data["question"], data["choices"]) if self.clarify is not None else UNANSWERED
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         function = getattr(self, name)
@@ -108,8 +109,10 @@ class Callbacks:
 
 def answer_to(event: Event, answer: Any) -> Control | None:
     """The control that carries an embedding program's answer back to the run."""
-    if answer is None:
+    if answer is None or event.type not in ("approval.requested", "clarify.requested"):
         return None
+    if answer is UNANSWERED:
+        return Control("answer", {"id": event.data["request_id"], "answer": None}, surface="callback")
     if event.type == "approval.requested":
         return Control("approve", {"id": event.data["approval_id"], "choice": str(answer)}, surface="callback")
     return Control("answer", {"id": event.data["request_id"], "answer": str(answer)}, surface="callback")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hermes.agent.failures import Failure, explain, sentence
-from hermes.agent.parts import ToolCall
+from hermes.agent.parts import Assembled, ToolCall
 from hermes.agent.step import Answered
 from hermes.agent.turn import Turn
 from hermes.runs.engine import Result
@@ -18,20 +18,29 @@ _FINISH = {"truncated_text": "length", "truncated_tool": "length", "filtered": "
 STOPPED = "[Stopped by the user.]"
 
 
+def open_answer(turn: Turn) -> Answered | None:
+    """The message that was being received, with what has come of it."""
+    text = turn.live.log.text_of(turn.message_id)
+    return Answered(Assembled(), text, message_id=turn.message_id) if text else None
+
+
 async def close_completed(turn: Turn, answered: Answered, pending: list[ToolCall]) -> Result:
     """The answer is there, or the client's own calls are."""
     row = answered.row
     calls = [call.as_dict() for call in pending]
-    left = _steers(turn)
-    await turn.live.log.emit(
+    event = turn.live.log.event(
         "run.completed",
         message_id=answered.message_id,
         row=row.id if row else None,
         finish_reason="tool_calls" if pending else "stop",
         pending_calls=calls,
-        pending_steer=left,
         **_spent(turn),
     )
+
+    def steers() -> None:
+        event.data["pending_steer"] = _steers(turn)
+
+    await turn.live.log.append(event, prepare=steers)
     return result(
         turn,
         text=answered.text,
@@ -119,10 +128,12 @@ async def _close(
         row = Row(
             transcript, "assistant", answered.text, log.run_id, finish_reason=finish, told=((event, "partial_row"),)
         )
-        usage = turn.usage_event(answered.message.usage, answered.text)
-        turn.totals.add(usage)
-        event.data["usage"] = turn.totals.as_dict()
-        after = [log.event("usage", **usage), event]
+        after = [event]
+        if answered.message.usage is None:  # what the provider told is counted already; the rest is estimated
+            usage = turn.usage_event(None, answered.text)
+            turn.totals.add(usage)
+            event.data["usage"] = turn.totals.as_dict()
+            after.insert(0, log.event("usage", **usage))
         await log.complete(answered.message_id, row, after=after, finish_reason=finish, tool_calls=[], partial=True)
     elif said is not None and said.text and turn.messages[-1]["role"] == "assistant":
         event.data["partial_row"] = said.row.id if said.row else None
@@ -132,7 +143,9 @@ async def _close(
         row = Row(transcript, "assistant", words, log.run_id, finish_reason=finish, synthetic=True)
         annotate = None
         if faulty is not None and faulty.id is not None:
-            annotate = (faulty.id, f"[A message that could not be processed was left out: {words[1:-1]}]")
+            note = f"[A message that could not be processed was left out: {words[1:-1]}]"
+            annotate = (faulty.id, note)
+            turn.messages = [{**m, "content": note} if m is turn.user_message else m for m in turn.messages]
         await log.append(event, rows=[row], annotate=annotate)
     turn.messages.append(row.as_message())
     return row

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import queue
 import secrets
 import time
@@ -23,6 +24,7 @@ from hermes.runs.spec import Content, Control, RouteChoice, RunSpec
 
 _KINDS = {"cli": "cli", "api_server": "chat", "cron": "job", "subagent": "subagent"}
 _DONE = object()
+log = logging.getLogger(__name__)
 
 
 class AgentError(HermesError):
@@ -106,7 +108,7 @@ class AIAgent(SingleCalls):
         self._interrupt_requested = False
         self._disable_streaming = False
         self._current_streamed_assistant_text = ""
-        self._active: tuple[RunEngine, str, asyncio.AbstractEventLoop] | None = None
+        self._active: set[tuple[RunEngine, str, asyncio.AbstractEventLoop]] = set()
         self.session_prompt_tokens = self.session_completion_tokens = self.session_total_tokens = 0
 
     # --- turns --------------------------------------------------------------------------------------------------
@@ -128,6 +130,7 @@ class AIAgent(SingleCalls):
             raise RuntimeError("This thread has a running event loop: await arun_conversation(…) instead.")
         from hermes.app import background_loop
 
+        self._interrupt_requested = self._disable_streaming = False
         spec = self._spec(user_message, system_message, conversation_history, task_id)
         callbacks = self._callbacks(stream_callback)
         loop = background_loop()
@@ -161,6 +164,7 @@ class AIAgent(SingleCalls):
         admission: Admission | None = None,
     ) -> Result:
         """The same as a coroutine. Callbacks are called on the loop and must return quickly."""
+        self._interrupt_requested = self._disable_streaming = False
         spec = self._spec(user_message, system_message, conversation_history, task_id)
         if admission is not None:
             spec = replace(spec, run_id=admission.run_id, session_id=admission.session_id)
@@ -168,7 +172,13 @@ class AIAgent(SingleCalls):
 
         async def tell(event: Event, content: str | None) -> None:
             answer = callbacks.tell(event, content)
-            if control := answer_to(event, await answer if inspect.isawaitable(answer) else answer):
+            if inspect.isawaitable(answer):
+                try:
+                    answer = await answer
+                except Exception:
+                    log.exception("a callback failed")
+                    answer = None
+            if control := answer_to(event, answer):
                 self._send(control)
 
         return self._account(await self._drive(spec, admission, callbacks.any, tell))
@@ -188,14 +198,15 @@ class AIAgent(SingleCalls):
 
         app = await current(self._home)
         engine = app.engine
-        self._interrupt_requested = self._disable_streaming = False
         live = await engine.start(spec, admission)
         assert live.task is not None
-        if self._interrupt_requested:  # it was asked for while the session was waited for
-            live.controls.stop.request("stop", "user")
         owner = engine.attach(spec.run_id)
-        self._active = (engine, spec.run_id, asyncio.get_running_loop())
+        handle = (engine, spec.run_id, asyncio.get_running_loop())
+        self._active.add(handle)
         try:
+            if self._interrupt_requested:  # it was asked for before there was a run to stop
+                live.controls.stop.request("stop", "user")
+                await engine.control(spec.run_id, Control("interrupt"))
             if listen:
                 await self._follow(engine, live, tell)
             return await asyncio.shield(live.task)
@@ -203,7 +214,7 @@ class AIAgent(SingleCalls):
             await engine.detach(spec.run_id, owner)
             raise
         finally:
-            self._active = None
+            self._active.discard(handle)
 
     async def _follow(self, engine: RunEngine, live: LiveRun, tell: Callable[[Event, str | None], Any]) -> None:
         run_id = live.spec.run_id
@@ -297,12 +308,10 @@ class AIAgent(SingleCalls):
         return self._send(Control("steer", {"text": text}))
 
     def _send(self, control: Control) -> bool:
-        active = self._active
-        if active is None:
-            return False
-        engine, run_id, loop = active
-        asyncio.run_coroutine_threadsafe(engine.control(run_id, control), loop)
-        return True
+        active = tuple(self._active)
+        for engine, run_id, loop in active:
+            asyncio.run_coroutine_threadsafe(engine.control(run_id, control), loop)
+        return bool(active)
 
     def close(self) -> None:
         """Let go of what this object holds."""

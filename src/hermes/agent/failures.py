@@ -236,6 +236,7 @@ OPTIONS = (
     "response_format",
     "tool_choice",
 )
+_EVERYDAY = frozenset({"user", "text", "stop", "include", "reasoning", "seed", "thinking", "metadata"})
 _OPTION_WORDS = re.compile(
     r"unsupported (parameter|value)|unrecogni[sz]ed|not (supported|permitted|allowed)|unknown (parameter|field|argument|name)|"
     r"unexpected (keyword|parameter|field|argument)|deprecated|extra (inputs|fields)|does(n't| not) support|not support|is unsupported",
@@ -255,10 +256,18 @@ def rejected_option(facts: FailureFacts) -> str | None:
         return None
     if param in OPTIONS:
         return param
-    for name in sorted(OPTIONS, key=len, reverse=True):
-        if re.search(rf"(?<!\w){name}(?!\w)", facts.message):
-            return name
-    return None
+    # The first that is named is the one refused; a later one may be what to use instead.
+    found = [(match.start(), -len(name), name) for name in OPTIONS if (match := _mention(name, facts.message))]
+    return min(found)[2] if found else None
+
+
+def _mention(name: str, text: str) -> re.Match[str] | None:
+    """Where a parameter is named. Everyday words count only where they stand in quotes or in a path."""
+    if name in _EVERYDAY:
+        return re.search(
+            rf"(?:[\"'`.]{name}[\"'`.\[]|^{name}:|\b(?:parameter|argument|field|property)s?:? {name}\b)", text
+        )
+    return re.search(rf"(?<!\w){name}(?!\w)", text)
 
 
 def refuses_streaming(message: str) -> bool:

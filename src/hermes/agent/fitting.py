@@ -67,6 +67,9 @@ async def compact(turn: Turn, reason: str) -> bool:
     # A history that the caller brought is the caller's; only stored rows are replaced.
     stored = live.spec.history is None and live.spec.persist
     rows = [_row_of(live.transcript_id, message) for message in shorter] if stored else []
+    for message, row in zip(shorter, rows, strict=False):
+        if message is turn.user_message:
+            turn.user_row = row
     await live.log.append(*events, rows=rows, replaces=stored)
     return turn.prompt_tokens() < before
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import secrets
+import traceback
 from functools import partial
 
 from hermes.agent import prompt
 from hermes.agent.auxiliary import Auxiliary, plain_title
-from hermes.agent.closing import close_cancelled, close_completed, close_failed
+from hermes.agent.closing import close_cancelled, close_completed, close_failed, open_answer
 from hermes.agent.content import text_of
-from hermes.agent.failures import Kind, explain
+from hermes.agent.failures import Failure, Kind, explain
 from hermes.agent.fitting import compact, fit
 from hermes.agent.opening import open_turn
 from hermes.agent.parts import ToolCall
@@ -19,11 +22,14 @@ from hermes.agent.turn import Services, Turn
 from hermes.limits import INVALID_STEPS_MAX
 from hermes.runs.control import Stopped
 from hermes.runs.engine import LiveRun, Result
-from hermes.store.base import Row
+from hermes.runs.writer import LogEnded
+from hermes.store.base import LeaseLost, Row
 from hermes.tools import arguments
 from hermes.tools.asking import Asking
 from hermes.tools.registry import Answer, ToolContext, ToolDef
 from hermes.tools.round import Outcome, ToolRound, last_answer
+
+log = logging.getLogger(__name__)
 
 
 async def run_turn(live: LiveRun, services: Services) -> Result:
@@ -34,6 +40,21 @@ async def run_turn(live: LiveRun, services: Services) -> Result:
         done = await (TurnLoop(turn).run() if failure is None else close_failed(turn, failure))
     except Stopped:
         done = await close_cancelled(turn)
+    except asyncio.CancelledError:
+        if live.session_lost:
+            raise
+        # Nobody asked for a stop: the loop this runs on is being ended.
+        live.controls.stop.request("server_shutdown", "server")
+        await close_cancelled(turn, open_answer(turn))
+        raise
+    except (LeaseLost, LogEnded):
+        raise
+    except Exception:
+        words = live.secrets.redact(traceback.format_exc())
+        log.error("run %s ended by a defect: %s", live.spec.run_id, words)
+        failure = Failure("unknown", None, "", "The server had an internal error.", False, "agent_error")
+        await close_failed(turn, failure, open_answer(turn))
+        raise
     if live.spec.persist and turn.user_row is not None and not done["interrupted"]:
         services.background(_name_session(turn, text_of(turn.user_row.content), done["final_response"]))
     return done
@@ -53,7 +74,7 @@ class TurnLoop:
         """The steps, to the turn's end."""
         turn = self._turn
         repairs = 0
-        while self._log.step < turn.steps_max:
+        while self._log.step < turn.steps_max + repairs:
             self._log.step += 1
             answered = await self._ask(turn, tools=self._may_call())
             if answered.failure is not None:
@@ -83,9 +104,9 @@ class TurnLoop:
         """One model call, its message on record unless it failed."""
         if self._live.controls.stop.reason is not None:
             raise Stopped
-        message_id = f"msg_{secrets.token_hex(12)}"
-        answered = await ModelStep(turn, message_id, partial(compact, turn), tools=tools).run()
-        answered.message_id = message_id
+        turn.message_id = f"msg_{secrets.token_hex(12)}"
+        answered = await ModelStep(turn, turn.message_id, partial(compact, turn), tools=tools).run()
+        answered.message_id = turn.message_id
         turn.nudges = []
         if answered.failure is None:
             await self._record(turn, answered)
@@ -111,7 +132,10 @@ class TurnLoop:
             row,
             after=[self._log.event("usage", **usage)],
             finish_reason=message.finish_reason,
-            tool_calls=[{"id": c.id, "name": c.name, "arguments": c.arguments} for c in message.tool_calls],
+            tool_calls=[
+                {"id": call.id, "name": call.name, "arguments": self._live.secrets.mask(call.arguments)}
+                for call in message.tool_calls
+            ],
             partial=False,
         )
         answered.row = row
@@ -133,15 +157,18 @@ class TurnLoop:
 
         outcomes: list[Outcome] = []
         if server:
-            outcomes = await self._round.run(server, steer, refused)
+            try:
+                await self._round.run(server, steer, outcomes, refused)
+            finally:
+                for outcome in outcomes:
+                    told = {"content": outcome.content, "tool_call_id": outcome.call.id, "tool_name": outcome.name}
+                    turn.messages.append({"role": "tool", **told})
             self._calls += len(server)
             only_invalid = not client and all(outcome.invalid for outcome in outcomes)
             self._invalid_steps = self._invalid_steps + 1 if only_invalid else 0
-        for outcome in outcomes:
-            told = {"content": outcome.content, "tool_call_id": outcome.call.id, "tool_name": outcome.name}
-            turn.messages.append({"role": "tool", **told})
         if applied:
-            await self._log.emit("steer.applied", steer_ids=applied, where=outcomes[-1].call.id)
+            where = next((outcome.call.id for outcome in outcomes if outcome.steered), "next_message")
+            await self._log.emit("steer.applied", steer_ids=applied, where=where)
         return client
 
     def _whose(self, calls: list[ToolCall]) -> tuple[list[ToolCall], list[ToolCall], dict[str, Answer]]:
@@ -213,6 +240,19 @@ class TurnLoop:
             clarify_s=get("agent.clarify_timeout"),
         )
 
+        loop = asyncio.get_running_loop()
+
+        def output(call_id: str, text: str, stream: str) -> None:
+            """A tool may speak from a thread of its own; the log is the loop's."""
+            try:
+                here = asyncio.get_running_loop() is loop
+            except RuntimeError:
+                here = False
+            if here:
+                self._log.output(call_id, text, stream)
+            else:
+                loop.call_soon_threadsafe(self._log.output, call_id, text, stream)
+
         def context(call_id: str, tool: ToolDef) -> ToolContext:
             return ToolContext(
                 run_id=self._spec.run_id,
@@ -224,7 +264,7 @@ class TurnLoop:
                 settings=turn.settings,
                 secrets=known,
                 asking=asking,
-                emit=lambda stream, text: self._log.output(call_id, known.redact(text), stream),
+                emit=lambda stream, text: output(call_id, known.redact(text), stream),
                 blocking=turn.services.threads.call,
                 last_answer=lambda name, field: last_answer(turn.messages, name, field),
             )

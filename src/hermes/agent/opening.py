@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from hermes.agent import prompt, routes
 from hermes.agent.content import received
 from hermes.agent.failures import Failure
+from hermes.agent.prompt import PromptInputs
 from hermes.agent.surroundings import gather
 from hermes.agent.turn import Services, Turn
 from hermes.errors import ConfigError
 from hermes.limits import LEAN_WINDOW_TOKENS
 from hermes.providers.base import Message, ToolSchema
+from hermes.runs.control import Stopped
 from hermes.runs.engine import LiveRun
 from hermes.store.base import Row, SessionRecord
 from hermes.tools.registry import ToolDef
@@ -29,13 +32,22 @@ async def open_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | 
     except ConfigError as error:
         found, fault = [routes.LOCAL], Failure("unknown", None, "", str(error), False, "agent_incomplete")
     history = await _history(live)
-    content = await received(spec.user_message, services, spec.session_id)
+    try:
+        content = await received(spec.user_message, services, spec.session_id)
+        client_tools = {tool.name: tool for tool in map(_client_tool, spec.client_tools)}
+        _check_answered(history, content)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        content, client_tools = "[A message that could not be read.]", {}
+        fault = Failure(
+            "bad_request", None, "", f"The request is malformed: {error!r}", False, "provider_rejected_request"
+        )
     new: list[Message] = [{"role": "user", "content": content}] if content else []
     turn = Turn(live, services, settings, found, [*history, *new], len(history))
+    turn.user_message = new[0] if new else None
     turn.at = 1 if len(found) > 1 and services.learnt.rests(found[0].key) else 0
     turn.instructions = spec.instructions or ""
     turn.reasoning = _reasoning(turn)
-    turn.client_tools = {str(tool["name"]): _client_tool(tool) for tool in spec.client_tools}
+    turn.client_tools = client_tools
     turn.tools = _offered(turn)
     await _record(turn, await set_system_prompt(turn, session), content)
     notices = [*live.notices, *([("settings_kept", notice)] if notice else [])]
@@ -77,17 +89,19 @@ async def set_system_prompt(turn: Turn, session: SessionRecord | None, *, anew: 
     live, spec = turn.live, turn.live.spec
     record = SessionRecord(live.transcript_id, spec.source, spec.owner, session_key=spec.session_key)
     record.parent_session_id = spec.parent_session_id
-    inputs = await turn.services.files.call(
-        lambda: gather(
-            turn.services.home,
-            turn.settings,
-            spec,
-            model=turn.route.model,
-            window=turn.window,
-            tools=tuple(schema.name for schema in turn.schemas()),
-            instructions=(session.instructions if session else None) or "",
-        )
-    )
+    tools = tuple(schema.name for schema in turn.schemas())
+    instructions = (session.instructions if session else None) or ""
+    facts: dict[str, Any] = {
+        "model": turn.route.model,
+        "window": turn.window,
+        "tools": tools,
+        "instructions": instructions,
+    }
+    try:
+        async with live.controls.stop.scope():
+            inputs = await turn.services.files.call(partial(gather, turn.services.home, turn.settings, spec, **facts))
+    except Stopped:
+        inputs = PromptInputs(surface=spec.source, **facts)
     digest = inputs.digest()
     if session is not None and session.system_prompt is not None and session.prompt_digest == digest and not anew:
         turn.system = session.system_prompt
@@ -118,7 +132,18 @@ async def _record(turn: Turn, record: SessionRecord, content: Any) -> None:
     await live.log.append(started, rows=[turn.user_row] if turn.user_row else [], session=record)
 
 
+def _check_answered(history: list[Message], content: Any) -> None:
+    """A call that the client was to answer must be answered before anything new is said."""
+    asked = next((m for m in reversed(history) if m.get("role") != "tool"), {}).get("tool_calls") or ()
+    answered = {message.get("tool_call_id") for message in history if message.get("role") == "tool"}
+    missing = [call["id"] for call in asked if call["id"] not in answered]
+    if missing and content:
+        raise ValueError(f"the tool calls {', '.join(missing)} have no results")
+
+
 def _client_tool(tool: Mapping[str, Any]) -> ToolSchema:
+    """A client's function, bare or in the envelope that chat completions use."""
+    tool = tool.get("function", tool)
     return ToolSchema(
         str(tool["name"]), str(tool.get("description") or ""), dict(tool.get("parameters") or {"type": "object"})
     )

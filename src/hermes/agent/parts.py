@@ -39,10 +39,11 @@ class ToolDelta:
 
 @dataclass(slots=True)
 class Opaque:
-    """Something the provider wants back, unread, on the next request."""
+    """Something the provider wants back, unread, on the next request. With `joins` it is a piece of one text."""
 
     kind: str
     data: Any
+    joins: bool = False
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from hermes.agent.failures import Failure, FailureFacts, Kind, classify, explain
 from hermes.agent.parts import Assembled
 from hermes.agent.turn import Turn
 from hermes.limits import PRIMARY_REST_S
-from hermes.providers.base import Message, Prompt
+from hermes.providers.base import Credential, Message, Prompt
 from hermes.providers.registry import available, is_private
 from hermes.runs.control import Stopped
 from hermes.store.base import Row
@@ -52,6 +52,8 @@ class ModelStep:
         self._caller = Caller(turn.services.http, self._stop, self._deliver, self._tell_waiting)
         self._tried: Counter[Action] = Counter()
         self._attempts = 0
+        self._offered = self._thought = False
+        self._credential: Credential | None = None
         self._nudge = ""
         self._dropped_tools: tuple[str, ...] = ()
         self._notices: set[asyncio.Task[object]] = set()
@@ -73,9 +75,11 @@ class ModelStep:
         try:
             while True:
                 attempt = await self._attempt()
-                facts = attempt.facts or self._fault_of(attempt.assembler)
+                message = self._message(attempt.assembler)
+                facts = attempt.facts or self._fault_of(message, attempt.assembler)
                 if facts is None:
-                    return Answered(attempt.assembler.message(), self._text)
+                    return Answered(message, self._text)
+                await self._count(message)
                 facts = replace(facts, delivered=len(self._text))
                 kind = classify(facts)
                 decision = decide(kind, self._state(facts, kind))
@@ -98,6 +102,8 @@ class ModelStep:
         turn, before = self._turn, self._text
         self._attempts += 1
         request = self._prompt(before)
+        self._offered = bool(request.tools)
+        self._thought = bool(self._log.text_of(f"{self._id}:reasoning"))
         await self._log.emit(
             "model.started",
             attempt=self._attempts,
@@ -110,9 +116,9 @@ class ModelStep:
         )
         identity = f"{turn.live.spec.run_id}:{self._log.step}"
         # A provider may not take trailing white space in a beginning; then the model writes it again.
-        again = before[len(before.rstrip()) :] if request.prefill else ""
+        again = before[len(before.rstrip()) :] if request.prefill and turn.provider.strips_prefill else ""
         assembler = Assembler(identity, before, again)
-        credential = turn.credential()
+        credential = self._credential = turn.credential()
         if not available(turn.route.api_mode):
             return Attempt(assembler, FailureFacts("connect", code="local_unavailable"))
         if credential is None and not is_private(turn.route.base_url):
@@ -140,6 +146,9 @@ class ModelStep:
         if type(delta) is TextDelta:
             self._log.text(self._id, delta.text)
         elif type(delta) is ReasoningDelta:
+            if self._thought:  # what an attempt that was lost had thought stays apart
+                self._thought = False
+                self._log.reasoning(self._id, "\n\n", delta.form)
             self._log.reasoning(self._id, delta.text, delta.form)
         elif type(delta) is ToolDrafted:
             self._log.drafted(self._id, delta.index, delta.name)
@@ -158,9 +167,23 @@ class ModelStep:
         self._notices.add(task)
         task.add_done_callback(self._notices.discard)
 
-    def _fault_of(self, assembler: Assembler) -> FailureFacts | None:
-        """What is wrong with an answer that came whole."""
+    def _message(self, assembler: Assembler) -> Assembled:
+        """The answer so far. Calls of tools that were not offered are none."""
         message = assembler.message()
+        if not self._offered and message.tool_calls:
+            reason = "stop" if message.finish_reason == "tool_calls" else message.finish_reason
+            message = replace(message, tool_calls=[], finish_reason=reason)
+        return message
+
+    async def _count(self, message: Assembled) -> None:
+        """What an attempt that was not enough has cost counts all the same."""
+        if message.usage is not None:
+            usage = self._turn.usage_event(message.usage, message.text)
+            self._turn.totals.add(usage)
+            await self._log.emit("usage", **usage)
+
+    def _fault_of(self, message: Assembled, assembler: Assembler) -> FailureFacts | None:
+        """What is wrong with an answer that came whole."""
         cut = any(arguments.parse(call.arguments).state == "cut" for call in message.tool_calls)
         facts = FailureFacts(
             "finish",
@@ -204,7 +227,7 @@ class ModelStep:
         ceiling = turn.capabilities.max_output
         limit = turn.max_output or turn.route.max_output_tokens
         checks: dict[Action, bool] = {
-            "rotate": len([c for c in usable if c != turn.credential()]) > 0,
+            "rotate": any(credential != self._credential for credential in usable),
             "fallback": turn.at + 1 < len(turn.routes),
             "unstream": turn.stream,
             "drop_option": option is not None and option not in turn.services.learnt.dropped(turn.route),
@@ -260,9 +283,9 @@ class ModelStep:
     # --- the actions --------------------------------------------------------------------------------------------
 
     async def _rotate(self, facts: FailureFacts, kind: Kind) -> None:
-        if (credential := self._turn.credential()) is not None:
+        if self._credential is not None:
             seconds = facts.retry_after_s or KEY_REST_S.get(kind, 300.0)
-            self._turn.services.learnt.rest(credential, seconds)
+            self._turn.services.learnt.rest(self._credential, seconds)
 
     async def _fallback(self, facts: FailureFacts, kind: Kind) -> None:
         turn = self._turn
@@ -271,7 +294,7 @@ class ModelStep:
             turn.services.learnt.rest(old.key, PRIMARY_REST_S)
         window = turn.window if kind == "context_overflow" else 0
         turn.at = next(at for at in range(turn.at + 1, len(turn.routes)) if turn.window_of(turn.routes[at]) > window)
-        turn.counted_tokens = 0
+        turn.counted_tokens, turn.max_output, turn.stream = 0, None, True
         ends = [{"model": route.model, "provider": route.provider} for route in (old, turn.route)]
         event = self._log.event("model.switched", to=ends[1], reason=kind)
         event.data["from"] = ends[0]
@@ -296,7 +319,10 @@ class ModelStep:
     async def _describe_images(self, facts: FailureFacts, kind: Kind) -> None:
         from hermes.agent.auxiliary import Auxiliary
 
-        self._turn.messages = await images.described(self._turn.messages, Auxiliary(self._turn).describe)
+        auxiliary = Auxiliary(self._turn)
+        self._turn.messages = await images.described(self._turn.messages, auxiliary.describe)
+        for usage in auxiliary.spent:
+            await self._log.emit("usage", **usage)
 
     async def _drop_opaque(self, facts: FailureFacts, kind: Kind) -> None:
         self._turn.with_opaque = False

@@ -26,7 +26,7 @@ def gather(
     home: Home, settings: Settings, spec: RunSpec, *, model: str, window: int, tools: tuple[str, ...], instructions: str
 ) -> PromptInputs:
     """Everything the system prompt needs."""
-    cwd = Path(spec.workdir or os.getcwd())
+    cwd = Path(spec.workdir or _current_folder())
     project = None
     if spec.context_files and spec.source == "cli":
         project = _project_file(cwd, settings.get("agent.context_files"))
@@ -52,14 +52,21 @@ def _memory(home: Home, settings: Settings, spec: RunSpec, target: Target) -> st
 
 
 def _project_file(cwd: Path, names: list[str]) -> tuple[str, str] | None:
-    """The first of the project files, from the working folder up to the root of the repository."""
-    for folder in (cwd, *cwd.parents):
+    """The first of the project files, from the working folder up to the root of its repository, if it is in one."""
+    above = [cwd, *cwd.parents]
+    root = next((folder for folder in above if (folder / ".git").exists()), cwd)
+    for folder in above[: above.index(root) + 1]:
         for name in names:
             if text := _read(folder / name).strip():
                 return name, text
-        if (folder / ".git").exists():
-            return None
     return None
+
+
+def _current_folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was deleted
+        return "/"
 
 
 def _environment(cwd: Path) -> Environment:

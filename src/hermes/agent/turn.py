@@ -104,6 +104,8 @@ class Turn:
     messages: list[Message]
     history_length: int = 0
     user_row: Row | None = None
+    user_message: Message | None = None
+    message_id: str = ""
     system: str = ""
     instructions: str = ""
     tools: dict[str, ToolDef] = field(default_factory=dict)

@@ -11,13 +11,13 @@ from hermes.runs.events import Event
 class Subscription:
     """What one reader has not yet taken. Past its limit it is emptied, and the reader must catch up from the store."""
 
-    __slots__ = ("_bytes", "_events", "_waiter", "overflowed")
+    __slots__ = ("_bytes", "_events", "_waiter", "closed", "overflowed")
 
     def __init__(self) -> None:
         self._events: list[Event] = []
         self._bytes = 0
         self._waiter: asyncio.Future[None] | None = None
-        self.overflowed = False
+        self.overflowed = self.closed = False
 
     def put(self, event: Event) -> None:
         """Hand over one event; never waits."""
@@ -36,8 +36,8 @@ class Subscription:
             self._waiter.set_result(None)
 
     async def take(self) -> list[Event]:
-        """All that is there, waiting for the first; empty when the queue has overflowed or the reader was woken."""
-        if not self._events and not self.overflowed:
+        """All that is there, waiting for the first; empty when the queue has overflowed or nothing more will come."""
+        if not self._events and not self.overflowed and not self.closed:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
@@ -73,6 +73,12 @@ class MemoryBus:
             readers.remove(subscription)
         if not readers:
             self._readers.pop(run_id, None)
+
+    def close(self, run_id: str) -> None:
+        """Nothing more will be published of a run: its readers need not wait."""
+        for reader in self._readers.get(run_id, ()):
+            reader.closed = True
+            reader.wake()
 
     def watched(self, run_id: str) -> bool:
         """Whether anybody reads the run."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from typing import Any
 
@@ -47,6 +48,19 @@ def _read(mark: str) -> str | None:
         return None
 
 
+def _answer(mark: str) -> str:
+    """A line for a question of the agent; Ctrl-C gives up the question and stops the turn."""
+    stop = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return _read(mark) or ""
+    except KeyboardInterrupt:
+        if callable(stop):
+            stop(signal.SIGINT, None)
+        return ""
+    finally:
+        signal.signal(signal.SIGINT, stop)
+
+
 def _show(text: str | None) -> None:
     print(text if text is not None else "\n", end="", flush=True)
 
@@ -58,11 +72,11 @@ def _show_tool(event: str, *, tool_name: str, preview: str | None = None, **_: A
 
 def _ask(question: str, choices: list[str]) -> str:
     print(question, *(f"  - {choice}" for choice in choices), sep="\n", file=sys.stderr)
-    return _read("? ") or ""
+    return _answer("? ")
 
 
 def _approve(request: dict[str, Any]) -> str:
     """One of the choices by its name or first letter; anything else denies."""
     print(f"{request['subject']}\n{request['reason']}", file=sys.stderr)
-    said = (_read(f"{', '.join(request['choices'])}? ") or "").strip().lower()
+    said = _answer(f"{', '.join(request['choices'])}? ").strip().lower()
     return next((choice for choice in request["choices"] if said and choice.startswith(said)), "deny")

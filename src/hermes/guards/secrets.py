@@ -137,6 +137,11 @@ class StreamMask:
         )
         return "".join(out)
 
+    @property
+    def held(self) -> str:
+        """What is held back, as it would be shown if nothing followed."""
+        return self._held
+
     def finish(self) -> str:
         """What was held back and is no secret."""
         held, self._held = self._held, ""

@@ -58,6 +58,8 @@ class AnthropicMessages:
     """Translates between our parts and messages."""
 
     api_mode = API_MODE
+    ends = frozenset({"message_stop"})
+    strips_prefill = True
 
     def request(self, route: Route, credential: Credential | None, prompt: Prompt) -> WireRequest:
         """The request that asks this prompt."""

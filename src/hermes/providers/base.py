@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Any, Protocol
@@ -151,13 +151,19 @@ class WireEvent:
 
 
 class Provider(Protocol):
-    """One wire protocol. Every method is a function of its arguments."""
+    """One wire protocol. Every method is a function of its arguments.
+
+    `ends` are the events after which nothing follows; `strips_prefill` says that white space at the end of an answer's
+    beginning is not sent.
+    """
 
     api_mode: str
+    ends: frozenset[str]
+    strips_prefill: bool
 
     def request(self, route: Route, credential: Credential | None, prompt: Prompt) -> WireRequest: ...
 
-    def parts(self, event: WireEvent) -> Iterable[Part]: ...
+    def parts(self, event: WireEvent) -> Sequence[Part]: ...
 
     def facts(self, status: int, headers: Mapping[str, str], body: bytes) -> FailureFacts: ...
 

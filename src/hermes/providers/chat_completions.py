@@ -57,6 +57,8 @@ class ChatCompletions:
     """Translates between our parts and chat completions."""
 
     api_mode = API_MODE
+    ends: frozenset[str] = frozenset()
+    strips_prefill = False
 
     def request(self, route: Route, credential: Credential | None, prompt: Prompt) -> WireRequest:
         """The request that asks this prompt."""
@@ -323,7 +325,7 @@ def _reasoning(delta: JsonObject, model: str, out: list[Part]) -> None:
     if text:
         out.append(Reasoning(text, form))
         if not details and facts_for(model).returns_reasoning:
-            out.append(Opaque("reasoning_content", text))
+            out.append(Opaque("reasoning_content", text, joins=True))
     if details:
         out.append(Opaque("reasoning_details", details))
 

@@ -56,6 +56,8 @@ class CodexResponses:
     """Translates between our parts and responses."""
 
     api_mode = API_MODE
+    ends = frozenset({"response.completed", "response.incomplete", "response.failed"})
+    strips_prefill = False
 
     def request(self, route: Route, credential: Credential | None, prompt: Prompt) -> WireRequest:
         """The request that asks this prompt."""

@@ -101,6 +101,7 @@ class RunControls:
 
     def __init__(self) -> None:
         self.stop = Stop()
+        self.seen: set[str] = set()
         self.steers: list[tuple[str, str]] = []
         self.approvals = Questions()
         self.clarifications = Questions()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -15,8 +16,9 @@ from hermes.limits import CLOSE_S_MAX
 from hermes.runs.control import RunControls
 from hermes.runs.events import Event
 from hermes.runs.leases import Lease, SessionBusy, SessionLeases
-from hermes.runs.log import RunLog, RunWriter
+from hermes.runs.log import RunLog
 from hermes.runs.spec import Applied, Control, RunSpec
+from hermes.runs.writer import LogEnded, RunWriter
 from hermes.store.base import LeaseLost, Row, RunRecord, Store, StoreError
 
 log = logging.getLogger(__name__)
@@ -65,6 +67,8 @@ class LiveRun:
     task: asyncio.Task[Result] | None = None
     owners: set[object] = field(default_factory=set)
     notices: list[tuple[str, str]] = field(default_factory=list)
+    deadline_timer: asyncio.TimerHandle | None = None
+    session_lost: bool = False
 
     @property
     def transcript_id(self) -> str:
@@ -117,8 +121,6 @@ class RunEngine:
     async def admit(self, spec: RunSpec, *, wait_s: float | None = -1.0) -> Admission:
         """A permit and the session's lease, waited for in order of arrival."""
         self._check_open()
-        if self._limits.runs_max and self._permits >= self._limits.runs_max:
-            raise Refused("rate_limit_exceeded", f"{self._limits.runs_max} turns are running already.")
         self._permits += 1
         try:
             lease = await self._leases.acquire(
@@ -129,6 +131,7 @@ class RunEngine:
             )
         except SessionBusy as error:
             self._permits -= 1
+            self._check_open()
             raise Refused("session_busy", str(error)) from None
         except StoreError as error:
             self._permits -= 1
@@ -136,7 +139,11 @@ class RunEngine:
         except BaseException:
             self._permits -= 1
             raise
-        return Admission(spec.run_id, spec.session_id, lease, self._give_back)
+        admission = Admission(spec.run_id, spec.session_id, lease, self._give_back)
+        if self._draining:
+            await admission.release()
+            self._check_open()
+        return admission
 
     async def _give_back(self, admission: Admission) -> None:
         self._permits -= 1
@@ -145,10 +152,13 @@ class RunEngine:
     def _check_open(self) -> None:
         if self._draining:
             raise Refused("gateway_draining", "The server is stopping and takes no new turns.")
+        if self._limits.runs_max and self._permits >= self._limits.runs_max:
+            raise Refused("rate_limit_exceeded", f"{self._limits.runs_max} turns are running already.")
 
     def _session_lost(self, run_id: str) -> None:
         log.warning("run %s has lost its session", run_id)
         if (live := self._live.get(run_id)) is not None and live.task is not None:
+            live.session_lost = True
             live.task.cancel()
 
     # --- running ------------------------------------------------------------------------------------------------
@@ -187,19 +197,24 @@ class RunEngine:
         try:
             async with live.controls.stop.scope():
                 admission = await self.admit(spec, wait_s=self._limits.submitted_wait_s)
-        except Exception as error:  # noqa: BLE001  (whatever kept it from starting is its end, on record)
+        except BaseException as error:  # whatever kept it from starting is its end, on record
             await self._end_unstarted(live, error)
+            if not isinstance(error, Exception):
+                raise
             return
         self._begin(live, admission)
 
-    async def _end_unstarted(self, live: LiveRun, error: Exception) -> None:
-        stop = live.controls.stop
+    async def _end_unstarted(self, live: LiveRun, error: BaseException) -> None:
+        stop, spec = live.controls.stop, live.spec
+        shutdown = stop.reason == "server_shutdown" or self._draining or isinstance(error, asyncio.CancelledError)
         nothing: dict[str, Any] = {"partial_row": None, "text_length": 0, "steps": 0, "usage": {}}
-        if stop.reason is not None:
-            await live.log.emit("run.cancelled", by=stop.by, reason=stop.reason, **nothing)
+        if shutdown and spec.on_detach == "continue" and spec.persist:
+            await live.log.emit("run.interrupted")
+        elif shutdown or stop.reason not in (None, "deadline"):
+            await live.log.emit("run.cancelled", by=stop.by, reason=stop.reason or "server_shutdown", **nothing)
         else:
-            kind = error.code if isinstance(error, Refused) else "unknown"
-            await live.log.emit("run.failed", failure=kind, error=str(error), retryable=True, **nothing)
+            kind = "deadline" if stop.reason else error.code if isinstance(error, Refused) else "unknown"
+            await live.log.emit("run.failed", failure=kind, error=str(error), code=kind, retryable=True, **nothing)
         await self._forget(live)
 
     async def _open_or_go_unrecorded(self, spec: RunSpec, admission: Admission) -> LiveRun:
@@ -221,8 +236,11 @@ class RunEngine:
         await store.runs.create(spec)
         secrets = self._secrets(spec)
         writer = self._log.open(spec.run_id, store.runs, token=None, secrets=secrets)
-        deadline = None if spec.deadline_seconds is None else time.monotonic() + spec.deadline_seconds
-        live = LiveRun(spec, store, writer, RunControls(), secrets, deadline)
+        live = LiveRun(spec, store, writer, RunControls(), secrets)
+        if spec.deadline_seconds is not None:
+            live.deadline_at = time.monotonic() + spec.deadline_seconds
+            stop = live.controls.stop
+            live.deadline_timer = asyncio.get_running_loop().call_later(spec.deadline_seconds, stop.request, "deadline")
         self._live[spec.run_id] = live
         return live
 
@@ -232,33 +250,38 @@ class RunEngine:
         live.task = self._spawn(self._carry_out(live, admission))
 
     async def _carry_out(self, live: LiveRun, admission: Admission) -> Result:
-        stop, timer = live.controls.stop, None
-        if live.deadline_at is not None:
-            left = max(0.0, live.deadline_at - time.monotonic())
-            timer = asyncio.get_running_loop().call_later(left, stop.request, "deadline")
         try:
             return await self._execute(live)
-        except LeaseLost:
+        except asyncio.CancelledError:
+            if live.session_lost:
+                raise LeaseLost(f"The run {live.spec.run_id} has lost its session.") from None
+            await self._close_broken(live)
             raise
-        except BaseException:
-            if not live.log.state.ended:
-                log.exception("run %s ended by a defect", live.spec.run_id)
-                with contextlib.suppress(LeaseLost):
-                    await self._close_broken(live)
+        except Exception:
+            await self._close_broken(live)
             raise
         finally:
-            if timer is not None:
-                timer.cancel()
-            await admission.release()
-            await self._forget(live)
+            try:
+                await admission.release()
+            except StoreError as error:
+                log.warning("the session of run %s could not be released: %s", live.spec.run_id, error)
+            finally:
+                await self._forget(live)
 
     async def _close_broken(self, live: LiveRun) -> None:
-        """A run always has an end on record, even when the loop itself fell over."""
+        """The last resort: a run always has an end on record, even when the loop itself fell over."""
+        if live.log.state.ended:
+            return
+        words = live.secrets.redact(traceback.format_exc())
+        log.error("run %s ended by a defect: %s", live.spec.run_id, words)
         end: dict[str, Any] = {"failure": "unknown", "error": "The server had an internal error.", "retryable": False}
-        await live.log.emit("run.failed", **end, partial_row=None, text_length=0, steps=live.log.step, usage={})
+        with contextlib.suppress(LogEnded, StoreError):
+            await live.log.emit("run.failed", **end, partial_row=None, text_length=0, steps=live.log.step, usage={})
 
     async def _forget(self, live: LiveRun) -> None:
         run_id = live.spec.run_id
+        if live.deadline_timer is not None:
+            live.deadline_timer.cancel()
         await self._log.close(run_id)
         self._live.pop(run_id, None)
         if not live.spec.persist and not self._log.watched(run_id):
@@ -345,14 +368,17 @@ class RunEngine:
         live = self._live.get(run_id)
         if live is None:
             return "unknown" if await self.get(run_id) is None else "not_active"
-        if live.log.state.ended:
-            return "not_active"
-        if control.control_id in live.log.state.controls:
+        if control.control_id in live.controls.seen:
             return "applied"
+        live.controls.seen.add(control.control_id)
         event = live.log.event("control.received", by=control.by, surface=control.surface)
         event.data |= {"control_id": control.control_id, "control": control.control, "data": dict(control.data)}
-        await live.log.append(event)
-        return self._apply(live, control)
+        applied: list[Applied] = []
+        try:
+            await live.log.append(event, then=lambda: applied.append(self._apply(live, control)))
+        except (LogEnded, LeaseLost):
+            return "not_active"
+        return applied[0]
 
     def _apply(self, live: LiveRun, control: Control) -> Applied:
         controls, data = live.controls, control.data
@@ -371,6 +397,7 @@ class RunEngine:
     async def drain(self, seconds: float) -> None:
         """Take nothing new, let runs go on for a while, then stop what is left; nothing ends without a record."""
         self._draining = True
+        self._leases.turn_away()
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=seconds)
         for live in tuple(self._live.values()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import time
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 
 from hermes.limits import LEASE_POLL_S, LEASE_RENEW_S, LEASE_TTL_S
 from hermes.store.base import LeaseStore, StoreError
+
+log = logging.getLogger(__name__)
 
 
 class SessionBusy(Exception):
@@ -68,14 +71,25 @@ class SessionLeases:
         return lease
 
     async def _claim(self, lease: Lease) -> None:
-        name = f"session:{lease.session_id}"
         # Another process may hold it, and cannot tell us when it lets go.
-        while (token := await self._store.acquire(name, self._holder, LEASE_TTL_S)) is None:  # noqa: ASYNC110
+        while (token := await self._ask_store(lease)) is None:  # noqa: ASYNC110
             await asyncio.sleep(LEASE_POLL_S)
         lease.token = token
         self._held.add(lease)
         if self._renewing is None:
             self._renewing = asyncio.create_task(self._renew())
+
+    async def _ask_store(self, lease: Lease) -> int | None:
+        """The store's answer. Who is called away meanwhile gives back what the answer brings."""
+        name = f"session:{lease.session_id}"
+        asked = asyncio.ensure_future(self._store.acquire(name, self._holder, LEASE_TTL_S))
+        try:
+            return await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            await asyncio.wait([asked])
+            if not asked.cancelled() and asked.exception() is None and (token := asked.result()) is not None:
+                await self._store.release(name, token)
+            raise
 
     async def release(self, lease: Lease) -> None:
         """Give the session to whoever is next."""
@@ -87,6 +101,13 @@ class SessionLeases:
                 await self._store.release(f"session:{lease.session_id}", lease.token)
         finally:
             self._leave(lease)
+
+    def turn_away(self) -> None:
+        """Let nobody wait any longer: there will be no more turns."""
+        for line in tuple(self._lines.values()):
+            for lease in tuple(line):
+                if not lease.turn.done():
+                    lease.turn.set_exception(SessionBusy("The server is stopping."))
 
     def close(self) -> None:
         """Renew no more."""
@@ -111,8 +132,9 @@ class SessionLeases:
                     kept = lease.token is not None and await self._store.renew(
                         f"session:{lease.session_id}", lease.token, LEASE_TTL_S
                     )
-                except StoreError:
-                    continue  # it may be back before the lease has run out
+                except Exception as error:  # noqa: BLE001  (the store may be back before the lease has run out)
+                    log.warning("the lease of session %s could not be renewed: %s", lease.session_id, error)
+                    continue
                 if not kept and lease in self._held:
                     self._held.discard(lease)
                     self._lost(lease.run_id)

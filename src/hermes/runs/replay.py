@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from heapq import merge
 from operator import attrgetter
 
@@ -14,7 +14,7 @@ _BY_SEQ = attrgetter("seq")
 
 def replay(
     run_id: str, durable: Iterable[Event], row_of: Callable[[int], Row | None], partials: Iterable[Partial], after: int
-) -> list[Event]:
+) -> Iterator[Event]:
     """Everything later than `after`, in order.
 
     A completed message gives its deltas from its row and its cuts; an open one from its partial.
@@ -36,15 +36,15 @@ def replay(
             streams.append(
                 deltas(run_id, event.step, "reasoning.delta", fixed, row.reasoning or "", data["cuts"], after)
             )
-    streams += (_open(run_id, partial, after) for partial in partials)
-    return list(merge(*streams, key=_BY_SEQ))
+    streams += (_open(run_id, partial, after) for partial in partials if partial.last_seq > after)
+    return merge(*streams, key=_BY_SEQ)
 
 
 def _open(run_id: str, partial: Partial, after: int) -> Iterable[Event]:
     fixed = {
         "text": {"message_id": partial.stream_id},
         "reasoning": {"message_id": partial.stream_id.removesuffix(":reasoning"), "form": partial.form},
-        "tool": {"call_id": partial.stream_id, "stream": partial.form},
+        "tool": {"call_id": partial.stream_id.rpartition("/")[0], "stream": partial.form},
     }[partial.kind]
     kind = {"text": "text.delta", "reasoning": "reasoning.delta", "tool": "tool.output"}[partial.kind]
     return deltas(run_id, partial.step, kind, fixed, partial.text, partial.cuts, after)

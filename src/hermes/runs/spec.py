@@ -29,7 +29,7 @@ class RouteChoice:
     base_url: str | None = None
     api_mode: str | None = None
     api_key: str | None = field(default=None, repr=False)
-    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    extra_body: Mapping[str, Any] = field(default_factory=dict, repr=False)
     fallbacks: tuple[Mapping[str, Any] | str, ...] | None = field(default=None, repr=False)
 
 
@@ -75,7 +75,8 @@ class RunSpec:
         """The spec as it is kept with the run: all of it but the credentials."""
         out = asdict(self)
         if out["route"]:
-            del out["route"]["api_key"], out["route"]["fallbacks"]
+            for name in ("api_key", "extra_body", "fallbacks"):
+                del out["route"][name]
         return out
 
 

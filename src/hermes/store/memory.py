@@ -196,13 +196,14 @@ class MemoryLeases:
 
     def __init__(self) -> None:
         self._leases: dict[str, tuple[str, int, float]] = {}
-        self._tokens: dict[str, int] = {}
+        self._last_token = 0
 
     async def acquire(self, name: str, holder: str, ttl_s: float) -> int | None:
         held = self._leases.get(name)
         if held is not None and held[2] > time.monotonic():
             return None
-        token = self._tokens[name] = self._tokens.get(name, 0) + 1
+        self._last_token += 1
+        token = self._last_token
         self._leases[name] = (holder, token, time.monotonic() + ttl_s)
         return token
 

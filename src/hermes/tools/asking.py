@@ -11,7 +11,7 @@ from typing import Any
 
 from hermes.runs.control import Questions, RunControls
 from hermes.runs.events import Event
-from hermes.runs.log import RunWriter
+from hermes.runs.writer import RunWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class ApprovalRequest:
     subject: str
     reason: str
     rules: tuple[str, ...] = ()
-    choices: tuple[str, ...] = ("once", "session", "deny")
+    choices: tuple[str, ...] = ("once", "deny")
 
 
 class Asking:
@@ -84,7 +84,7 @@ class Asking:
             answer, by = await self._wait(self._controls.clarifications, request_id, event, self._clarify_s)
         finally:
             await self._log.emit("clarify.resolved", request_id=request_id, by=by, answered=answer is not None)
-        return None if answer is None else str(answer.get("answer", ""))
+        return str(answer["answer"]) if answer is not None else None
 
     async def _wait(
         self, questions: Questions, question_id: str, event: Event, seconds: float
@@ -93,7 +93,8 @@ class Asking:
         try:
             await self._log.append(event)
             async with asyncio.timeout(seconds):
-                return await future, "user"
+                answer = await future
+            return (answer if answer.get("answer", "") is not None else None), "user"
         except TimeoutError:
             return None, "timeout"
         finally:

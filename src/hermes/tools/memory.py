@@ -36,7 +36,7 @@ class MemoryFile:
         """The entries, or none where there is no file."""
         try:
             text = self.path.read_text("utf-8", errors="replace")
-        except FileNotFoundError:
+        except OSError:
             return []
         return [entry for part in re.split(r"^§[ \t]*$", text, flags=re.M) if (entry := part.strip())]
 

@@ -7,6 +7,7 @@ import inspect
 import json
 import logging
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -14,11 +15,11 @@ from typing import Any, Literal
 from hermes.agent.parts import ToolCall
 from hermes.guards.secrets import redact_tree
 from hermes.limits import PREVIEW_CHARS_MAX, STUBBORN_S_MAX
-from hermes.runs.control import Stop, Stopped
-from hermes.runs.log import RunWriter
-from hermes.store.base import Row
+from hermes.runs.control import Stop
+from hermes.runs.writer import LogEnded, RunWriter
+from hermes.store.base import Row, StoreError
 from hermes.tools import arguments
-from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, ToolError, render
+from hermes.tools.registry import Answer, Args, Effect, ToolContext, ToolDef, ToolError, render
 from hermes.tools.threads import ToolThreads
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class Outcome:
     name: str
     code: str = ""
     invalid: bool = False
+    steered: bool = False
 
 
 @dataclass(slots=True)
@@ -98,21 +100,20 @@ class ToolRound:
         self._guard = LoopGuard()
 
     async def run(
-        self, calls: Sequence[ToolCall], steer: Callable[[], str], refused: Mapping[str, Answer] | None = None
-    ) -> list[Outcome]:
-        """Every call's outcome, in the order of the calls, each committed when it existed.
+        self, calls: Sequence[ToolCall], steer: Callable[[], str], out: list[Outcome], refused: Mapping[str, Answer]
+    ) -> None:
+        """Every call's outcome into `out`, in the order of the calls, each committed when it existed.
 
         `steer` gives the words of the user that came meanwhile; they go into the last result. `refused` are answers to
         calls that are not to be run. A stop ends what runs, puts it on record and is raised again.
         """
-        refused = refused or {}
         works = [Work(call, refusal=refused[call.id]) if call.id in refused else self._settle(call) for call in calls]
         self._mark_duplicates(works)
         tasks = [asyncio.create_task(self._take(works, i, steer)) for i in range(len(works))]
         try:
             async with self._stop.scope():
                 await asyncio.gather(*tasks)
-        except Stopped:
+        except BaseException:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
@@ -120,12 +121,8 @@ class ToolRound:
                 if work.outcome is None:
                     await self._finish(work, "interrupted", {"status": "interrupted"}, time.monotonic())
             raise
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-            raise
-        return [work.outcome for work in works if work.outcome is not None]
+        finally:
+            out += (work.outcome for work in works if work.outcome is not None)
 
     def _settle(self, call: ToolCall) -> Work:
         name = arguments.settle_name(call.name, self._tools)
@@ -175,12 +172,25 @@ class ToolRound:
         if work.refusal is not None or work.tool is None:
             await self._finish(work, "error", work.refusal or {}, began, steer=steer)
             return
-        await self._start(work.tool, work)
-        status, answer = await self._call(work.tool, work)
-        effect = work.tool.effect_of(work.args)
+        status, answer, effect = await self._guarded(work.tool, work)
         if hint := self._guard.hint(work.tool.name, work.args, status, effect, render(answer)):
             answer.setdefault("hint", hint)
         await self._finish(work, status, answer, began, steer=steer)
+
+    async def _guarded(self, tool: ToolDef, work: Work) -> tuple[Status, Answer, Effect]:
+        """Start and run a tool. Whatever part of it is defective, only its own call fails."""
+        try:
+            effect = tool.effect_of(work.args)
+            await self._start(tool, work)
+            return *await self._call(tool, work), effect
+        except (StoreError, LogEnded):
+            raise
+        except Exception as error:  # noqa: BLE001  (a defect of the tool)
+            return "error", self._crash(tool, error), "effect"
+
+    def _crash(self, tool: ToolDef, error: Exception) -> Answer:
+        log.error("tool %s fell over: %s", tool.name, self._redact(traceback.format_exc()))
+        return {"error": self._redact(f"{tool.name} failed: {type(error).__name__}: {error}"), "code": "tool_crashed"}
 
     async def _start(self, tool: ToolDef, work: Work) -> None:
         effect = tool.effect_of(work.args)
@@ -205,12 +215,10 @@ class ToolRound:
         except ToolError as refusal:
             status: Status = "blocked" if refusal.answer["code"] == "blocked" else "error"
             return status, refusal.answer
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (told to the model, and in the log)
             if isinstance(error, TimeoutError) and limit.expired():
                 return "timeout", {"error": f"{tool.name} took longer than {tool.timeout_s:g} s.", "code": "timeout"}
-            log.exception("tool %s fell over", tool.name)
-            crash = f"{tool.name} failed: {type(error).__name__}: {error}"
-            return "error", {"error": self._redact(crash), "code": "tool_crashed"}
+            return "error", self._crash(tool, error)
 
     async def _in_thread(self, tool: ToolDef, ctx: ToolContext, args: Args) -> Answer:
         job = self._threads.submit(lambda: tool.run(ctx, args))
@@ -238,7 +246,8 @@ class ToolRound:
         name = work.tool.name if work.tool else work.call.name
         content = answer if isinstance(answer, str) else render(redact_tree(answer, self._redact))
         code = code or (str(answer.get("code", "")) if isinstance(answer, dict) else "")
-        if words := steer():
+        words = steer()
+        if words:
             content = f"{content}\n\n{words}"
         event = self._log.event("tool.finished", call_id=work.call.id, name=name, status=status, code=code, row=None)
         event.data |= {"duration_ms": round((time.monotonic() - began) * 1000), "chars": len(content)}
@@ -246,7 +255,7 @@ class ToolRound:
         row = Row(self._transcript_id, "tool", content, self._log.run_id, tool_call_id=work.call.id, tool_name=name)
         row.told = ((event, "row"),)
         # From here on the commit goes through, also when this task is cancelled while it waits for it.
-        work.outcome = Outcome(work.call, status, content, name, code, work.refusal is not None)
+        work.outcome = Outcome(work.call, status, content, name, code, work.refusal is not None, bool(words))
         await self._log.append(event, rows=[row], closes=self._log.end_output(work.call.id))
 
 
@@ -258,9 +267,12 @@ def _conflict(a: Work, b: Work) -> bool:
     """Whether two calls may not run at the same time."""
     if a.tool is None or b.tool is None or a.refusal or b.refusal:
         return False
-    if not (a.tool.alone or b.tool.alone) and a.tool.effect_of(a.args) == b.tool.effect_of(b.args) == "read":
-        return False
-    one, other = a.tool.scope_of(a.args), b.tool.scope_of(b.args)
+    try:
+        if not (a.tool.alone or b.tool.alone) and a.tool.effect_of(a.args) == b.tool.effect_of(b.args) == "read":
+            return False
+        one, other = a.tool.scope_of(a.args), b.tool.scope_of(b.args)
+    except Exception:  # noqa: BLE001  (a defect of the tool; it is told when its call is made)
+        return True
     return bool("*" in one or "*" in other or one & other or _inside(one, other) or _inside(other, one))
 
 

@@ -62,6 +62,7 @@ class ToolThreads:
         self._lock = threading.Lock()
         self._threads_max = threads_max
         self._threads = self._idle = self._queued = 0
+        self._closed = False
         self.abandoned = 0
 
     async def call(self, function: Callable[[], Any]) -> Any:
@@ -97,10 +98,13 @@ class ToolThreads:
             except queue.Empty:
                 job = None
             with self._lock:
-                self._idle -= 1
                 if job is None:
+                    if self._queued and not self._closed:  # somebody counts on this thread
+                        continue
+                    self._idle -= 1
                     self._threads -= 1
                     return
+                self._idle -= 1
                 self._queued -= 1
             job.run()
             with self._lock:
@@ -114,6 +118,7 @@ class ToolThreads:
     def close(self) -> None:
         """Let idle threads go at once."""
         with self._lock:
+            self._closed = True
             count = self._threads
         for _ in range(count):
             self._jobs.put(None)

@@ -1,0 +1,385 @@
+"""Writing a run's log: volatile text that leaves at once, durable events that are committed first, in one order."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hermes.bus.memory import MemoryBus
+from hermes.guards.secrets import Secrets, StreamMask
+from hermes.limits import PARTIAL_EVENTS_MAX, PARTIAL_S_MAX
+from hermes.runs.events import Cuts, Event, RunState
+from hermes.store.base import Partial, Row, RunStore, SessionRecord
+
+
+class LogEnded(Exception):
+    """The log has its last event; nothing can follow it."""
+
+
+class _Stream:
+    """A text that is growing: a message's text or reasoning, or one output of a tool.
+
+    `pieces` is all that was written, `length` how much of it was given out, `saved_seq` how much the store knows.
+    """
+
+    __slots__ = (
+        "cuts",
+        "fixed",
+        "form",
+        "id",
+        "kind",
+        "last_seq",
+        "length",
+        "mask",
+        "pieces",
+        "saved_seq",
+        "step",
+        "type",
+    )
+
+    def __init__(self, id_: str, kind: str, type_: str, step: int, fixed: dict[str, Any], mask: StreamMask) -> None:
+        self.id, self.kind, self.type, self.step, self.fixed, self.mask = id_, kind, type_, step, fixed, mask
+        self.form: str = fixed.get("form") or fixed.get("stream") or ""
+        self.pieces: list[str] = []
+        self.length = self.last_seq = self.saved_seq = 0
+        self.cuts = Cuts()
+
+    @property
+    def text(self) -> str:
+        if len(self.pieces) > 1:
+            self.pieces = ["".join(self.pieces)]
+        return self.pieces[0] if self.pieces else ""
+
+    def partial(self) -> Partial:
+        given_out = self.text[: self.length]
+        return Partial(self.id, self.kind, self.step, given_out, self.cuts.pack(), self.last_seq, self.form)
+
+
+Pending = list[tuple[_Stream | None, Any]]
+
+
+@dataclass(slots=True)
+class _Commit:
+    """Something on its way to the store: durable events, or, without any, the texts that have grown.
+
+    `before` is the volatile text that came before the events; `prepare` completes them once that has been given out;
+    `then` follows the commit before anything else does.
+    """
+
+    done: asyncio.Future[None]
+    before: Pending = field(default_factory=list)
+    events: Sequence[Event] = ()
+    rows: Sequence[Row] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+    prepare: Callable[[], None] | None = None
+    then: Callable[[], None] | None = None
+
+
+class RunWriter:
+    """The one writer of a run's log.
+
+    Volatile text leaves at once, or is joined for up to `window_s` with what follows it; while a durable event is being
+    committed it waits for that, so that every reader sees one order.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        store: RunStore,
+        bus: MemoryBus,
+        *,
+        token: int | None = None,
+        window_s: float = 0.02,
+        secrets: Secrets | None = None,
+        clock: Callable[[], float] = time.time,
+        last_seq: int = 0,
+    ) -> None:
+        self.run_id = run_id
+        self.token = token
+        self.state = RunState()
+        self.step = 0
+        self._store, self._bus, self._clock, self._window_s = store, bus, clock, window_s
+        self._secrets = secrets or Secrets()
+        self._seq = last_seq
+        self._streams: dict[str, _Stream] = {}
+        self._pending: Pending = []
+        self._commits: deque[_Commit] = deque()
+        self._awaited = 0
+        self._ending = self._closed = False
+        self._draining: asyncio.Task[None] | None = None
+        self._join_timer: asyncio.TimerHandle | None = None
+        self._save_timer: asyncio.TimerHandle | None = None
+        self._unsaved = 0
+        self._last_delta_at = float("-inf")
+        self._loop = asyncio.get_running_loop()
+
+    # --- volatile -----------------------------------------------------------------------------------------------
+
+    def text(self, message_id: str, text: str) -> None:
+        """Visible text of a message."""
+        stream = self._streams.get(message_id)
+        if stream is None:
+            stream = self._open(message_id, "text", "text.delta", {"message_id": message_id})
+        self._write(stream, text)
+
+    def reasoning(self, message_id: str, text: str, form: str) -> None:
+        """Reasoning of a message; its form is that of its beginning."""
+        stream_id = f"{message_id}:reasoning"
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            stream = self._open(stream_id, "reasoning", "reasoning.delta", {"message_id": message_id, "form": form})
+        self._write(stream, text)
+
+    def output(self, call_id: str, text: str, name: str = "stdout") -> None:
+        """Output of a running tool."""
+        stream_id = f"{call_id}/{name}"
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            stream = self._open(stream_id, "tool", "tool.output", {"call_id": call_id, "stream": name})
+        self._write(stream, text)
+
+    def drafted(self, message_id: str, index: int, name: str) -> None:
+        """The model has begun to write a call: shown live, kept nowhere."""
+        self._pending.append((None, {"message_id": message_id, "index": index, "name": name}))
+        self.flush()
+
+    def text_of(self, stream_id: str) -> str:
+        """All text of an open stream that was given out or is about to be, what its mask holds back included."""
+        stream = self._streams.get(stream_id)
+        return stream.text + stream.mask.held if stream else ""
+
+    def flush(self) -> None:
+        """Give out what waits to be joined, unless a durable event is on its way: then it follows that."""
+        if not self._awaited and self._pending:
+            pending, self._pending = self._pending, []
+            self._give_out(pending)
+
+    def _open(self, id_: str, kind: str, type_: str, fixed: dict[str, Any]) -> _Stream:
+        stream = self._streams[id_] = _Stream(id_, kind, type_, self.step, fixed, self._secrets.stream())
+        return stream
+
+    def _write(self, stream: _Stream, text: str) -> None:
+        text = stream.mask.feed(text)
+        if text:
+            self._accept(stream, text)
+
+    def _accept(self, stream: _Stream, text: str) -> None:
+        stream.pieces.append(text)
+        now = self._loop.time()
+        if not self._pending and not self._awaited and now - self._last_delta_at >= self._window_s:
+            self._last_delta_at = now
+            self._delta(stream, text)
+            return
+        if self._pending and self._pending[-1][0] is stream:
+            self._pending[-1] = (stream, self._pending[-1][1] + text)
+        else:
+            self._pending.append((stream, text))
+        if self._join_timer is None and not self._awaited:
+            self._join_timer = self._loop.call_at(self._last_delta_at + self._window_s, self._join)
+
+    def _join(self) -> None:
+        self._join_timer = None
+        self.flush()
+
+    def _give_out(self, pending: Pending) -> None:
+        self._last_delta_at = self._loop.time()
+        for stream, content in pending:
+            if stream is None:
+                self._seq += 1
+                self._deliver(Event(self.run_id, "tool.drafted", self.step, content, self._seq, self._now()))
+            else:
+                self._delta(stream, content)
+
+    def _delta(self, stream: _Stream, text: str) -> None:
+        self._seq += 1
+        ts = self._now()
+        event = Event(
+            self.run_id,
+            stream.type,
+            stream.step,
+            {**stream.fixed, "offset": stream.length, "text": text},
+            self._seq,
+            ts,
+        )
+        stream.cuts.add(self._seq, len(text), ts)
+        stream.length += len(text)
+        stream.last_seq = self._seq
+        self._deliver(event)
+        self._unsaved += 1
+        if self._save_timer is None:
+            self._save_timer = self._loop.call_later(PARTIAL_S_MAX, self._save)
+        elif self._unsaved == PARTIAL_EVENTS_MAX:
+            self._save()
+
+    def _save(self) -> None:
+        if self._save_timer is not None:
+            self._save_timer.cancel()
+            self._save_timer = None
+        if not self._ending:
+            self._enqueue(_Commit(self._loop.create_future()))
+
+    async def settle(self) -> None:
+        """Wait until the store knows all that was given out."""
+        if not self._ending:
+            await asyncio.shield(self._enqueue(_Commit(self._loop.create_future())))
+        elif self._draining is not None:
+            await asyncio.wait([self._draining])
+
+    # --- durable ------------------------------------------------------------------------------------------------
+
+    def event(self, type_: str, **data: Any) -> Event:
+        """An event of the current step, not yet in the log. What concerns the whole run belongs to no step."""
+        return Event(self.run_id, type_, 0 if type_.startswith("run.") else self.step, data)
+
+    async def append(
+        self,
+        *events: Event,
+        rows: Sequence[Row] = (),
+        session: SessionRecord | None = None,
+        closes: Sequence[str] = (),
+        replaces: bool = False,
+        annotate: tuple[int, str] | None = None,
+        sync: bool = False,
+        prepare: Callable[[], None] | None = None,
+        then: Callable[[], None] | None = None,
+    ) -> None:
+        """Commit events with the rows they announce; then, and only then, readers see them."""
+        if self._ending:
+            raise LogEnded(self.run_id)
+        self._ending = any(event.final or event.type == "run.interrupted" for event in events)
+        before, self._pending = self._pending, []
+        options = {"session": session, "closes": closes, "replaces": replaces, "annotate": annotate, "sync": sync}
+        self._awaited += 1
+        commit = _Commit(self._loop.create_future(), before, events, rows, options, prepare, then)
+        await asyncio.shield(self._enqueue(commit))
+
+    def _enqueue(self, commit: _Commit) -> asyncio.Future[None]:
+        self._commits.append(commit)
+        # An outcome that nobody waits for any more is no error of its own.
+        commit.done.add_done_callback(lambda done: done.cancelled() or done.exception())
+        if self._draining is None:
+            self._draining = self._loop.create_task(self._drain())
+        return commit.done
+
+    async def emit(self, type_: str, *, rows: Sequence[Row] = (), sync: bool = False, **data: Any) -> Event:
+        """Commit one event."""
+        event = self.event(type_, **data)
+        await self.append(event, rows=rows, sync=sync)
+        return event
+
+    async def complete(self, message_id: str, row: Row, *, after: Sequence[Event] = (), **data: Any) -> None:
+        """Commit a whole message: its row, its completion and what goes with it. The row gets the text given out."""
+        text, thought = (self._ended(stream_id) for stream_id in (message_id, f"{message_id}:reasoning"))
+        content = text.text if text else ""
+        row.content, row.reasoning = content, thought.text if thought else None
+        done = self.event("message.completed", message_id=message_id, row=None, text_length=len(content), **data)
+        row.told = (*row.told, (done, "row"))
+        events = [done, *after]
+        if thought is not None:
+            form = {"chars": len(thought.text), "form": thought.form}
+            events.insert(0, self.event("reasoning.completed", message_id=message_id, **form))
+
+        def cuts() -> None:
+            done.data["cuts"] = text.cuts.pack() if text else ""
+            if thought is not None:
+                events[0].data["cuts"] = thought.cuts.pack()
+
+        closes = [stream.id for stream in (text, thought) if stream is not None]
+        await self.append(*events, rows=[row], closes=closes, prepare=cuts)
+
+    def _ended(self, stream_id: str) -> _Stream | None:
+        """The stream with what its mask still held back."""
+        stream = self._streams.get(stream_id)
+        if stream is not None and (held := stream.mask.finish()):
+            self._accept(stream, held)
+        return stream
+
+    def end_output(self, call_id: str) -> Sequence[str]:
+        """The streams of a tool that has ended, to be closed by the commit that says so."""
+        ids = [stream.id for stream in self._streams.values() if stream.fixed.get("call_id") == call_id]
+        for stream_id in ids:
+            self._ended(stream_id)
+        return ids
+
+    async def _drain(self) -> None:
+        """Carry out what is queued, one after the other."""
+        try:
+            while self._commits:
+                commit = self._commits.popleft()
+                try:
+                    await (self._commit(commit) if commit.events else self._save_partials())
+                except Exception as error:  # noqa: BLE001  (whoever waits for it is told)
+                    self._failed(commit, error)
+                else:
+                    if not commit.done.done():
+                        commit.done.set_result(None)
+                finally:
+                    self._awaited -= 1 if commit.events else 0
+        finally:
+            self._draining = None
+        self.flush()
+
+    def _failed(self, commit: _Commit, error: Exception) -> None:
+        if any(event.final for event in commit.events):
+            self._ending = False
+        if not commit.events and self._save_timer is None and not self._closed:
+            self._save_timer = self._loop.call_later(PARTIAL_S_MAX, self._save)
+        if not commit.done.done():
+            commit.done.set_exception(error)
+
+    async def _commit(self, commit: _Commit) -> None:
+        self._give_out(commit.before)
+        if commit.prepare is not None:
+            commit.prepare()
+        for event in commit.events:
+            self._seq += 1
+            event.seq, event.ts = self._seq, self._clock()
+        closes = commit.options["closes"]
+        partials = [stream.partial() for stream in self._grown() if stream.id not in closes]
+        await self._store.append(
+            self.run_id, self.token, commit.events, commit.rows, partials=partials, **commit.options
+        )
+        for stream_id in closes:
+            self._streams.pop(stream_id, None)
+        self._saved(partials)
+        for event in commit.events:
+            self.state.apply(event)
+            self._deliver(event)
+        if commit.then is not None:
+            commit.then()
+
+    async def _save_partials(self) -> None:
+        if partials := [stream.partial() for stream in self._grown()]:
+            await self._store.put_partials(self.run_id, self.token, partials)
+            self._saved(partials)
+
+    def _grown(self) -> list[_Stream]:
+        return [stream for stream in self._streams.values() if stream.last_seq > stream.saved_seq]
+
+    def _saved(self, partials: Sequence[Partial]) -> None:
+        self._unsaved = 0
+        for partial in partials:
+            if (stream := self._streams.get(partial.stream_id)) is not None:
+                stream.saved_seq = partial.last_seq
+
+    # --- common -------------------------------------------------------------------------------------------------
+
+    def _deliver(self, event: Event) -> None:
+        self._bus.publish(self.run_id, event)
+
+    def _now(self) -> float:
+        return round(self._clock(), 3)
+
+    async def close(self) -> None:
+        """Leave nothing behind: timers and tasks of this log end here."""
+        self._closed = True
+        for timer in (self._join_timer, self._save_timer):
+            if timer is not None:
+                timer.cancel()
+        self._join_timer = self._save_timer = None
+        if self._draining is not None:
+            await asyncio.wait([self._draining])

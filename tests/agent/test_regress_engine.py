@@ -1,0 +1,377 @@
+"""The engine when things come at the wrong moment: shutdown, deadlines, defects, and stores of leases that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hermes.agent.step import ModelStep
+from hermes.runs import leases as leases_module
+from hermes.runs.engine import LiveRun, Refused
+from hermes.runs.spec import Control
+from hermes.store.base import StoreError
+from hermes.store.memory import MemoryLeases, MemoryRuns
+from hermes.tools.round import ToolRound
+from support.model_server import Call, ModelServer, Reply, Request
+
+from .house import FINAL, House, Json, nothing_left, sent, tool
+
+SESSION = "the-session"
+
+
+async def idle() -> None:
+    """Let everything on the loop go on until it waits for something else."""
+    for _ in range(30):
+        await asyncio.sleep(0)
+
+
+class Gate:
+    """Answers that wait until the test lets them go."""
+
+    def __init__(self, server: ModelServer) -> None:
+        self.open = asyncio.Event()
+        server.handler = self._answer
+
+    async def _answer(self, request: Request) -> Reply:
+        await self.open.wait()
+        return Reply(text=f"Answer {request.number}.")
+
+
+@pytest.fixture
+async def gate(server: ModelServer) -> Gate:
+    return Gate(server)
+
+
+async def read(house: House, run_id: str, within: float = 3.0) -> list[Json]:
+    """All events of a run, waited for."""
+    async with asyncio.timeout(within):
+        return [event.as_dict() async for event in house.engine.subscribe(run_id)]
+
+
+async def outcome(live: LiveRun) -> Any:
+    """The result of a run, or the exception it ended with."""
+    assert live.task is not None
+    (got,) = await asyncio.gather(live.task, return_exceptions=True)
+    return got
+
+
+async def shape(house: House, session_id: str = SESSION) -> list[tuple[str, str]]:
+    """The session's rows: the role of each with the calls it makes or answers."""
+    rows = await house.rows(session_id)
+    return [(row.role, row.tool_call_id or ",".join(call["id"] for call in row.tool_calls or ())) for row in rows]
+
+
+# ---- shutdown
+
+
+def hurry(patch: pytest.MonkeyPatch, *names: str, factor: float = 0.04) -> None:
+    """Make fixed waits shorter, all in proportion, wherever they are known."""
+    for module in [module for name, module in sys.modules.items() if name.startswith("hermes.")]:
+        for name in names:
+            if isinstance(seconds := getattr(module, name, None), float):
+                patch.setattr(module, name, seconds * factor)
+
+
+@pytest.fixture
+def stubborn(house: House) -> Any:
+    """A blocking tool that hears nothing until the test is over."""
+    over = threading.Event()
+
+    def run(_: Any, __: Json) -> Json:
+        over.wait(10)
+        return {}
+
+    house.offer(tool("stubborn", run))
+    yield
+    over.set()
+
+
+@pytest.mark.usefixtures("stubborn")
+async def test_a_shutdown_ends_a_run_on_record_although_its_tool_does_not_listen(
+    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hurry(monkeypatch, "CLOSE_S_MAX", "STUBBORN_S_MAX")
+    server.script = [Reply(tool_calls=[Call("stubborn", id="c1")])]
+    running = await house.begin(house.spec(server, persist=True, session_id=SESSION, on_detach="cancel"))
+    await running.seen("tool.started")
+    async with asyncio.timeout(5):
+        await house.engine.drain(0)
+    ran = await running.end()
+    assert (ran.final["type"], ran.final["reason"]) == ("run.cancelled", "server_shutdown")
+    assert await shape(house) == [("user", ""), ("assistant", "c1"), ("tool", "c1"), ("assistant", "")]
+
+
+async def test_a_shutdown_refuses_turns_that_still_wait_for_their_session(
+    house: House, server: ModelServer, gate: Gate
+) -> None:
+    first = await house.begin(house.spec(server, persist=True, session_id=SESSION))
+    await first.seen("model.started")
+    waiting = asyncio.create_task(house.engine.run(house.spec(server, "two", persist=True, session_id=SESSION)))
+    await idle()
+    async with asyncio.timeout(3):
+        await house.engine.drain(0)
+        with pytest.raises(Refused) as refused:
+            await waiting
+    assert refused.value.code == "gateway_draining"
+    await first.end()
+    await nothing_left(server)
+
+
+async def test_a_queued_run_is_left_for_the_next_process_at_shutdown(
+    house: House, server: ModelServer, gate: Gate
+) -> None:
+    first = await house.begin(house.spec(server, persist=True, session_id=SESSION, on_detach="cancel"))
+    await first.seen("model.started")
+    run_id = await house.engine.submit(house.spec(server, "two", persist=True, session_id=SESSION))
+    await idle()
+    await house.engine.drain(0)
+    assert [event["type"] for event in await read(house, run_id)] == ["run.queued", "run.interrupted"]
+    record = await house.engine.get(run_id)
+    assert record is not None
+    assert record.state.status == "interrupted"
+    await first.end()
+
+
+async def test_a_queued_run_that_nobody_is_to_resume_is_cancelled_at_shutdown(
+    house: House, server: ModelServer, gate: Gate
+) -> None:
+    first = await house.begin(house.spec(server, persist=True, session_id=SESSION, on_detach="cancel"))
+    await first.seen("model.started")
+    late = house.spec(server, "two", persist=True, session_id=SESSION, on_detach="cancel")
+    await house.engine.submit(late)
+    await idle()
+    await house.engine.drain(0)
+    last = (await read(house, late.run_id))[-1]
+    assert (last["type"], last["reason"]) == ("run.cancelled", "server_shutdown")
+    await first.end()
+
+
+# ---- queued runs
+
+
+async def test_the_deadline_of_a_queued_run_counts_from_its_submission(
+    house: House, server: ModelServer, gate: Gate
+) -> None:
+    first = await house.begin(house.spec(server, persist=True, session_id=SESSION))
+    await first.seen("model.started")
+    late = house.spec(server, "two", persist=True, session_id=SESSION, deadline_seconds=0.05)
+    await house.engine.submit(late)
+    last = (await read(house, late.run_id))[-1]
+    assert (last["type"], last["failure"]) == ("run.failed", "deadline")
+    gate.open.set()
+    await first.end()
+    assert len(server.requests) == 1
+
+
+async def test_past_the_number_of_runs_allowed_a_submission_is_refused_at_once_and_leaves_no_trace(
+    house: House, server: ModelServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(house.engine, "_limits", replace(house.engine._limits, runs_max=1))
+    first = await house.begin(house.spec(server, persist=True))
+    await first.seen("model.started")
+    more = house.spec(server, persist=True)
+    with pytest.raises(Refused) as refused:
+        await house.engine.submit(more)
+    assert refused.value.code == "rate_limit_exceeded"
+    assert await house.engine.get(more.run_id) is None
+    gate.open.set()
+    await first.end()
+
+
+# ---- controls
+
+
+async def test_a_control_that_is_sent_twice_at_once_is_applied_once(
+    house: House, server: ModelServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = MemoryRuns.append
+
+    async def slowly(runs: MemoryRuns, *args: Any, **fields: Any) -> None:
+        await asyncio.sleep(0.005)
+        await original(runs, *args, **fields)
+
+    monkeypatch.setattr(MemoryRuns, "append", slowly)
+    running = await house.begin(house.spec(server, persist=True))
+    await running.seen("model.started")
+    steer = Control("steer", {"text": "and tea"}, control_id="ctl_1")
+    told = await asyncio.gather(*(house.engine.control(running.run_id, steer) for _ in range(3)))
+    gate.open.set()
+    ran = await running.end()
+    assert told == ["applied"] * 3
+    assert ran.one("control.received")["control_id"] == "ctl_1"
+    assert ran.result["pending_steer"] == "and tea"
+
+
+# ---- faults while a turn is opened
+
+
+def memory_is_a_folder(house: House) -> Json:
+    (house.home.memories / "MEMORY.md").mkdir(parents=True)
+    return {}
+
+
+OPENINGS: dict[str, Callable[[House], Json]] = {
+    "memory that cannot be read": memory_is_a_folder,
+    "a file without data": lambda _: {
+        "message": [{"type": "text", "text": "look"}, {"type": "file", "file": {"name": "x"}}]
+    },
+    "a client's tool without a name": lambda _: {"client_tools": ({"type": "function", "function": {"name": "f"}},)},
+}
+
+
+@pytest.mark.parametrize("fault", OPENINGS)
+async def test_a_fault_while_a_turn_is_opened_is_a_failure_on_record_that_keeps_the_users_message(
+    house: House, server: ModelServer, fault: str
+) -> None:
+    server.script = [Reply(text="Done.")]
+    fields = {"message": "look", **OPENINGS[fault](house)}
+    ran = await house.run(server, persist=True, session_id=SESSION, **fields)
+    assert ran.final["type"] == "run.failed"
+    assert ran.final["error"]
+    assert (ran.result["failed"], ran.result["final_response"]) == (True, "")
+    rows = await house.rows(SESSION)
+    assert [row.role for row in rows] == ["user", "assistant"]
+    assert "look" in str(rows[0].content)
+    assert rows[1].synthetic
+
+
+# ---- defects
+
+
+@pytest.mark.parametrize(
+    ("place", "wanted"),
+    [
+        (ModelStep, [("user", ""), ("assistant", "")]),
+        (ToolRound, [("user", ""), ("assistant", "c1,c2"), ("tool", "c1"), ("tool", "c2"), ("assistant", "")]),
+    ],
+    ids=["asking the model", "running the tools"],
+)
+async def test_a_defect_in_the_loop_leaves_a_whole_transcript_and_one_end(
+    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch, place: Any, wanted: list[tuple[str, str]]
+) -> None:
+    async def fall_over(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError("a defect")
+
+    house.offer(tool("look"))
+    server.script = [Reply(text="Wait.", tool_calls=[Call("look", id="c1"), Call("look", id="c2")])]
+    spec = house.spec(server, persist=True, session_id=SESSION)
+    with monkeypatch.context() as broken:
+        broken.setattr(place, "run", fall_over)
+        await outcome(await house.engine.start(spec))
+    events = await read(house, spec.run_id)
+    assert [event["type"] for event in events if event["type"] in FINAL] == ["run.failed"]
+    assert "a defect" not in events[-1]["error"]
+    assert await shape(house) == wanted
+    server.script = [Reply(text="Fine.")]
+    ran = await house.run(server, "again", persist=True, session_id=SESSION)
+    assert ran.result["final_response"] == "Fine."
+    assert [role for role, _ in sent(server.requests[-1], "user", "assistant")] == ["user", "assistant"] * (
+        len(wanted) // 2
+    ) + ["user"]
+
+
+# ---- stores of leases that fail
+
+
+async def free(house: House, session_id: str) -> None:
+    """The session is held by nobody, soon."""
+    async with asyncio.timeout(2):
+        while await house.app.store.leases.holder(f"session:{session_id}") is not None:
+            await asyncio.sleep(0.005)
+
+
+async def test_who_is_cancelled_while_the_store_of_leases_answers_leaves_the_session_free(
+    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken, original = asyncio.Event(), MemoryLeases.acquire
+
+    async def slowly(leases: MemoryLeases, *args: Any) -> int | None:
+        token = await original(leases, *args)
+        taken.set()
+        await asyncio.sleep(0.02)
+        return token
+
+    with monkeypatch.context() as slow:
+        slow.setattr(MemoryLeases, "acquire", slowly)
+        admitting = asyncio.create_task(house.engine.admit(house.spec(server, persist=True, session_id=SESSION)))
+        await taken.wait()
+        admitting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await admitting
+        await free(house, SESSION)
+    server.script = [Reply(text="Done.")]
+    assert (await house.run(server, persist=True, session_id=SESSION)).result["completed"] is True
+
+
+@pytest.mark.parametrize("error", [StoreError, OSError, KeyError], ids=lambda error: error.__name__)
+async def test_a_lease_that_could_not_be_renewed_once_is_renewed_again(
+    house: House, server: ModelServer, gate: Gate, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    monkeypatch.setattr(leases_module, "LEASE_RENEW_S", 0.01)
+    calls, original = 0, MemoryLeases.renew
+    renewed = asyncio.Event()
+
+    async def renew(leases: MemoryLeases, *args: Any) -> bool:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise error("a hiccup")
+        renewed.set()
+        return await original(leases, *args)
+
+    monkeypatch.setattr(MemoryLeases, "renew", renew)
+    running = await house.begin(house.spec(server, persist=True))
+    async with asyncio.timeout(2):
+        await renewed.wait()
+    gate.open.set()
+    assert (await running.end()).result["completed"] is True
+
+
+@pytest.mark.parametrize("error", [StoreError, OSError], ids=lambda error: error.__name__)
+async def test_a_lease_that_cannot_be_given_back_does_not_spoil_the_result(
+    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    async def release(*_: Any) -> None:
+        raise error("the database is gone")
+
+    monkeypatch.setattr(MemoryLeases, "release", release)
+    server.script = [Reply(text="Done.")]
+    ran = await house.run(server, persist=True)
+    assert ran.result["completed"] is True
+    await nothing_left(server)
+
+
+@pytest.fixture
+async def leases() -> AsyncIterator[MemoryLeases]:
+    yield MemoryLeases()
+
+
+async def test_nothing_is_remembered_of_sessions_that_have_ended(house: House, server: ModelServer) -> None:
+    server.repeat, server.script = True, [Reply(text="Done.", continues=False)]
+    leases = house.app.store.leases
+
+    def remembered() -> int:
+        return sum(len(value) for value in vars(leases).values() if isinstance(value, dict | list | set))
+
+    await house.run(server)
+    before = remembered()
+    for _ in range(10):
+        await house.run(server)
+    assert remembered() <= before
+
+
+async def test_the_token_of_a_session_grows_although_it_was_free_in_between(leases: MemoryLeases) -> None:
+    tokens: list[int] = []
+    for _ in range(4):
+        token = await leases.acquire("session:s", "me", 30.0)
+        assert token is not None
+        tokens.append(token)
+        await leases.release("session:s", token)
+        assert not await leases.renew("session:s", token, 30.0)
+    assert tokens == sorted(set(tokens))

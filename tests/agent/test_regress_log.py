@@ -1,0 +1,397 @@
+"""The log over a store that takes its time, fails or is lost: every reader reads all of it, once, and to its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from hermes.bus.memory import MemoryBus
+from hermes.guards.secrets import Secrets
+from hermes.runs import leases as leases_module
+from hermes.runs.log import RunLog
+from hermes.runs.spec import Control, RunSpec
+from hermes.store.base import Row, StoreError
+from hermes.store.memory import MemoryLeases, MemoryRuns, MemoryStore
+from support.model_server import ModelServer, Reply
+
+from .house import FINAL, House, Json, check_laws, nothing_left
+
+SESSION = "the-session"
+
+
+async def idle() -> None:
+    """Let everything on the loop go on until it waits for something else."""
+    for _ in range(30):
+        await asyncio.sleep(0)
+
+
+class Held:
+    """Calls of the store that wait, where `which` wants it, until the test lets them go."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, name: str, which: Callable[..., bool] = lambda *_: True) -> None:
+        self.reached, self.go = asyncio.Event(), asyncio.Event()
+        original = getattr(MemoryRuns, name)
+
+        async def held(runs: MemoryRuns, *args: Any, **fields: Any) -> Any:
+            if which(*args):
+                self.reached.set()
+                await self.go.wait()
+            return await original(runs, *args, **fields)
+
+        patch.setattr(MemoryRuns, name, held)
+
+    async def wait(self) -> None:
+        async with asyncio.timeout(2):
+            await self.reached.wait()
+
+
+def of_type(*types: str) -> Callable[..., bool]:
+    """Whether an `append` carries an event of these types."""
+    return lambda _run_id, _token, events, *_: any(event.type in types for event in events)
+
+
+class Writing:
+    """A log on its own: its writer, and readers from its start."""
+
+    def __init__(self) -> None:
+        self.runs = MemoryStore().runs
+        self.spec = RunSpec("hi", SESSION)
+        self.log = RunLog(MemoryBus(), window_s=0.0)
+        self.writer = self.log.open(self.spec.run_id, self.runs, token=None, secrets=Secrets())
+
+    async def begin(self) -> Writing:
+        await self.runs.create(self.spec)
+        await self.writer.emit("run.started", model="m", provider="p")
+        return self
+
+    def reader(self) -> asyncio.Task[list[Json]]:
+        async def read() -> list[Json]:
+            async with asyncio.timeout(2):
+                return [event.as_dict() async for event in self.log.subscribe(self.spec.run_id, self.runs)]
+
+        return asyncio.create_task(read())
+
+    async def notice(self) -> None:
+        await self.writer.emit("notice", level="info", code="c", message="m")
+
+    async def complete(self) -> None:
+        row = Row(SESSION, "assistant", "", self.spec.run_id)
+        await self.writer.complete("m1", row, finish_reason="stop", tool_calls=[], partial=False)
+
+    async def end(self) -> None:
+        await self.writer.emit("run.completed", message_id="m1", row=None, finish_reason="stop", steps=1, usage={})
+        await self.log.close(self.spec.run_id)
+
+
+@pytest.fixture
+async def writing() -> AsyncIterator[Writing]:
+    made = await Writing().begin()
+    yield made
+    await made.log.close(made.spec.run_id)
+
+
+# ---- a store that takes its time
+
+
+@pytest.mark.parametrize("what", ["put_partials", "append"])
+async def test_a_reader_who_joins_while_something_is_being_stored_misses_nothing(
+    writing: Writing, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    early = writing.reader()
+    await idle()
+    held = Held(monkeypatch, what)
+    writing.writer.text("m1", "Once ")
+    storing = asyncio.create_task(writing.writer.settle() if what == "put_partials" else writing.notice())
+    await held.wait()
+    late = writing.reader()
+    await idle()
+    writing.writer.text("m1", "upon")
+    await idle()
+    held.go.set()
+    await storing
+    await writing.complete()
+    await writing.end()
+    assert await late == await early
+    check_laws(await late)
+
+
+async def test_text_that_is_stored_later_than_the_whole_message_is_not_doubled(
+    writing: Writing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(monkeypatch, "put_partials")
+    writing.writer.text("m1", "Once ")
+    storing = asyncio.create_task(writing.writer.settle())
+    await held.wait()
+    completing = asyncio.create_task(writing.complete())
+    await idle()
+    held.go.set()
+    await asyncio.gather(storing, completing)
+    await writing.end()
+    again = await writing.reader()
+    assert [event["text"] for event in again if event["type"] == "text.delta"] == ["Once "]
+    check_laws(again)
+
+
+# ---- a store that fails once
+
+
+@pytest.fixture(params=[StoreError, OSError], ids=lambda error: error.__name__)
+def failed_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Set when the first attempt to store text has failed."""
+    failed = asyncio.Event()
+    original = MemoryRuns.put_partials
+
+    async def put(runs: MemoryRuns, *args: Any) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise request.param("the disk is busy")
+        await original(runs, *args)
+
+    monkeypatch.setattr(MemoryRuns, "put_partials", put)
+    return failed
+
+
+async def test_a_reader_who_comes_after_text_could_not_be_stored_sees_it_nevertheless(
+    writing: Writing, failed_once: asyncio.Event
+) -> None:
+    early = writing.reader()
+    await idle()
+    writing.writer.text("m1", "Once ")
+    async with asyncio.timeout(2):
+        await failed_once.wait()
+    await idle()
+    late = writing.reader()
+    await idle()
+    writing.writer.text("m1", "upon")
+    await writing.complete()
+    await writing.end()
+    assert await late == await early
+
+
+async def test_text_that_could_not_be_stored_is_stored_with_the_next_event(
+    writing: Writing, failed_once: asyncio.Event
+) -> None:
+    writing.writer.text("m1", "Once ")
+    async with asyncio.timeout(2):
+        await failed_once.wait()
+    await idle()
+    await writing.notice()
+    stored = await writing.runs.read(writing.spec.run_id, 0, 100)
+    assert [event.type for event in stored] == ["run.started", "text.delta", "notice"]
+
+
+async def test_text_that_could_not_be_stored_is_stored_soon_without_any_further_event(
+    writing: Writing, failed_once: asyncio.Event
+) -> None:
+    writing.writer.text("m1", "Once ")
+    async with asyncio.timeout(2):
+        await failed_once.wait()
+        while len(await writing.runs.read(writing.spec.run_id, 0, 100)) < 2:
+            await asyncio.sleep(0.01)
+
+
+# ---- the last event
+
+
+async def settled(task: asyncio.Task[Any], within: float = 3.0) -> Any:
+    """What a task came to, result or exception. It must come to something, and nobody has cancelled it."""
+    await asyncio.wait([task], timeout=within)
+    assert task.done(), "it still waits"
+    assert not task.cancelled(), "it was told that it is cancelled, which it is not"
+    return task.exception() or task.result()
+
+
+def following(house: House, run_id: str, after: int = 0) -> asyncio.Task[list[Json]]:
+    async def read() -> list[Json]:
+        return [event.as_dict() async for event in house.engine.subscribe(run_id, after)]
+
+    return asyncio.create_task(read())
+
+
+@pytest.mark.parametrize("persist", [True, False], ids=["kept", "not kept"])
+@pytest.mark.parametrize("kind", ["steer", "interrupt"])
+async def test_a_control_that_comes_while_the_end_is_being_stored_is_too_late_and_leaves_no_trace(
+    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch, persist: bool, kind: Any
+) -> None:
+    server.script = [Reply(text="Done.")]
+    held = Held(monkeypatch, "append", of_type("run.completed"))
+    running = await house.begin(house.spec(server, persist=persist))
+    await held.wait()
+    control = asyncio.create_task(house.engine.control(running.run_id, Control(kind, {"text": "and tea"})))
+    await idle()
+    held.go.set()
+    ran = await running.end(timeout=3)
+    assert await control == "not_active"
+    assert ran.result["completed"] is True
+    assert (ran.final["type"], ran.result["pending_steer"]) == ("run.completed", None)
+    assert "control.received" not in ran.types
+
+
+async def test_a_reader_who_comes_while_the_end_is_being_stored_reads_to_the_end(
+    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.script = [Reply(text="Done.")]
+    held = Held(monkeypatch, "append", of_type("run.completed"))
+    running = await house.begin(house.spec(server, persist=True))
+    await held.wait()
+    late = following(house, running.run_id)
+    await idle()
+    held.go.set()
+    ran = await running.end()
+    assert await settled(late) == ran.events
+
+
+async def test_every_steer_that_is_taken_comes_back_and_every_other_is_refused(
+    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = MemoryRuns.append
+
+    async def slowly(runs: MemoryRuns, *args: Any, **fields: Any) -> None:
+        await asyncio.sleep(0)
+        await original(runs, *args, **fields)
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(MemoryRuns, "append", slowly)
+    server.repeat, server.script = True, [Reply(text="Done.", continues=False)]
+    for _ in range(20):
+        running = await house.begin(house.spec(server, persist=True))
+        told: dict[str, str] = {}
+
+        async def insist(name: str, running: Any = running, told: dict[str, str] = told) -> None:
+            number = 0
+            while "not_active" not in told.values():
+                number += 1
+                told[f"{name}{number}"] = await running.control("steer", text=f"{name}{number}")
+                await asyncio.sleep(0)
+
+        await running.seen("model.started")
+        async with asyncio.timeout(3):
+            await asyncio.gather(*(insist(name) for name in "abc"))
+        ran = await running.end(timeout=3)
+        taken = {text for text, answer in told.items() if answer == "applied"}
+        assert set(told.values()) == {"applied", "not_active"}
+        assert set((ran.result["pending_steer"] or "").split()) == taken
+        assert set((ran.final["pending_steer"] or "").split()) == taken
+
+
+async def test_reading_on_from_the_last_number_ends_although_the_run_is_still_being_put_away(
+    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.script = [Reply(text="Done.")]
+    go = asyncio.Event()
+    original = MemoryLeases.release
+
+    async def release(leases: MemoryLeases, *args: Any) -> None:
+        await go.wait()
+        await original(leases, *args)
+
+    monkeypatch.setattr(MemoryLeases, "release", release)
+    running = await house.begin(house.spec(server, persist=True))
+    last = await running.seen("run.completed")
+    tail = following(house, running.run_id, last["seq"])
+    await idle()
+    go.set()
+    assert await settled(tail) == []
+    await running.end()
+
+
+# ---- runs that end without a last event
+
+
+class Thief:
+    """Another process, to which a session falls although this one holds it."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._held: dict[str, tuple[MemoryLeases, int]] = {}
+        original = MemoryLeases.acquire
+
+        async def acquire(leases: MemoryLeases, name: str, *args: Any) -> int | None:
+            token = await original(leases, name, *args)
+            if token is not None:
+                self._held[name] = (leases, token)
+            return token
+
+        patch.setattr(MemoryLeases, "acquire", acquire)
+        patch.setattr(leases_module, "LEASE_RENEW_S", 0.02)
+
+    async def take(self, session_id: str) -> None:
+        name = f"session:{session_id}"
+        leases, token = self._held[name]
+        await leases.release(name, token)
+        assert await leases.acquire(name, "another process", 60.0) is not None
+
+
+def endless() -> Reply:
+    return Reply(text=["a"] * 300, gap_s=0.02)
+
+
+async def lose_session(house: House, server: ModelServer, patch: pytest.MonkeyPatch) -> tuple[str, list[Json]]:
+    """A run whose session is taken away in the middle of its answer, with what its reader saw."""
+    thief = Thief(patch)
+    server.script = [endless()]
+    live = await house.engine.start(house.spec(server, persist=True, session_id=SESSION))
+    assert live.task is not None
+    reader = following(house, live.spec.run_id)
+    await server.until(lambda: server.open_streams == 1)
+    await thief.take(SESSION)
+    events = await settled(reader)
+    await asyncio.wait([live.task], timeout=2)
+    assert live.task.done()
+    return live.spec.run_id, events
+
+
+async def test_a_reader_of_a_run_that_loses_its_session_comes_to_an_end(
+    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, events = await lose_session(house, server, monkeypatch)
+    assert events[0]["type"] == "run.started"
+    assert {event["type"] for event in events}.isdisjoint(FINAL)
+    await nothing_left(server)
+
+
+async def test_a_reader_who_comes_after_a_run_has_lost_its_session_comes_to_an_end(
+    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id, _ = await lose_session(house, server, monkeypatch)
+    late = await settled(following(house, run_id))
+    assert late[0]["type"] == "run.started"
+
+
+@pytest.mark.parametrize("error", [StoreError, OSError], ids=lambda error: error.__name__)
+async def test_readers_of_a_run_whose_store_breaks_come_to_an_end(
+    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    server.script = [Reply(text=["Once ", "upon"], gap_s=0.05)]
+    running = await house.engine.start(house.spec(server, persist=True, session_id=SESSION))
+    assert running.task is not None
+    early = following(house, running.spec.run_id)
+    await server.until(lambda: server.open_streams == 1)
+
+    async def broken(*_: Any, **__: Any) -> None:
+        raise error("the disk is full")
+
+    with monkeypatch.context() as breaking:
+        breaking.setattr(MemoryRuns, "append", broken)
+        await settled(early)
+        await settled(running.task)
+
+
+async def test_a_session_whose_run_broke_with_its_store_is_free_again(
+    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.handler = lambda _: Reply(text="Done.", delay_s=0.05, continues=False)
+    first = await house.engine.start(house.spec(server, persist=True, session_id=SESSION))
+    assert first.task is not None
+    await server.until(lambda: server.open_streams == 1)
+
+    async def broken(*_: Any, **__: Any) -> None:
+        raise StoreError("the disk is full")
+
+    with monkeypatch.context() as breaking:
+        breaking.setattr(MemoryRuns, "append", broken)
+        await settled(first.task)
+    ran = await house.run(server, persist=True, session_id=SESSION)
+    assert ran.result["completed"] is True
