@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -79,7 +79,7 @@ def hurry(patch: pytest.MonkeyPatch, *names: str, factor: float = 0.04) -> None:
 
 
 @pytest.fixture
-def stubborn(house: House) -> Any:
+def stubborn(house: House) -> Iterator[None]:
     """A blocking tool that hears nothing until the test is over."""
     over = threading.Event()
 
@@ -110,7 +110,7 @@ async def test_a_shutdown_ends_a_run_on_record_although_its_tool_does_not_listen
 async def test_a_shutdown_refuses_turns_that_still_wait_for_their_session(
     house: House, server: ModelServer, gate: Gate
 ) -> None:
-    first = await house.begin(house.spec(server, persist=True, session_id=SESSION))
+    first = await house.begin(house.spec(server, persist=True, session_id=SESSION, on_detach="cancel"))
     await first.seen("model.started")
     waiting = asyncio.create_task(house.engine.run(house.spec(server, "two", persist=True, session_id=SESSION)))
     await idle()
@@ -211,34 +211,45 @@ async def test_a_control_that_is_sent_twice_at_once_is_applied_once(
 # ---- faults while a turn is opened
 
 
-def memory_is_a_folder(house: House) -> Json:
-    (house.home.memories / "MEMORY.md").mkdir(parents=True)
-    return {}
-
-
-OPENINGS: dict[str, Callable[[House], Json]] = {
-    "memory that cannot be read": memory_is_a_folder,
-    "a file without data": lambda _: {
-        "message": [{"type": "text", "text": "look"}, {"type": "file", "file": {"name": "x"}}]
-    },
-    "a client's tool without a name": lambda _: {"client_tools": ({"type": "function", "function": {"name": "f"}},)},
+MALFORMED: dict[str, Json] = {
+    "a file without data": {"message": [{"type": "text", "text": "look"}, {"type": "file", "file": {"name": "x"}}]},
+    "a file that is no object": {"message": [{"type": "text", "text": "look"}, {"type": "file", "file": "x"}]},
+    "a client's tool without a name": {"client_tools": ({"type": "function", "description": "nameless"},)},
 }
 
 
-@pytest.mark.parametrize("fault", OPENINGS)
-async def test_a_fault_while_a_turn_is_opened_is_a_failure_on_record_that_keeps_the_users_message(
+@pytest.mark.parametrize("fault", MALFORMED)
+async def test_a_malformed_request_is_a_failure_on_record_that_keeps_the_users_message(
     house: House, server: ModelServer, fault: str
 ) -> None:
-    server.script = [Reply(text="Done.")]
-    fields = {"message": "look", **OPENINGS[fault](house)}
-    ran = await house.run(server, persist=True, session_id=SESSION, **fields)
+    ran = await house.run(server, persist=True, session_id=SESSION, **{"message": "look", **MALFORMED[fault]})
     assert ran.final["type"] == "run.failed"
     assert ran.final["error"]
     assert (ran.result["failed"], ran.result["final_response"]) == (True, "")
+    assert server.requests == []
     rows = await house.rows(SESSION)
-    assert [row.role for row in rows] == ["user", "assistant"]
+    assert [(row.role, row.synthetic) for row in rows] == [("user", False), ("assistant", True)]
     assert "look" in str(rows[0].content)
-    assert rows[1].synthetic
+
+
+async def test_a_session_serves_its_next_turn_after_a_malformed_request(house: House, server: ModelServer) -> None:
+    server.script = [Reply(text="Done.")]
+    await house.run(server, [{"type": "file", "file": {"name": "x"}}], persist=True, session_id=SESSION)
+    ran = await house.run(server, "again", persist=True, session_id=SESSION)
+    assert ran.result["final_response"] == "Done."
+    assert [role for role, _ in sent(server.requests[-1])] == ["user", "assistant", "user"]
+
+
+async def test_a_memory_that_cannot_be_read_keeps_no_turn_from_its_answer(house: House, server: ModelServer) -> None:
+    (house.home.memories / "MEMORY.md").mkdir(parents=True)
+    server.script = [Reply(text="Done.")]
+    assert (await house.run(server)).result["final_response"] == "Done."
+
+
+async def test_a_clients_tool_may_come_in_the_envelope_of_chat_completions(house: House, server: ModelServer) -> None:
+    server.script = [Reply(tool_calls=[Call("ring", id="c1")])]
+    ran = await house.run(server, client_tools=({"type": "function", "function": {"name": "ring"}},))
+    assert [call["id"] for call in ran.result["pending_calls"]] == ["c1"]
 
 
 # ---- defects
@@ -271,9 +282,7 @@ async def test_a_defect_in_the_loop_leaves_a_whole_transcript_and_one_end(
     server.script = [Reply(text="Fine.")]
     ran = await house.run(server, "again", persist=True, session_id=SESSION)
     assert ran.result["final_response"] == "Fine."
-    assert [role for role, _ in sent(server.requests[-1], "user", "assistant")] == ["user", "assistant"] * (
-        len(wanted) // 2
-    ) + ["user"]
+    assert [role for role, _ in sent(server.requests[-1])] == [*(role for role, _ in wanted), "user"]
 
 
 # ---- stores of leases that fail
@@ -347,11 +356,6 @@ async def test_a_lease_that_cannot_be_given_back_does_not_spoil_the_result(
     await nothing_left(server)
 
 
-@pytest.fixture
-async def leases() -> AsyncIterator[MemoryLeases]:
-    yield MemoryLeases()
-
-
 async def test_nothing_is_remembered_of_sessions_that_have_ended(house: House, server: ModelServer) -> None:
     server.repeat, server.script = True, [Reply(text="Done.", continues=False)]
     leases = house.app.store.leases
@@ -366,7 +370,8 @@ async def test_nothing_is_remembered_of_sessions_that_have_ended(house: House, s
     assert remembered() <= before
 
 
-async def test_the_token_of_a_session_grows_although_it_was_free_in_between(leases: MemoryLeases) -> None:
+async def test_the_token_of_a_session_grows_although_it_was_free_in_between() -> None:
+    leases = MemoryLeases()
     tokens: list[int] = []
     for _ in range(4):
         token = await leases.acquire("session:s", "me", 30.0)

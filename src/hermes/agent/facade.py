@@ -7,8 +7,9 @@ import inspect
 import logging
 import queue
 import secrets
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from hermes.agent.callbacks import Callback, Callbacks, answer_to
 from hermes.agent.single import SingleCalls
 from hermes.errors import HermesError
 from hermes.home import Home
+from hermes.limits import QUEUE_EVENTS_MAX
 from hermes.providers.base import SAMPLING
 from hermes.providers.registry import api_mode_for
 from hermes.runs.engine import Admission, LiveRun, Result, RunEngine
@@ -135,10 +137,18 @@ class AIAgent(SingleCalls):
         callbacks = self._callbacks(stream_callback)
         loop = background_loop()
         told: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        left = threading.Event()
+
+        async def hand_over(event: Event, content: str | None) -> None:
+            # A caller that is slow to listen slows down its own reading of the log, and nothing else. It is another
+            # thread and cannot tell when it has room again.
+            while told.qsize() >= QUEUE_EVENTS_MAX and not left.is_set():  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+            told.put((event, content))
 
         async def drive() -> Result:
             try:
-                return await self._drive(spec, None, callbacks.any, lambda *item: told.put(item))
+                return await self._drive(spec, None, callbacks.any, hand_over)
             finally:
                 told.put(_DONE)
 
@@ -149,6 +159,7 @@ class AIAgent(SingleCalls):
                 if control := answer_to(event, callbacks.tell(event, content)):
                     self._send(control)
         except BaseException:
+            left.set()
             self.interrupt()
             running.result()
             raise
@@ -191,7 +202,11 @@ class AIAgent(SingleCalls):
         return str(result["final_response"])
 
     async def _drive(
-        self, spec: RunSpec, admission: Admission | None, listen: bool, tell: Callable[[Event, str | None], Any]
+        self,
+        spec: RunSpec,
+        admission: Admission | None,
+        listen: bool,
+        tell: Callable[[Event, str | None], Awaitable[None]],
     ) -> Result:
         """Start the run on this loop, follow its log, and give back its result."""
         from hermes.app import current
@@ -216,16 +231,16 @@ class AIAgent(SingleCalls):
         finally:
             self._active.discard(handle)
 
-    async def _follow(self, engine: RunEngine, live: LiveRun, tell: Callable[[Event, str | None], Any]) -> None:
+    async def _follow(
+        self, engine: RunEngine, live: LiveRun, tell: Callable[[Event, str | None], Awaitable[None]]
+    ) -> None:
         run_id = live.spec.run_id
         async for event in engine.subscribe(run_id):
             content = None
             if event.type == "tool.finished" and self.tool_complete_callback is not None:
                 row = await engine.row(run_id, event.data["row"])
                 content = row.content if row is not None and isinstance(row.content, str) else None
-            told = tell(event, content)
-            if inspect.isawaitable(told):
-                await told
+            await tell(event, content)
 
     def _spec(
         self, message: Content, system: str | None, history: list[dict[str, Any]] | None, task_id: str | None

@@ -12,7 +12,7 @@ from typing import Any
 from hermes.bus.memory import MemoryBus
 from hermes.guards.secrets import Secrets, StreamMask
 from hermes.limits import PARTIAL_EVENTS_MAX, PARTIAL_S_MAX
-from hermes.runs.events import Cuts, Event, RunState
+from hermes.runs.events import DURABLE, Cuts, Event, RunState
 from hermes.store.base import Partial, Row, RunStore, SessionRecord
 
 
@@ -250,6 +250,7 @@ class RunWriter:
         """Commit events with the rows they announce; then, and only then, readers see them."""
         if self._ending:
             raise LogEnded(self.run_id)
+        assert all(event.type in DURABLE for event in events), "only these may be committed"
         self._ending = any(event.final or event.type == "run.interrupted" for event in events)
         before, self._pending = self._pending, []
         options = {"session": session, "closes": closes, "replaces": replaces, "annotate": annotate, "sync": sync}

@@ -1,0 +1,333 @@
+"""`AIAgent` at the edges of a turn: stops that come early, words that come late, and runs that die under it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import yaml
+
+from hermes import app as app_module
+from hermes.app import App, current
+from hermes.runs import leases as leases_module
+from hermes.store.base import StoreError
+from hermes.store.memory import MemoryLeases, MemoryRuns
+from run_agent import AIAgent
+from support.model_server import Call, ModelServer, Reply, Request
+from support.server_thread import serving
+
+from .house import KEY, QUIET, Json, check_laws, nothing_left
+
+T = TypeVar("T")
+SESSION = "the-session"
+
+
+@pytest.fixture(autouse=True)
+def quiet_home(home_folder: Path) -> None:
+    home_folder.mkdir()
+    configure(home_folder)
+
+
+def configure(home_folder: Path, **settings: Any) -> None:
+    (home_folder / "config.yaml").write_text(yaml.safe_dump({**QUIET, **settings}))
+
+
+def agent_for(server: ModelServer, **fields: Any) -> AIAgent:
+    return AIAgent(**{"base_url": f"{server.url}/v1", "model": "m", "api_key": KEY, "enabled_toolsets": [], **fields})
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """The result of blocking work, done in a thread without a loop."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def carry_out() -> None:
+        try:
+            result = work()
+        except BaseException as error:
+            tell(done.set_exception, error)
+        else:
+            tell(done.set_result, result)
+
+    def tell(settle: Callable[[Any], None], value: Any) -> None:
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(lambda: done.done() or settle(value))
+
+    threading.Thread(target=carry_out, daemon=True).start()
+    async with asyncio.timeout(10):
+        return await done
+
+
+async def settled(task: asyncio.Task[Any], within: float = 3.0) -> Any:
+    """What a waiter was told, result or exception. It must be told something, and nobody has cancelled it."""
+    await asyncio.wait([task], timeout=within)
+    assert task.done(), "it still waits"
+    assert not task.cancelled(), "it was told that it is cancelled, which it is not"
+    return task.exception() or task.result()
+
+
+def story() -> Reply:
+    """An answer that takes about a second, should nobody stop it."""
+    return Reply(text=["a "] * 50, gap_s=0.02)
+
+
+# ---- words that come late
+
+
+async def test_a_steer_that_comes_with_the_end_does_not_hold_up_the_turn(
+    server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = agent_for(server, stream_delta_callback=lambda _: None)
+    original = MemoryRuns.append
+
+    async def append(runs: MemoryRuns, run_id: str, token: Any, events: Any, *args: Any, **fields: Any) -> None:
+        if any(event.final for event in events):
+            agent.steer("and tea")
+            for _ in range(10):
+                await asyncio.sleep(0)
+        await original(runs, run_id, token, events, *args, **fields)
+
+    monkeypatch.setattr(MemoryRuns, "append", append)
+    server.script = [Reply(text="Done.")]
+    result = await settled(asyncio.create_task(agent.arun_conversation("hi")))
+    assert (result["completed"], result["pending_steer"]) == (True, None)
+
+
+async def test_steers_at_any_moment_hold_up_no_turn_and_none_that_was_taken_is_lost(server: ModelServer) -> None:
+    server.repeat, server.script = True, [Reply(text="Done.", continues=False)]
+    over = threading.Event()
+    for _ in range(10):
+        events: list[Json] = []
+        agent = agent_for(server, event_callback=events.append)
+        over.clear()
+
+        def insist(agent: AIAgent = agent) -> None:
+            while not over.wait(0.0002):
+                agent.steer("tea")
+
+        thread = threading.Thread(target=insist)
+        thread.start()
+        try:
+            result = await settled(asyncio.create_task(agent.arun_conversation("hi")))
+        finally:
+            over.set()
+            thread.join()
+        check_laws(events)
+        taken = [event for event in events if event["type"] == "control.received"]
+        assert (result["pending_steer"] or "").split() == ["tea"] * len(taken)
+
+
+# ---- runs that die
+
+
+async def test_a_turn_that_loses_its_session_tells_its_waiter(
+    server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: dict[str, int] = {}
+    original = MemoryLeases.acquire
+
+    async def acquire(leases: MemoryLeases, name: str, *args: Any) -> int | None:
+        token = await original(leases, name, *args)
+        if token is not None:
+            held[name] = token
+        return token
+
+    monkeypatch.setattr(MemoryLeases, "acquire", acquire)
+    monkeypatch.setattr(leases_module, "LEASE_RENEW_S", 0.02)
+    server.script = [story()]
+    agent = agent_for(server, session_id=SESSION, session_db=object(), stream_delta_callback=lambda _: None)
+    waiter = asyncio.create_task(agent.arun_conversation("hi"))
+    await server.until(lambda: server.open_streams == 1)
+    leases, name = (await current()).store.leases, f"session:{SESSION}"
+    await leases.release(name, held[name])
+    assert await leases.acquire(name, "another process", 60.0) is not None
+    told = await settled(waiter)
+    assert isinstance(told, Exception) or told["completed"] is False
+    await nothing_left(server)
+
+
+@pytest.mark.parametrize("listening", [True, False], ids=["listening", "only waiting"])
+async def test_a_turn_whose_store_breaks_tells_its_waiter(
+    server: ModelServer, monkeypatch: pytest.MonkeyPatch, listening: bool
+) -> None:
+    async def broken(*_: Any, **__: Any) -> None:
+        raise StoreError("the disk is full")
+
+    def spoken(_: Any) -> None:
+        monkeypatch.setattr(MemoryRuns, "append", broken)
+
+    server.script = [Reply(text=["Once ", "upon"], gap_s=0.05)]
+    agent = agent_for(server, session_id=SESSION, session_db=object())
+    if listening:
+        agent.stream_delta_callback = spoken
+    waiter = asyncio.create_task(agent.arun_conversation("hi"))
+    if not listening:
+        await server.until(lambda: server.open_streams == 1)
+        spoken("")
+    told = await settled(waiter)
+    assert isinstance(told, Exception) or told["completed"] is False
+
+
+# ---- stops that come early
+
+
+@pytest.fixture
+def at_the_start(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None]:
+    """Has something done when a turn has been asked for and its run is not there yet."""
+
+    def do(act: Callable[[], None]) -> None:
+        async def acting(*args: Any) -> App:
+            act()
+            await asyncio.sleep(0.02)
+            return await current(*args)
+
+        monkeypatch.setattr(app_module, "current", acting)
+
+    return do
+
+
+@pytest.mark.parametrize("blocking", [False, True], ids=["awaited", "blocking"])
+async def test_an_interrupt_that_comes_before_the_run_is_there_stops_it(
+    server: ModelServer, at_the_start: Callable[[Callable[[], None]], None], blocking: bool
+) -> None:
+    server.script = [story()]
+    agent = agent_for(server)
+    at_the_start(agent.interrupt)
+    if blocking:
+        result = await in_thread(lambda: agent.run_conversation("hi"))
+    else:
+        result = await agent.arun_conversation("hi")
+    assert (result["interrupted"], result["completed"]) == (True, False)
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[Callable[[], None]]:
+    """Presses Ctrl-C, for a test in the main thread."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield lambda: os.kill(os.getpid(), signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_before_the_run_is_there_ends_the_call_and_the_run(
+    at_the_start: Callable[[Callable[[], None]], None], ctrl_c: Callable[[], None]
+) -> None:
+    at_the_start(ctrl_c)
+    with serving(story()) as server:
+        events: list[Json] = []
+        result = None
+        with contextlib.suppress(KeyboardInterrupt):
+            result = agent_for(server, event_callback=events.append).run_conversation("hi")
+        assert result is None or result["interrupted"]
+        assert all(request.closed_early for request in server.requests)
+
+
+async def test_a_stop_that_came_before_the_run_is_on_record(
+    server: ModelServer, at_the_start: Callable[[Callable[[], None]], None]
+) -> None:
+    server.script = [story()]
+    events: list[Json] = []
+    agent = agent_for(server, event_callback=events.append)
+    at_the_start(agent.interrupt)
+    await agent.arun_conversation("hi")
+    check_laws(events)
+    (received,) = (event for event in events if event["type"] == "control.received")
+    assert received["control"] == "interrupt"
+    assert (events[-1]["type"], events[-1]["reason"], events[-1]["by"]) == ("run.cancelled", "stop", "user")
+
+
+async def test_a_stop_that_came_while_the_session_was_waited_for_is_on_record(server: ModelServer) -> None:
+    gate = asyncio.Event()
+
+    async def answer(_: Request) -> Reply:
+        await gate.wait()
+        return Reply(text="Done.")
+
+    server.handler = answer
+    first = asyncio.create_task(agent_for(server, session_id=SESSION).arun_conversation("first"))
+    await server.until(lambda: server.open_streams == 1)
+    events: list[Json] = []
+    waiting = agent_for(server, session_id=SESSION, event_callback=events.append)
+    second = asyncio.create_task(waiting.arun_conversation("second"))
+    await asyncio.sleep(0.02)
+    waiting.interrupt()
+    gate.set()
+    assert (await second)["interrupted"] is True
+    assert [event["control"] for event in events if event["type"] == "control.received"] == ["interrupt"]
+    assert (await first)["completed"] is True
+
+
+async def test_the_turn_after_a_stopped_one_is_not_stopped(
+    server: ModelServer, at_the_start: Callable[[Callable[[], None]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.repeat, server.script = True, [Reply(text="Done.", continues=False)]
+    agent = agent_for(server)
+    at_the_start(agent.interrupt)
+    assert (await agent.arun_conversation("hi"))["interrupted"] is True
+    at_the_start(lambda: None)
+    assert (await agent.arun_conversation("hi"))["completed"] is True
+
+
+# ---- one agent in two threads
+
+
+async def test_the_second_of_two_threads_with_one_agent_is_interrupted_after_the_first_has_ended(
+    server: ModelServer,
+) -> None:
+    server.handler = lambda request: Reply(text="Done.") if request.number == 1 else story()
+    agent = agent_for(server, session_id=SESSION)
+    turns = [asyncio.create_task(in_thread(lambda: agent.run_conversation("hi"))) for _ in range(2)]
+    await asyncio.wait(turns, return_when=asyncio.FIRST_COMPLETED)
+    await server.until(lambda: len(server.requests) == 2)
+    agent.interrupt()
+    results = await asyncio.gather(*turns)
+    assert sorted(result["interrupted"] for result in results) == [False, True]
+
+
+async def test_a_turn_that_begins_does_not_undo_the_stop_of_one_that_runs(server: ModelServer) -> None:
+    server.handler = lambda request: story() if request.number == 1 else Reply(text="Done.")
+    agent = agent_for(server, session_id=SESSION)
+    first = asyncio.create_task(in_thread(lambda: agent.run_conversation("hi")))
+    await server.until(lambda: server.open_streams == 1)
+    agent.interrupt()
+    second = asyncio.create_task(in_thread(lambda: agent.run_conversation("hi")))
+    assert (await first)["interrupted"] is True
+    assert (await second)["completed"] is True
+
+
+async def test_a_steer_reaches_the_second_of_two_threads_with_one_agent(server: ModelServer) -> None:
+    server.handler = lambda request: Reply(text="Done.") if request.number == 1 else story()
+    agent = agent_for(server, session_id=SESSION)
+    turns = [asyncio.create_task(in_thread(lambda: agent.run_conversation("hi"))) for _ in range(2)]
+    await asyncio.wait(turns, return_when=asyncio.FIRST_COMPLETED)
+    await server.until(lambda: len(server.requests) == 2)
+    assert agent.steer("and tea") is True
+    results = await asyncio.gather(*turns)
+    assert sorted(str(result["pending_steer"]) for result in results) == ["None", "and tea"]
+
+
+# ---- callbacks
+
+
+async def test_an_asynchronous_callback_that_raises_is_logged_and_ignored(
+    server: ModelServer, home_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    configure(home_folder, memory={"write_approval": True}, approvals={"timeout": 0.1})
+    call = Call("memory", {"target": "user", "action": "add", "content": "likes tea"})
+    server.script = [Reply(tool_calls=[call]), Reply(text="Done.")]
+
+    async def approve(_: Any) -> str:
+        raise ValueError("the window is gone")
+
+    agent = agent_for(server, enabled_toolsets=["memory"], approval_callback=approve)
+    result = await settled(asyncio.create_task(agent.arun_conversation("hi")))
+    assert result["final_response"] == "Done."
+    assert "the window is gone" in caplog.text
+    assert not (home_folder / "memories" / "USER.md").exists()
+    await nothing_left(server)
