@@ -242,29 +242,48 @@ async def test_a_stop_that_came_before_the_run_is_on_record(
     assert (events[-1]["type"], events[-1]["reason"], events[-1]["by"]) == ("run.cancelled", "stop", "user")
 
 
-async def test_a_stop_that_came_while_the_session_was_waited_for_is_on_record(server: ModelServer) -> None:
-    gate = asyncio.Event()
+class Occupied:
+    """A session whose turn goes on until it is let go."""
 
-    async def answer(_: Request) -> Reply:
-        await gate.wait()
-        return Reply(text="Done.")
+    def __init__(self, server: ModelServer) -> None:
+        self._gate, self._server = asyncio.Event(), server
+        server.handler = self._answer
 
-    server.handler = answer
-    first = asyncio.create_task(agent_for(server, session_id=SESSION).arun_conversation("first"))
-    await server.until(lambda: server.open_streams == 1)
+    async def _answer(self, _: Request) -> Reply:
+        await self._gate.wait()
+        return Reply(text="Done.", continues=False)
+
+    async def begin(self) -> None:
+        self._turn = asyncio.create_task(agent_for(self._server, session_id=SESSION).arun_conversation("first"))
+        await self._server.until(lambda: self._server.open_streams == 1)
+
+    async def let_go(self) -> None:
+        self._gate.set()
+        assert (await self._turn)["completed"] is True
+
+
+@pytest.fixture
+async def occupied(server: ModelServer) -> Occupied:
+    made = Occupied(server)
+    await made.begin()
+    return made
+
+
+async def test_a_stop_that_came_while_the_session_was_waited_for_is_on_record(
+    server: ModelServer, occupied: Occupied
+) -> None:
     events: list[Json] = []
     waiting = agent_for(server, session_id=SESSION, event_callback=events.append)
     second = asyncio.create_task(waiting.arun_conversation("second"))
     await asyncio.sleep(0.02)
     waiting.interrupt()
-    gate.set()
+    await occupied.let_go()
     assert (await second)["interrupted"] is True
     assert [event["control"] for event in events if event["type"] == "control.received"] == ["interrupt"]
-    assert (await first)["completed"] is True
 
 
 async def test_the_turn_after_a_stopped_one_is_not_stopped(
-    server: ModelServer, at_the_start: Callable[[Callable[[], None]], None], monkeypatch: pytest.MonkeyPatch
+    server: ModelServer, at_the_start: Callable[[Callable[[], None]], None]
 ) -> None:
     server.repeat, server.script = True, [Reply(text="Done.", continues=False)]
     agent = agent_for(server)
@@ -299,6 +318,20 @@ async def test_a_turn_that_begins_does_not_undo_the_stop_of_one_that_runs(server
     second = asyncio.create_task(in_thread(lambda: agent.run_conversation("hi")))
     assert (await first)["interrupted"] is True
     assert (await second)["completed"] is True
+
+
+async def test_a_turn_that_begins_does_not_undo_the_stop_of_one_that_waits_for_its_session(
+    server: ModelServer, occupied: Occupied
+) -> None:
+    agent = agent_for(server, session_id=SESSION)
+    stopped = asyncio.create_task(agent.arun_conversation("second"))
+    await asyncio.sleep(0.02)
+    agent.interrupt()
+    begun = asyncio.create_task(agent.arun_conversation("third"))
+    await asyncio.sleep(0.02)
+    await occupied.let_go()
+    assert (await stopped)["interrupted"] is True
+    assert (await begun)["completed"] is True
 
 
 async def test_a_steer_reaches_the_second_of_two_threads_with_one_agent(server: ModelServer) -> None:

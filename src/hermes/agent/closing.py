@@ -146,9 +146,23 @@ async def _close(
             note = f"[A message that could not be processed was left out: {words[1:-1]}]"
             annotate = (faulty.id, note)
             turn.messages = [{**m, "content": note} if m is turn.user_message else m for m in turn.messages]
-        await log.append(event, rows=[row], annotate=annotate)
+        left = _unanswered(turn, transcript)
+        turn.messages += (tool_row.as_message() for tool_row in left)
+        await log.append(event, rows=[*left, row], annotate=annotate)
     turn.messages.append(row.as_message())
     return row
+
+
+def _unanswered(turn: Turn, transcript: str) -> list[Row]:
+    """Results for the calls of the last message that have none, so that the transcript stays well formed."""
+    asked = next((m for m in reversed(turn.messages) if m["role"] != "tool"), {}).get("tool_calls") or ()
+    done = {message.get("tool_call_id") for message in turn.messages}
+    said = '{"status": "interrupted"}'
+    return [
+        Row(transcript, "tool", said, turn.live.log.run_id, tool_call_id=call["id"], tool_name=call["function"]["name"])
+        for call in asked
+        if call["id"] not in done
+    ]
 
 
 def _spent(turn: Turn) -> dict[str, Any]:

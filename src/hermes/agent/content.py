@@ -62,5 +62,6 @@ def _bytes(data: str | bytes) -> bytes:
 def text_of(content: Content | None) -> str:
     """The words of a message."""
     if isinstance(content, list):
-        return "\n".join(str(part.get("text", "")) for part in content if part.get("type") == "text")
+        texts = [part for part in content if isinstance(part, dict) and part.get("type") == "text"]
+        return "\n".join(str(part.get("text", "")) for part in texts)
     return content or ""

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from hermes.agent import prompt, routes
-from hermes.agent.content import received
+from hermes.agent.content import received, text_of
 from hermes.agent.failures import Failure
 from hermes.agent.prompt import PromptInputs
 from hermes.agent.surroundings import gather
@@ -37,7 +37,7 @@ async def open_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | 
         client_tools = {tool.name: tool for tool in map(_client_tool, spec.client_tools)}
         _check_answered(history, content)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        content, client_tools = "[A message that could not be read.]", {}
+        content, client_tools = text_of(spec.user_message) or "[A message that could not be read.]", {}
         fault = Failure(
             "bad_request", None, "", f"The request is malformed: {error!r}", False, "provider_rejected_request"
         )

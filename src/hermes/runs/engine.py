@@ -263,7 +263,7 @@ class RunEngine:
         finally:
             try:
                 await admission.release()
-            except StoreError as error:
+            except Exception as error:  # noqa: BLE001  (the lease runs out by itself; the result stands)
                 log.warning("the session of run %s could not be released: %s", live.spec.run_id, error)
             finally:
                 await self._forget(live)
