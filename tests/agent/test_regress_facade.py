@@ -73,9 +73,9 @@ async def settled(task: asyncio.Task[Any], within: float = 3.0) -> Any:
     return task.exception() or task.result()
 
 
-def story() -> Reply:
-    """An answer that takes about a second, should nobody stop it."""
-    return Reply(text=["a "] * 50, gap_s=0.02)
+def story(pieces: int = 50) -> Reply:
+    """An answer that takes its time, about a second, should nobody stop it."""
+    return Reply(text=["a "] * pieces, gap_s=0.02)
 
 
 # ---- words that come late
@@ -335,7 +335,7 @@ async def test_a_turn_that_begins_does_not_undo_the_stop_of_one_that_waits_for_i
 
 
 async def test_a_steer_reaches_the_second_of_two_threads_with_one_agent(server: ModelServer) -> None:
-    server.handler = lambda request: Reply(text="Done.") if request.number == 1 else story()
+    server.handler = lambda request: Reply(text="Done.") if request.number == 1 else story(10)
     agent = agent_for(server, session_id=SESSION)
     turns = [asyncio.create_task(in_thread(lambda: agent.run_conversation("hi"))) for _ in range(2)]
     await asyncio.wait(turns, return_when=asyncio.FIRST_COMPLETED)

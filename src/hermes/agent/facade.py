@@ -10,7 +10,7 @@ import secrets
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hermes.agent.callbacks import Callback, Callbacks, answer_to
@@ -35,6 +35,14 @@ class AgentError(HermesError):
     def __init__(self, result: Result) -> None:
         super().__init__(str(result["error"]))
         self.result = result
+
+
+@dataclass(eq=False, slots=True)
+class _Turn:
+    """A turn that this agent's caller waits for, from the call on: its run comes later, a stop may come before."""
+
+    run: tuple[RunEngine, str, asyncio.AbstractEventLoop] | None = None
+    stopped: bool = False
 
 
 class AIAgent(SingleCalls):
@@ -110,7 +118,7 @@ class AIAgent(SingleCalls):
         self._interrupt_requested = False
         self._disable_streaming = False
         self._current_streamed_assistant_text = ""
-        self._active: set[tuple[RunEngine, str, asyncio.AbstractEventLoop]] = set()
+        self._turns: set[_Turn] = set()
         self.session_prompt_tokens = self.session_completion_tokens = self.session_total_tokens = 0
 
     # --- turns --------------------------------------------------------------------------------------------------
@@ -132,7 +140,6 @@ class AIAgent(SingleCalls):
             raise RuntimeError("This thread has a running event loop: await arun_conversation(…) instead.")
         from hermes.app import background_loop
 
-        self._interrupt_requested = self._disable_streaming = False
         spec = self._spec(user_message, system_message, conversation_history, task_id)
         callbacks = self._callbacks(stream_callback)
         loop = background_loop()
@@ -146,9 +153,11 @@ class AIAgent(SingleCalls):
                 await asyncio.sleep(0.005)
             told.put((event, content))
 
+        turn = self._begun()
+
         async def drive() -> Result:
             try:
-                return await self._drive(spec, None, callbacks.any, hand_over)
+                return await self._drive(turn, spec, None, callbacks.any, hand_over)
             finally:
                 told.put(_DONE)
 
@@ -163,6 +172,8 @@ class AIAgent(SingleCalls):
             self.interrupt()
             running.result()
             raise
+        finally:
+            self._turns.discard(turn)
         return self._account(running.result())
 
     async def arun_conversation(
@@ -175,7 +186,6 @@ class AIAgent(SingleCalls):
         admission: Admission | None = None,
     ) -> Result:
         """The same as a coroutine. Callbacks are called on the loop and must return quickly."""
-        self._interrupt_requested = self._disable_streaming = False
         spec = self._spec(user_message, system_message, conversation_history, task_id)
         if admission is not None:
             spec = replace(spec, run_id=admission.run_id, session_id=admission.session_id)
@@ -192,7 +202,18 @@ class AIAgent(SingleCalls):
             if control := answer_to(event, answer):
                 self._send(control)
 
-        return self._account(await self._drive(spec, admission, callbacks.any, tell))
+        turn = self._begun()
+        try:
+            return self._account(await self._drive(turn, spec, admission, callbacks.any, tell))
+        finally:
+            self._turns.discard(turn)
+
+    def _begun(self) -> _Turn:
+        """A new turn; what was asked of earlier ones does not concern it."""
+        self._interrupt_requested = self._disable_streaming = False
+        turn = _Turn()
+        self._turns.add(turn)
+        return turn
 
     def chat(self, message: Content, stream_callback: Callback | None = None) -> str:
         """The answer's text; raises `AgentError` when the turn failed."""
@@ -203,6 +224,7 @@ class AIAgent(SingleCalls):
 
     async def _drive(
         self,
+        turn: _Turn,
         spec: RunSpec,
         admission: Admission | None,
         listen: bool,
@@ -216,10 +238,9 @@ class AIAgent(SingleCalls):
         live = await engine.start(spec, admission)
         assert live.task is not None
         owner = engine.attach(spec.run_id)
-        handle = (engine, spec.run_id, asyncio.get_running_loop())
-        self._active.add(handle)
+        turn.run = (engine, spec.run_id, asyncio.get_running_loop())
         try:
-            if self._interrupt_requested:  # it was asked for before there was a run to stop
+            if turn.stopped:  # it was asked for before there was a run to stop
                 live.controls.stop.request("stop", "user")
                 await engine.control(spec.run_id, Control("interrupt"))
             if listen:
@@ -229,7 +250,7 @@ class AIAgent(SingleCalls):
             await engine.detach(spec.run_id, owner)
             raise
         finally:
-            self._active.discard(handle)
+            turn.run = None
 
     async def _follow(
         self, engine: RunEngine, live: LiveRun, tell: Callable[[Event, str | None], Awaitable[None]]
@@ -303,6 +324,8 @@ class AIAgent(SingleCalls):
     def interrupt(self, message: str | None = None) -> None:
         """Stop the turn, or the single call, that is under way. `message` is for the surface to send next."""
         self._interrupt_requested = True
+        for turn in tuple(self._turns):
+            turn.stopped = True
         self._send(Control("interrupt", {"message": message} if message else {}))
         self._cut_off()
         client = self._live_client
@@ -323,10 +346,10 @@ class AIAgent(SingleCalls):
         return self._send(Control("steer", {"text": text}))
 
     def _send(self, control: Control) -> bool:
-        active = tuple(self._active)
-        for engine, run_id, loop in active:
+        runs = [turn.run for turn in tuple(self._turns) if turn.run is not None]
+        for engine, run_id, loop in runs:
             asyncio.run_coroutine_threadsafe(engine.control(run_id, control), loop)
-        return bool(active)
+        return bool(runs)
 
     def close(self) -> None:
         """Let go of what this object holds."""

@@ -180,7 +180,7 @@ class ToolRound:
     async def _guarded(self, tool: ToolDef, work: Work) -> tuple[Status, Answer, Effect]:
         """Start and run a tool. Whatever part of it is defective, only its own call fails."""
         try:
-            effect = tool.effect_of(work.args)
+            effect, _ = tool.effect_of(work.args), tool.scope_of(work.args)
             await self._start(tool, work)
             return *await self._call(tool, work), effect
         except (StoreError, LogEnded):

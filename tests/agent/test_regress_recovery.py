@@ -1,0 +1,407 @@
+"""Asking models under odd conditions: who is asked next, what is counted, when an answer is over, and what is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hermes.runs.spec import RouteChoice
+from support.model_server import Call, ModelServer, Protocol, Reply, Request
+from support.wire import body_bytes
+
+from .conftest import MakeHouse
+from .house import KEY, MODES, PROTOCOLS, QUIET, House, Json, cut_after, nothing_left, scripted, sent, tool
+
+each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
+SESSION = "the-session"
+TO_P = RouteChoice(provider="p", model="m")
+
+
+def provider(url: str, protocol: str = "chat", **fields: Any) -> Json:
+    """Settings with one provider `p`."""
+    keyed = fields if "keys" in fields else {"api_key": KEY, **fields}
+    return {"providers": {"p": {"base_url": f"{url}/v1", "api_mode": MODES[protocol], **keyed}}}
+
+
+def spare(other: ModelServer, **fields: Any) -> Json:
+    """Another route, to fall back to."""
+    where = {"base_url": f"{other.url}/v1", "api_mode": "chat_completions", "api_key": "sk-other-9876543210"}
+    return {"provider": "spare", "model": "n", **where, **fields}
+
+
+def body_of(request: Request) -> str:
+    """All that was sent, as text."""
+    return json.dumps(request.body)
+
+
+# ---- keys
+
+
+async def test_runs_that_meet_a_limit_of_one_key_at_the_same_time_all_go_on_with_the_next(
+    make_house: MakeHouse, server: ModelServer
+) -> None:
+    first, second = "sk-test-AAAAAAAAAAAA", "sk-test-BBBBBBBBBBBB"
+    both = asyncio.Barrier(2)
+
+    async def answer(request: Request) -> Reply:
+        if request.key == second:
+            return Reply(text="Fine.")
+        async with asyncio.timeout(3):
+            await both.wait()
+        return Reply(status=429, error="slow down")
+
+    server.handler = answer
+    house = make_house(provider(server.url, keys=[first, second]) | {"agent": {"api_max_retries": 0}})
+    runs = await asyncio.gather(*(house.run(None, route=TO_P) for _ in range(2)))
+    assert [ran.result["final_response"] for ran in runs] == ["Fine."] * 2
+    assert [request.key for request in server.requests] == [first, first, second, second]
+
+
+# ---- fallbacks
+
+
+async def test_a_fallback_starts_with_its_own_output_limit(
+    house: House, server: ModelServer, other: ModelServer
+) -> None:
+    house.offer(tool("look"))
+    cut = Reply(tool_calls=[Call("look", '{"a": "xx')], finish="length")
+    server.script, other.script = [cut, Reply(status=403, error="no")], [Reply(text="Done.")]
+    ran = await house.run(server, model="claude-sonnet-4-6", fallbacks=(spare(other, max_tokens=500),))
+    assert ran.actions() == ["raise_output", "fallback"]
+    assert server.requests[1].body["max_tokens"] != 500
+    assert other.requests[0].body["max_tokens"] == 500
+
+
+async def test_a_fallback_without_a_limit_of_its_own_is_sent_none(
+    house: House, server: ModelServer, other: ModelServer
+) -> None:
+    house.offer(tool("look"))
+    cut = Reply(tool_calls=[Call("look", '{"a": "xx')], finish="length")
+    server.script, other.script = [cut, Reply(status=403, error="no")], [Reply(text="Done.")]
+    await house.run(server, model="claude-sonnet-4-6", fallbacks=(spare(other),))
+    assert {"max_tokens", "max_completion_tokens"}.isdisjoint(other.requests[0].body)
+
+
+async def test_a_fallback_streams_although_the_route_before_it_did_not(
+    house: House, server: ModelServer, other: ModelServer
+) -> None:
+    server.script = [Reply(refuse_stream=True), Reply(status=403, error="no")]
+    other.script = [Reply(text="Done.")]
+    ran = await house.run(server, fallbacks=(spare(other),))
+    assert ran.actions() == ["unstream", "fallback"]
+    assert [request.stream for request in (*server.requests, *other.requests)] == [True, False, True]
+
+
+# ---- when an answer is over
+
+
+@each_protocol
+async def test_an_answer_is_over_with_its_last_event_although_the_connection_stays_open(
+    house: House, server: ModelServer, protocol: Protocol
+) -> None:
+    def hold(request: Request) -> Reply:
+        reply = Reply(text="Done.")
+        return replace(reply, stall_at=len(body_bytes(protocol, reply, request.body)))
+
+    server.handler = hold
+    running = await house.begin(house.spec(server, protocol=protocol))
+    ran = await running.end(timeout=2)
+    assert (ran.result["final_response"], ran.result["completed"]) == ("Done.", True)
+    assert (ran.result["input_tokens"], ran.result["output_tokens"]) == (10, 5)
+    await nothing_left(server)
+
+
+@asynccontextmanager
+async def pinging(event: bytes) -> AsyncIterator[str]:
+    """A provider that sends this event again and again and never an answer; its address."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
+        try:
+            while True:
+                writer.write(event)
+                await writer.drain()
+                await asyncio.sleep(0.02)
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listening:
+        yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+
+
+PINGS = {
+    "chat": b'data: {"object":"chat.completion.chunk","choices":[]}\n\n',
+    "responses": b'event: keepalive\ndata: {"type":"keepalive"}\n\n',
+    "anthropic": b'event: ping\ndata: {"type":"ping"}\n\n',
+}
+
+
+@each_protocol
+async def test_events_that_bring_nothing_of_an_answer_stretch_the_limit_of_silence_threefold_and_no_more(
+    make_house: MakeHouse, monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    monkeypatch.setenv("HERMES_STREAM_RETRIES", "0")
+    async with pinging(PINGS[protocol]) as url:
+        settings = provider(url, protocol, stale_timeout_seconds=0.15)
+        house = make_house(settings | {"agent": {"api_max_retries": 0}})
+        running = await house.begin(house.spec(None, route=TO_P))
+        ran = await running.end(timeout=2)
+        assert ran.result["failure"] == "stale"
+        began, ended = ran.one("model.started")["ts"], ran.final["ts"]
+        assert 0.15 < ended - began < 1.0
+
+
+# ---- looking names up
+
+
+@pytest.fixture
+def hanging_names(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Names ending in `.hangs` are looked up until the test is over; `here.test` is this machine."""
+    over, real = threading.Event(), socket.getaddrinfo
+
+    def look_up(host: Any, *args: Any, **fields: Any) -> Any:
+        if str(host).endswith(".hangs"):
+            over.wait(10)
+            raise socket.gaierror(socket.EAI_NONAME, "unknown")
+        return real("127.0.0.1" if host == "here.test" else host, *args, **fields)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    yield
+    over.set()
+
+
+@pytest.mark.usefixtures("hanging_names")
+@pytest.mark.parametrize("host", ["127.0.0.1", "here.test"])
+async def test_lookups_that_hang_do_not_delay_runs_to_other_addresses(
+    house: House, server: ModelServer, host: str
+) -> None:
+    stuck = [await house.begin(house.spec(f"http://h{n}.hangs")) for n in range(6)]
+    await asyncio.sleep(0.1)
+    server.script = [Reply(text="Done.")]
+    running = await house.begin(house.spec(server.url.replace("127.0.0.1", host)))
+    assert (await running.end(timeout=2)).result["final_response"] == "Done."
+    for run in stuck:
+        await run.control("interrupt")
+
+
+@pytest.mark.usefixtures("hanging_names")
+async def test_lookups_that_hang_do_not_delay_interrupts(house: House, server: ModelServer) -> None:
+    stuck = [await house.begin(house.spec(f"http://h{n}.hangs")) for n in range(6)]
+    await asyncio.sleep(0.1)
+    server.script = [Reply(text="Done.", delay_s=60)]
+    waiting = await house.begin(house.spec(server))
+    for run in (waiting, *stuck):
+        assert await run.control("interrupt") == "applied"
+    for run in (waiting, *stuck):
+        assert (await run.end(timeout=1)).final["type"] == "run.cancelled"
+
+
+# ---- helpers that are not configured well
+
+
+async def test_a_summary_whose_provider_is_unknown_does_not_fail_the_run(
+    make_house: MakeHouse, server: ModelServer
+) -> None:
+    auxiliary = {**QUIET["auxiliary"], "compression": {"provider": "nonesuch", "model": "z"}}
+    house = make_house({"model": {"default": "m", "context_length": 6000}, "auxiliary": auxiliary})
+    server.handler = lambda _: Reply(text="Done.", continues=False)
+    history = [{"role": role, "content": f"{n} " + "word " * 300} for n in range(12) for role in ("user", "assistant")]
+    ran = await house.run(server, history=history)
+    assert ran.result["final_response"] == "Done."
+    assert ran.of("context.compacted")
+
+
+async def test_a_title_whose_provider_is_unknown_is_made_without_it(make_house: MakeHouse, server: ModelServer) -> None:
+    house = make_house({"auxiliary": {"title_generation": {"provider": "nonesuch", "model": "z"}}})
+    server.handler = lambda _: Reply(text="Done.", continues=False)
+    ran = await house.run(server, "Where is the tea?", persist=True, session_id=SESSION)
+    assert ran.result["completed"] is True
+    await nothing_left(server)
+    session = await house.app.store.sessions.get(SESSION)
+    assert session is not None
+    assert session.title
+
+
+# ---- what is counted
+
+
+async def test_every_part_of_an_answer_that_was_continued_is_counted(house: House, server: ModelServer) -> None:
+    told = [("one ", "length", 100, 50), ("two ", "length", 150, 40), ("three", "stop", 200, 10)]
+    server.script = [
+        Reply(text=text, finish=finish, usage={"input": given, "output": made}, continues=False)
+        for text, finish, given, made in told
+    ]
+    ran = await house.run(server, persist=True, session_id=SESSION)
+    assert ran.result["final_response"] == "one two three"
+    assert (ran.result["input_tokens"], ran.result["output_tokens"]) == (450, 100)
+    assert sum(event["input_tokens"] for event in ran.of("usage")) == 450
+    session = await house.app.store.sessions.get(SESSION)
+    assert session is not None
+    assert (session.counts["input_tokens"], session.counts["output_tokens"]) == (450, 100)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("answer", ["", "Done."], ids=["never answered", "answered at last"])
+async def test_empty_answers_are_counted(house: House, server: ModelServer, answer: str) -> None:
+    empty = Reply(reasoning="hm", usage={"input": 100, "output": 500}, continues=False)
+    server.script = [empty, empty, empty, replace(empty, text=answer)]
+    ran = await house.run(server)
+    assert ran.result["completed"] is bool(answer)
+    assert (ran.result["input_tokens"], ran.result["output_tokens"]) == (400, 2000)
+    assert ran.final["usage"]["total_tokens"] == 2400
+
+
+async def test_an_answer_that_was_given_up_is_counted_once(house: House, server: ModelServer) -> None:
+    server.script = [Reply(text="Once", finish="content_filter", usage={"input": 100, "output": 50})]
+    ran = await house.run(server)
+    assert ran.result["final_response"] == "Once"
+    assert (ran.result["input_tokens"], ran.result["output_tokens"]) == (100, 50)
+    assert len(ran.of("usage")) == 1
+
+
+# ---- calls that were not asked for
+
+
+async def test_calls_in_the_summary_at_the_end_of_all_steps_are_dropped(house: House, server: ModelServer) -> None:
+    made: list[Json] = []
+
+    async def look(_: Any, args: Json) -> Json:
+        made.append(args)
+        return {}
+
+    house.offer(tool("look", look))
+    server.script = [
+        Reply(tool_calls=[Call("look", id="c1")]),
+        Reply(text="So far so good.", tool_calls=[Call("look", {"a": "more"}, id="c2")]),
+        Reply(text="Done."),
+    ]
+    ran = await house.run(server, max_iterations=1, persist=True, session_id=SESSION)
+    assert (ran.result["failure"], ran.result["final_response"]) == ("max_iterations", "So far so good.")
+    assert made == [{}]
+    assert ran.of("message.completed")[-1]["tool_calls"] == []
+    assert (await house.rows(SESSION))[-1].tool_calls in (None, [])
+    assert ran.result["messages"][-1].get("tool_calls") in (None, [])
+    await house.run(server, "go on", persist=True, session_id=SESSION)
+    assert "c2" not in body_of(server.requests[-1])
+
+
+@each_protocol
+async def test_calls_in_answer_to_a_request_without_tools_are_not_carried_out(
+    house: House, server: ModelServer, protocol: Protocol
+) -> None:
+    made: list[Json] = []
+
+    async def look(_: Any, args: Json) -> Json:
+        made.append(args)
+        return {}
+
+    house.offer(tool("look", look))
+    server.script = [
+        Reply(tool_calls=[Call("look", {"a": "1"})]),
+        Reply(tool_calls=[Call("look", {"a": "2"})]),
+        Reply(text="Done."),
+    ]
+    ran = await house.run(server, protocol=protocol, max_tool_calls=1)
+    assert made == [{"a": "1"}]
+    assert (ran.result["completed"], ran.result["final_response"]) == (True, "Done.")
+    assert [bool(request.body.get("tools")) for request in server.requests] == [True, False, False]
+
+
+# ---- messages at fault
+
+POISON = "POISON " + "word " * 300
+
+
+async def talk(house: House, server: ModelServer, turns: int = 5) -> None:
+    """Turns that nearly fill the window."""
+    server.handler = lambda _: Reply(text="answer " * 150, continues=False)
+    for number in range(turns):
+        await house.run(server, f"q{number} " + "word " * 250, persist=True, session_id=SESSION)
+
+
+def refusing(reply: Reply) -> Any:
+    """Refuses every turn and makes every summary."""
+    return lambda request: Reply(text="the summary") if "Below is a conversation" in body_of(request) else reply
+
+
+NONSENSE = Reply(status=400, error={"message": "nonsense"})
+TOO_LONG = Reply(status=400, error={"message": "too long", "code": "context_length_exceeded"})
+
+
+@pytest.mark.parametrize(
+    ("refusal", "failure"),
+    [(NONSENSE, "bad_request"), (TOO_LONG, "context_overflow")],
+    ids=["compacted before", "compacted because of it"],
+)
+async def test_a_message_at_fault_is_a_note_in_the_next_turn_although_the_conversation_was_compacted(
+    make_house: MakeHouse, server: ModelServer, refusal: Reply, failure: str
+) -> None:
+    house = make_house({"model": {"default": "m", "context_length": 6000}})
+    await talk(house, server)
+    server.handler = refusing(refusal)
+    ran = await house.run(server, POISON, persist=True, session_id=SESSION)
+    assert ran.result["failure"] == failure
+    assert ran.of("context.compacted")
+    server.handler = lambda _: Reply(text="Fine.", continues=False)
+    ran = await house.run(server, "next", persist=True, session_id=SESSION)
+    assert ran.result["completed"] is True
+    assert "POISON" not in body_of(server.requests[-1])
+
+
+@pytest.mark.parametrize("status", [400, 413])
+async def test_a_message_at_fault_is_a_note_in_the_messages_of_a_run_that_keeps_nothing(
+    house: House, server: ModelServer, status: int
+) -> None:
+    server.script = [Reply(status=status, error="nonsense")] * 4
+    history = [{"role": "user", "content": "before"}, {"role": "assistant", "content": "yes"}]
+    ran = await house.run(server, "POISON", history=history)
+    assert [message["role"] for message in ran.result["messages"]] == ["user", "assistant"] * 2
+    server.script = [Reply(text="Fine.")]
+    await house.run(server, "next", history=ran.result["messages"])
+    asked = sent(server.requests[-1])
+    assert "POISON" not in body_of(server.requests[-1])
+    assert (asked[0], asked[-1]) == (("user", "before"), ("user", "next"))
+    assert [role for role, _ in asked] == ["user", "assistant", "user", "assistant", "user"]
+
+
+# ---- text that looks like a secret
+
+
+@each_protocol
+@pytest.mark.parametrize("text", [f"It begins with {KEY[:8]}", KEY[:8], f"{KEY[:-1]}"], ids=["tail", "all", "nearly"])
+async def test_an_answer_that_ends_as_a_known_key_begins_is_given_out_whole(
+    house: House, server: ModelServer, protocol: Protocol, text: str
+) -> None:
+    server.repeat, server.script = True, [Reply(text=text, continues=False)]
+    ran = await house.run(server, protocol=protocol, persist=True, session_id=SESSION)
+    assert ran.actions() == []
+    assert ran.result["completed"] is True
+    row = (await house.rows(SESSION))[-1]
+    assert [ran.result["final_response"], row.content, ran.text()] == [text] * 3
+
+
+# ---- going on
+
+
+@pytest.mark.parametrize("white", ["\n", "\n\n", "  \n"], ids=repr)
+async def test_white_space_between_two_parts_of_an_answer_is_kept_where_a_beginning_is_sent_as_it_is(
+    house: House, server: ModelServer, white: str
+) -> None:
+    whole = Reply(text=[f"List:{white}", f"{white}- one"], continues=False)
+    # Cut in the middle of the second piece, which is lost with it.
+    server.handler = scripted(cut_after("- o", whole), Reply(text=f"{white}- one", continues=False))
+    ran = await house.run(server, model="claude-sonnet-4-5")
+    assert ran.actions() == ["continue"]
+    assert sent(server.requests[1])[-1] == ("assistant", f"List:{white}")
+    assert ran.result["final_response"] == ran.text() == f"List:{white}{white}- one"
