@@ -70,7 +70,7 @@ async def shape(house: House, session_id: str = SESSION) -> list[tuple[str, str]
 # ---- shutdown
 
 
-def hurry(patch: pytest.MonkeyPatch, *names: str, factor: float = 0.04) -> None:
+def hurry(patch: pytest.MonkeyPatch, *names: str, factor: float = 0.1) -> None:
     """Make fixed waits shorter, all in proportion, wherever they are known."""
     for module in [module for name, module in sys.modules.items() if name.startswith("hermes.")]:
         for name in names:

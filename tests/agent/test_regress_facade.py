@@ -184,6 +184,7 @@ def at_the_start(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None
 
     def do(act: Callable[[], None]) -> None:
         async def acting(*args: Any) -> App:
+            await asyncio.sleep(0.02)  # by now a blocking caller waits
             act()
             await asyncio.sleep(0.02)
             return await current(*args)
@@ -220,10 +221,9 @@ def test_ctrl_c_before_the_run_is_there_ends_the_call_and_the_run(
 ) -> None:
     at_the_start(ctrl_c)
     with serving(story()) as server:
-        events: list[Json] = []
         result = None
         with contextlib.suppress(KeyboardInterrupt):
-            result = agent_for(server, event_callback=events.append).run_conversation("hi")
+            result = agent_for(server, stream_delta_callback=lambda _: None).run_conversation("hi")
         assert result is None or result["interrupted"]
         assert all(request.closed_early for request in server.requests)
 
@@ -335,7 +335,7 @@ async def test_a_turn_that_begins_does_not_undo_the_stop_of_one_that_waits_for_i
 
 
 async def test_a_steer_reaches_the_second_of_two_threads_with_one_agent(server: ModelServer) -> None:
-    server.handler = lambda request: Reply(text="Done.") if request.number == 1 else story(10)
+    server.handler = lambda request: Reply(text="Done.") if request.number == 1 else story(25)
     agent = agent_for(server, session_id=SESSION)
     turns = [asyncio.create_task(in_thread(lambda: agent.run_conversation("hi"))) for _ in range(2)]
     await asyncio.wait(turns, return_when=asyncio.FIRST_COMPLETED)

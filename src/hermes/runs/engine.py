@@ -184,10 +184,13 @@ class RunEngine:
         """Record a run that starts as soon as its session is free; returns once it is on record."""
         self._check_open()
         position = self._leases.waiting(spec.session_id)
+        live: LiveRun | None = None
         try:
             live = await self._open(spec)
             await live.log.emit("run.queued", session_id=spec.session_id, source=spec.source, position=position)
         except StoreError as error:
+            if live is not None:
+                await self._forget(live)
             raise Refused("session_db_unavailable", f"The store is out of reach: {error}") from error
         self._spawn(self._start_queued(live))
         return spec.run_id
@@ -270,7 +273,7 @@ class RunEngine:
 
     async def _close_broken(self, live: LiveRun) -> None:
         """The last resort: a run always has an end on record, even when the loop itself fell over."""
-        if live.log.state.ended:
+        if live.log.state.ended or live.log.state.status == "interrupted":
             return
         words = live.secrets.redact(traceback.format_exc())
         log.error("run %s ended by a defect: %s", live.spec.run_id, words)
