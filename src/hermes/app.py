@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from hermes import config
 from hermes.agent.loop import run_turn
+from hermes.agent.model_lists import ModelLists
 from hermes.agent.turn import Services
 from hermes.bus.memory import MemoryBus
 from hermes.guards.secrets import Secrets
@@ -44,13 +45,16 @@ class App:
         self.store: Store = store or MemoryStore()
         proxy, bundle = settings.get("network.proxy"), settings.variable("HERMES_CA_BUNDLE")
         self._names = ToolThreads(NAME_THREADS)
+        http = HttpClient(self._names.submit, ca_bundle=bundle or None, proxy=proxy or None)
+        files = ToolThreads(FILE_THREADS)
         self.services = Services(
             home=home,
             settings=self._current_settings,
-            http=HttpClient(self._names.submit, ca_bundle=bundle or None, proxy=proxy or None),
+            http=http,
+            lists=ModelLists(home, http, files, self._in_background),
             registry=builtin,
             threads=ToolThreads(settings.get("agent.tool_threads")),
-            files=ToolThreads(FILE_THREADS),
+            files=files,
             background=self._in_background,
         )
         log = RunLog(MemoryBus(), window_s=settings.get("agent.delta_window_ms") / 1000)

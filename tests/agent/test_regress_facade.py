@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -228,6 +229,24 @@ def test_ctrl_c_before_the_run_is_there_ends_the_call_and_the_run(
         assert all(request.closed_early for request in server.requests)
 
 
+def test_ctrl_c_in_the_moment_in_which_a_turn_is_handed_over_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    hand_over = asyncio.run_coroutine_threadsafe
+
+    def interrupted(*args: Any) -> Any:
+        hand_over(*args)
+        monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", hand_over)
+        raise KeyboardInterrupt
+
+    with serving(story(25)) as server:
+        monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            agent_for(server).run_conversation("hi")
+        time.sleep(0.1)
+        while server.open_streams:
+            time.sleep(0.01)
+        assert all(request.closed_early for request in server.requests)
+
+
 async def test_a_stop_that_came_before_the_run_is_on_record(
     server: ModelServer, at_the_start: Callable[[Callable[[], None]], None]
 ) -> None:
@@ -332,6 +351,29 @@ async def test_a_turn_that_begins_does_not_undo_the_stop_of_one_that_waits_for_i
     await occupied.let_go()
     assert (await stopped)["interrupted"] is True
     assert (await begun)["completed"] is True
+
+
+async def test_who_leaves_the_waiting_call_ends_the_turn_of_that_call_and_no_other(server: ModelServer) -> None:
+    server.handler = lambda request: story() if request.number == 1 else Reply(text="Done.")
+    agent, go = agent_for(server, session_id=SESSION), threading.Event()
+
+    def leave(_: Any) -> None:
+        go.wait(5)
+        raise SystemExit
+
+    def begin() -> str:
+        with contextlib.suppress(SystemExit):
+            agent.run_conversation("hi", stream_callback=leave)
+        return "left"
+
+    leaving = asyncio.create_task(in_thread(begin))
+    await server.until(lambda: server.open_streams == 1)
+    staying = asyncio.create_task(in_thread(lambda: agent.run_conversation("hi")))
+    await asyncio.sleep(0.05)
+    go.set()
+    assert await leaving == "left"
+    assert (await staying)["completed"] is True
+    assert [request.closed_early for request in server.requests] == [True, False]
 
 
 async def test_a_steer_reaches_the_second_of_two_threads_with_one_agent(server: ModelServer) -> None:

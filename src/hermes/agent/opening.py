@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from hermes.agent.surroundings import gather
 from hermes.agent.turn import Services, Turn
 from hermes.errors import ConfigError
 from hermes.limits import LEAN_WINDOW_TOKENS
-from hermes.providers.base import Message, ToolSchema
+from hermes.providers.base import Message, Route, ToolSchema
 from hermes.runs.control import Stopped
 from hermes.runs.engine import LiveRun
 from hermes.store.base import Row, SessionRecord
@@ -29,6 +30,7 @@ async def open_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | 
     session = await live.store.sessions.get(live.transcript_id)
     try:
         found = routes.routes(settings, spec.route, session.model if session and spec.route is None else None)
+        found = [_with_window(route, services) for route in found]
     except ConfigError as error:
         found, fault = [routes.LOCAL], Failure("unknown", None, "", str(error), False, "agent_incomplete")
     history = await _history(live)
@@ -54,6 +56,11 @@ async def open_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | 
     for code, words in notices:
         await live.log.emit("notice", level="warn", code=code, message=live.secrets.redact(words))
     return turn, fault
+
+
+def _with_window(route: Route, services: Services) -> Route:
+    """The route with the window its provider tells, where none is configured; it stays the same for the turn."""
+    return route if route.window_tokens else replace(route, window_tokens=services.lists.window(route))
 
 
 async def _history(live: LiveRun) -> list[Message]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hermes.agent.compress import estimate, size_of
+from hermes.agent.model_lists import ModelLists
 from hermes.agent.parts import Usage
 from hermes.http import HttpClient, Timeouts
 from hermes.limits import LARGE_PROMPT_TOKENS, STALE_LARGE_S, STALE_LOCAL_S
@@ -64,6 +65,7 @@ class Services:
     home: Home
     settings: Callable[[], tuple[Settings, str | None]]
     http: HttpClient
+    lists: ModelLists
     registry: Callable[[], Registry]
     threads: ToolThreads
     files: ToolThreads

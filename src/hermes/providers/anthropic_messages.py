@@ -26,6 +26,7 @@ from hermes.providers.base import (
     call_arguments,
     content_parts,
     endpoint,
+    get,
     image_of,
     inline_data,
     left_out,
@@ -52,6 +53,7 @@ OPTIONS = frozenset(
     {"temperature", "top_p", "stop", "service_tier", "parallel_tool_calls", "user", "safety_identifier"}
 )
 VERSION = "2023-06-01"
+_VERSION_HEADER = {"anthropic-version": VERSION}
 
 
 class AnthropicMessages:
@@ -85,9 +87,13 @@ class AnthropicMessages:
             body["output_config"] = {**body.get("output_config", {}), "format": output_format}
         if facts.cache and "cache_control" not in prompt.dropped:
             _mark_for_cache(body, prompt.cache_ttl)
-        secret = {"x-api-key": credential.reveal().strip()} if credential else {}
         without = left_out(prompt, body, _FIELDS)
-        return post(route, _url(route.base_url), body, secret, {"anthropic-version": VERSION}, without)
+        return post(route, _url(route.base_url), body, _secret(credential), _VERSION_HEADER, without)
+
+    def listing(self, route: Route, credential: Credential | None) -> WireRequest:
+        """The request for the provider's models."""
+        base = _url(route.base_url).removesuffix("/messages")
+        return get(f"{base}/models?limit=1000", route, _VERSION_HEADER, _secret(credential))
 
     def parts(self, event: WireEvent) -> Sequence[Part]:
         """The parts of one event or of a whole message."""
@@ -115,6 +121,10 @@ PROVIDER: Provider = AnthropicMessages()
 
 _CHOICES: dict[str, JsonObject] = {"auto": {"type": "auto"}, "none": {"type": "none"}, "required": {"type": "any"}}
 _TIERS = {"auto": "auto", "default": "standard_only", "standard_only": "standard_only"}
+
+
+def _secret(credential: Credential | None) -> dict[str, str]:
+    return {"x-api-key": credential.reveal().strip()} if credential else {}
 
 
 def _url(base_url: str) -> str:

@@ -163,6 +163,8 @@ class Provider(Protocol):
 
     def request(self, route: Route, credential: Credential | None, prompt: Prompt) -> WireRequest: ...
 
+    def listing(self, route: Route, credential: Credential | None) -> WireRequest: ...
+
     def parts(self, event: WireEvent) -> Sequence[Part]: ...
 
     def facts(self, status: int, headers: Mapping[str, str], body: bytes) -> FailureFacts: ...
@@ -276,6 +278,19 @@ def endpoint(base_url: str, path: str) -> str:
     base, question, query = base_url.partition("?")
     base = base.rstrip("/")
     return (base if base.endswith(path) else base + path) + question + query
+
+
+def get(url: str, route: Route, *more: Mapping[str, str]) -> WireRequest:
+    """A request without a body."""
+    headers = {"Accept": "application/json", **route.headers}
+    for some in more:
+        headers |= some
+    return WireRequest("GET", url, headers, {})
+
+
+def bearer(credential: Credential | None) -> dict[str, str]:
+    """The usual header of a credential."""
+    return {"Authorization": f"Bearer {credential.reveal().strip()}"} if credential else {}
 
 
 def left_out(prompt: Prompt, body: JsonObject, fields: Mapping[str, str]) -> tuple[str, ...]:

@@ -33,8 +33,10 @@ from hermes.providers.base import (
     as_dict,
     as_index,
     as_str,
+    bearer,
     content_parts,
     endpoint,
+    get,
     image_of,
     left_out,
     money,
@@ -80,10 +82,17 @@ class ChatCompletions:
                 body["tool_choice"] = prompt.tool_choice
         else:
             body.pop("parallel_tool_calls", None)
-        secret = {"Authorization": f"Bearer {credential.reveal().strip()}"} if credential else {}
         return post(
-            route, endpoint(route.base_url, "/chat/completions"), body, secret, without=left_out(prompt, body, {})
+            route,
+            endpoint(route.base_url, "/chat/completions"),
+            body,
+            bearer(credential),
+            without=left_out(prompt, body, {}),
         )
+
+    def listing(self, route: Route, credential: Credential | None) -> WireRequest:
+        """The request for the provider's models."""
+        return get(endpoint(route.base_url, "/models"), route, bearer(credential))
 
     def parts(self, event: WireEvent) -> Sequence[Part]:
         """The parts of one chunk or of a whole body."""

@@ -1,0 +1,101 @@
+"""What providers say of their models: fetched in the background, kept for a day, never waited for."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any
+
+from hermes.home import write_private
+from hermes.http import HttpClient, Timeouts, TransportError
+from hermes.limits import MODEL_LIST_BYTES_MAX, MODEL_LIST_FETCH_S_MAX, MODEL_LIST_KEPT_S, MODEL_LIST_RETRY_S
+from hermes.providers.base import Route
+from hermes.providers.registry import available, provider_for
+from hermes.tools.threads import ToolThreads
+
+if TYPE_CHECKING:
+    from hermes.home import Home
+
+log = logging.getLogger(__name__)
+
+# What a model's window is called by those who tell it.
+_WINDOW = ("context_length", "max_model_len", "context_window", "max_context_length", "max_input_tokens")
+
+
+def windows(body: Any) -> dict[str, int]:
+    """The windows that a list of models tells, by model. Pure."""
+    models = body.get("data") if isinstance(body, dict) else None
+    found: dict[str, int] = {}
+    for model in models if isinstance(models, list) else ():
+        if isinstance(model, dict) and isinstance(model.get("id"), str):
+            told = (model.get(name) for name in _WINDOW)
+            window = next((value for value in told if type(value) is int and value > 0), None)
+            if window is not None:
+                found[model["id"]] = window
+    return found
+
+
+class ModelLists:
+    """The lists of one home. Asking never waits: a list that is missing or old is fetched for the next time."""
+
+    def __init__(
+        self,
+        home: Home,
+        http: HttpClient,
+        files: ToolThreads,
+        background: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._home, self._http, self._files, self._background = home, http, files, background
+        self._lists: dict[str, dict[str, Any]] | None = None
+        self._next_try: dict[str, float] = {}
+
+    def window(self, route: Route) -> int | None:
+        """The window of a route's model, if the provider has told it."""
+        if not route.base_url or not available(route.api_mode):
+            return None
+        if time.monotonic() >= self._next_try.get(route.base_url, 0.0):
+            self._next_try[route.base_url] = time.monotonic() + MODEL_LIST_RETRY_S
+            self._background(self._refresh(route))
+        known = (self._lists or {}).get(route.base_url, {}).get("windows", {})
+        window = known.get(route.model)
+        return window if isinstance(window, int) else None
+
+    async def _refresh(self, route: Route) -> None:
+        if self._lists is None:
+            self._lists = await self._files.call(self._load)
+        kept = self._lists.get(route.base_url)
+        if kept is not None and 0 <= time.time() - kept["fetched_at"] < MODEL_LIST_KEPT_S:
+            return
+        try:
+            found = await self._fetch(route)
+        except (TransportError, ValueError) as error:
+            log.debug("the models of %s could not be listed: %s", route.base_url, type(error).__name__)
+            return
+        self._lists[route.base_url] = {"fetched_at": time.time(), "windows": found}
+        text = json.dumps(self._lists)
+        await self._files.call(lambda: write_private(self._home.model_lists, text))
+
+    async def _fetch(self, route: Route) -> Mapping[str, int]:
+        credential = next((credential for credential in route.credentials if credential), None)
+        wire = provider_for(route.api_mode).listing(route, credential)
+        timeouts = Timeouts(MODEL_LIST_FETCH_S_MAX, MODEL_LIST_FETCH_S_MAX)
+        async with self._http.send(wire.method, wire.url, wire.headers, b"", timeouts) as answer:
+            body = await answer.body()
+            if answer.status != 200 or len(body) > MODEL_LIST_BYTES_MAX:
+                return {}
+            return windows(json.loads(body))
+
+    def _load(self) -> dict[str, dict[str, Any]]:
+        try:
+            lists = json.loads(self._home.model_lists.read_text("utf-8"))
+        except (OSError, ValueError):
+            return {}
+        sound = isinstance(lists, dict) and all(
+            isinstance(kept, dict)
+            and isinstance(kept.get("fetched_at"), int | float)
+            and isinstance(kept.get("windows"), dict)
+            for kept in lists.values()
+        )
+        return lists if sound else {}

@@ -1,0 +1,129 @@
+"""What providers tell of their models' windows: fetched once a day, in the background, and never in the way."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from hermes.agent.model_lists import windows
+from hermes.app import App
+from recovery.harness import running_app, turn
+
+MODELS = {"data": [{"id": "m", "context_length": 70_000}, {"id": "small", "max_model_len": 5000}, {"id": "silent"}]}
+
+
+class Listing:
+    """A provider that lists its models and answers one question."""
+
+    def __init__(self, body: Any, status: int = 200) -> None:
+        self.body, self.status, self.asked = body, status, list[web.Request]()
+        self.prompts = list[str]()
+        self.url = ""
+
+    async def models(self, request: web.Request) -> web.Response:
+        self.asked.append(request)
+        return web.Response(status=self.status, text=json.dumps(self.body), content_type="application/json")
+
+    async def chat(self, request: web.Request) -> web.Response:
+        self.prompts.append((await request.json())["messages"][0]["content"])
+        message = {"role": "assistant", "content": "Done."}
+        return web.json_response({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
+
+
+@pytest.fixture
+async def listing() -> AsyncIterator[Listing]:
+    listing = Listing(MODELS)
+    app = web.Application()
+    app.router.add_get("/v1/models", listing.models)
+    app.router.add_post("/v1/chat/completions", listing.chat)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    listing.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    yield listing
+    await runner.cleanup()
+
+
+async def settled(app: App) -> None:
+    while app._background:
+        await next(iter(app._background))
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (MODELS, {"m": 70_000, "small": 5000}),
+        ({"data": [{"id": "m", "context_length": "many"}, {"id": 5, "context_length": 1}, "x"]}, {}),
+        ({"data": [{"id": "m", "context_length": True}, {"id": "n", "context_window": 0}]}, {}),
+        ([], {}),
+        (None, {}),
+        ({"data": None}, {}),
+    ],
+)
+def test_windows_are_read_from_whatever_a_provider_sends(body: Any, found: dict[str, int]) -> None:
+    assert windows(body) == found
+
+
+async def test_the_next_turn_knows_what_the_first_one_asked_for(listing: Listing, tmp_path: Path) -> None:
+    async with running_app(tmp_path) as app:
+        result, _ = await turn(app, listing.url, "chat_completions", "one")
+        assert result["completed"]
+        await settled(app)
+        kept = json.loads((tmp_path / "cache" / "models.json").read_text())
+        assert kept[f"{listing.url}/v1"]["windows"] == {"m": 70_000, "small": 5000}
+        assert (tmp_path / "cache" / "models.json").stat().st_mode & 0o777 == 0o600
+        await turn(app, listing.url, "chat_completions", "two")
+        await settled(app)
+    assert len(listing.asked) == 1
+    assert listing.asked[0].headers["Authorization"] == "Bearer key-12345678"
+
+
+async def test_a_small_window_that_the_provider_tells_makes_a_lean_prompt(listing: Listing, tmp_path: Path) -> None:
+    listing.body = {"data": [{"id": "m", "context_length": 8000}]}
+    async with running_app(tmp_path) as app:
+        for question in ("one", "two"):
+            await turn(app, listing.url, "chat_completions", question)
+            await settled(app)
+    full, lean = listing.prompts
+    assert len(lean) < len(full) / 2
+
+
+async def test_a_list_is_kept_for_a_day_over_restarts(listing: Listing, tmp_path: Path) -> None:
+    for age_s, asked in ((3600.0, 0), (90_000.0, 1)):
+        kept = {f"{listing.url}/v1": {"fetched_at": time.time() - age_s, "windows": {"m": 9999}}}
+        (tmp_path / "cache").mkdir(exist_ok=True)
+        (tmp_path / "cache" / "models.json").write_text(json.dumps(kept))
+        async with running_app(tmp_path) as app:
+            await turn(app, listing.url, "chat_completions", "one")
+            await settled(app)
+        assert len(listing.asked) == asked
+
+
+@pytest.mark.parametrize("kept", ["", "[]", '{"x": 5}', '{"x": {"fetched_at": "y", "windows": {}}}'])
+async def test_a_damaged_list_is_fetched_again(listing: Listing, kept: str, tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "models.json").write_text(kept)
+    async with running_app(tmp_path) as app:
+        await turn(app, listing.url, "chat_completions", "one")
+        await settled(app)
+    assert len(listing.asked) == 1
+
+
+@pytest.mark.parametrize(("status", "body"), [(404, {}), (500, "no"), (200, "no list")])
+async def test_a_provider_without_a_list_is_no_trouble(
+    listing: Listing, status: int, body: Any, tmp_path: Path
+) -> None:
+    listing.status, listing.body = status, body
+    async with running_app(tmp_path) as app:
+        for question in ("one", "two"):
+            result, _ = await turn(app, listing.url, "chat_completions", question)
+            assert result["completed"]
+            await settled(app)
+    assert len(listing.asked) == 1
