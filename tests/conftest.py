@@ -4,9 +4,14 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 _SPEAKING = ("HERMES_", "API_SERVER_")
 _KEYS = ("_API_KEY", "HF_TOKEN")
+
+# The suite gives the same verdict every time, on a slow machine too.
+settings.register_profile("suite", deadline=None, derandomize=True)
+settings.load_profile("suite")
 
 
 @pytest.fixture(autouse=True)

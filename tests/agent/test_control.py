@@ -394,12 +394,11 @@ async def asking(house: House, server: ModelServer, **arguments: Any) -> Running
 async def test_a_question_waits_for_its_answer_and_holds_neither_thread_nor_socket(
     house: House, server: ModelServer
 ) -> None:
-    threads = threading.active_count()
     running = await asking(house, server, choices=["this", "that"])
     asked = await running.seen("clarify.requested")
     assert (asked["question"], asked["choices"]) == ("Which?", ["this", "that"])
     assert asked["expires_at"] > time.time() + 3000
-    assert threading.active_count() <= threads + 1
+    assert house.app.services.threads._threads == 0
     assert server.open_streams == 0
     assert await running.control("answer", id=asked["request_id"], answer="that") == "applied"
     ran = await running.end()

@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -122,22 +122,28 @@ async def test_an_answer_is_over_with_its_last_event_although_the_connection_sta
 @asynccontextmanager
 async def pinging(event: bytes) -> AsyncIterator[str]:
     """A provider that sends this event again and again and never an answer; its address."""
+    serving: set[asyncio.Task[Any]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
-        try:
+        task = asyncio.current_task()
+        assert task is not None
+        serving.add(task)
+        with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
             while True:
                 writer.write(event)
                 await writer.drain()
                 await asyncio.sleep(0.02)
-        except ConnectionError:
-            pass
-        finally:
-            writer.close()
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as listening:
         yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    for task in serving:
+        task.cancel()
+    await asyncio.gather(*serving)
 
 
 PINGS = {

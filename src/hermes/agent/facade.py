@@ -10,6 +10,7 @@ import secrets
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -161,16 +162,18 @@ class AIAgent(SingleCalls):
             finally:
                 told.put(_DONE)
 
-        running = asyncio.run_coroutine_threadsafe(drive(), loop)
+        running: Future[Result] | None = None
         try:
+            running = asyncio.run_coroutine_threadsafe(drive(), loop)
             while (item := told.get()) is not _DONE:
                 event, content = item
                 if control := answer_to(event, callbacks.tell(event, content)):
-                    self._send(control)
+                    self._send(control, [turn])
         except BaseException:
             left.set()
-            self.interrupt()
-            running.result()
+            self._stop([turn])
+            if running is not None:
+                running.result()
             raise
         finally:
             self._turns.discard(turn)
@@ -200,7 +203,7 @@ class AIAgent(SingleCalls):
                     log.exception("a callback failed")
                     answer = None
             if control := answer_to(event, answer):
-                self._send(control)
+                self._send(control, [turn])
 
         turn = self._begun()
         try:
@@ -324,9 +327,7 @@ class AIAgent(SingleCalls):
     def interrupt(self, message: str | None = None) -> None:
         """Stop the turn, or the single call, that is under way. `message` is for the surface to send next."""
         self._interrupt_requested = True
-        for turn in tuple(self._turns):
-            turn.stopped = True
-        self._send(Control("interrupt", {"message": message} if message else {}))
+        self._stop(tuple(self._turns), message)
         self._cut_off()
         client = self._live_client
         if client is not None and callable(close := getattr(client, "close", None)):
@@ -345,8 +346,14 @@ class AIAgent(SingleCalls):
         """Words for the turn under way, which it does not stop for. False: there is none."""
         return self._send(Control("steer", {"text": text}))
 
-    def _send(self, control: Control) -> bool:
-        runs = [turn.run for turn in tuple(self._turns) if turn.run is not None]
+    def _stop(self, turns: Sequence[_Turn], message: str | None = None) -> None:
+        for turn in turns:
+            turn.stopped = True
+        self._send(Control("interrupt", {"message": message} if message else {}), turns)
+
+    def _send(self, control: Control, turns: Sequence[_Turn] | None = None) -> bool:
+        """To these turns, or to all that are under way."""
+        runs = [turn.run for turn in (tuple(self._turns) if turns is None else turns) if turn.run is not None]
         for engine, run_id, loop in runs:
             asyncio.run_coroutine_threadsafe(engine.control(run_id, control), loop)
         return bool(runs)
