@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -217,6 +216,11 @@ def ctrl_c() -> Iterator[Callable[[], None]]:
     signal.signal(signal.SIGINT, before)
 
 
+def wait_for_quiet(server: ModelServer) -> None:
+    """Wait until nothing of Hermes goes on behind blocking calls."""
+    asyncio.run_coroutine_threadsafe(nothing_left(server), app_module.background_loop()).result(6)
+
+
 def test_ctrl_c_before_the_run_is_there_ends_the_call_and_the_run(
     at_the_start: Callable[[Callable[[], None]], None], ctrl_c: Callable[[], None]
 ) -> None:
@@ -226,6 +230,7 @@ def test_ctrl_c_before_the_run_is_there_ends_the_call_and_the_run(
         with contextlib.suppress(KeyboardInterrupt):
             result = agent_for(server, stream_delta_callback=lambda _: None).run_conversation("hi")
         assert result is None or result["interrupted"]
+        wait_for_quiet(server)
         assert all(request.closed_early for request in server.requests)
 
 
@@ -241,9 +246,7 @@ def test_ctrl_c_in_the_moment_in_which_a_turn_is_handed_over_ends_the_run(monkey
         monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
         with pytest.raises(KeyboardInterrupt):
             agent_for(server).run_conversation("hi")
-        time.sleep(0.1)
-        while server.open_streams:
-            time.sleep(0.01)
+        wait_for_quiet(server)
         assert all(request.closed_early for request in server.requests)
 
 

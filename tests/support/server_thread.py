@@ -10,6 +10,13 @@ from contextlib import contextmanager
 from support.model_server import ModelServer, Reply
 
 
+async def _end(server: ModelServer) -> None:
+    """Stop, and let the loop close the sockets of those that have just been let go."""
+    await server.stop()
+    for _ in range(10):
+        await asyncio.sleep(0.001)
+
+
 @contextmanager
 def serving(*script: Reply) -> Iterator[ModelServer]:
     """A running server; its attributes may be read from any thread."""
@@ -21,7 +28,7 @@ def serving(*script: Reply) -> Iterator[ModelServer]:
     try:
         yield server
     finally:
-        asyncio.run_coroutine_threadsafe(server.stop(), loop).result()
+        asyncio.run_coroutine_threadsafe(_end(server), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
