@@ -1,4 +1,4 @@
-"""A call's name and arguments: what is repaired, what counts as cut off, what is coerced (AGENT.md 11.1, 11.2)."""
+"""A call's name and arguments: what is repaired, what counts as cut off, what is coerced."""
 
 from __future__ import annotations
 

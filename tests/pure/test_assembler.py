@@ -1,4 +1,4 @@
-"""The assembler: a stream of parts becomes deltas and a message, however the stream was cut (AGENT.md 7.2)."""
+"""The assembler: a stream of parts becomes deltas and a message, however the stream was cut."""
 
 from __future__ import annotations
 

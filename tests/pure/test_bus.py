@@ -1,4 +1,4 @@
-"""Live events to readers in this process: each has its own bounded queue (AGENT.md 5.4)."""
+"""Live events to readers in this process: each has its own bounded queue."""
 
 from __future__ import annotations
 

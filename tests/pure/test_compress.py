@@ -1,4 +1,4 @@
-"""Fitting a conversation into a window: sizes, the plan, and what stands for the middle (AGENT.md 12)."""
+"""Fitting a conversation into a window: sizes, the plan, and what stands for the middle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steering a run from outside: stops that cut waits short, questions that are answered once (AGENT.md 15)."""
+"""Steering a run from outside: stops that cut waits short, questions that are answered once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run log's events: the status they fold to, packed cuts, and replaying deltas from rows (AGENT.md 5.1, 5.3)."""
+"""The run log's events: the status they fold to, packed cuts, and replaying deltas from rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a failure is, what is done about it, and what is said about it: the table of AGENT.md 8, row by row."""
+"""What a failure is, what is done about it, and what is said about it, row by row."""
 
 from __future__ import annotations
 

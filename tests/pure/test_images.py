@@ -1,4 +1,4 @@
-"""Images that a model refuses: made smaller, or into words (AGENT.md 8, image_rejected)."""
+"""Images that a model refuses: made smaller, or into words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text that tries to give orders: found by pattern, quoted, never dropped (AGENT.md 13, 14)."""
+"""Text that tries to give orders: found by pattern, quoted, never dropped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The system prompt: tiers in order, what depends on what, and the frames (AGENT.md 14)."""
+"""The system prompt: tiers in order, what depends on what, and the frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which route a turn takes: what was asked for, what is configured, and where keys may go (AGENT.md 9.3)."""
+"""Which route a turn takes: what was asked for, what is configured, and where keys may go."""
 
 from __future__ import annotations
 

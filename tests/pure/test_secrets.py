@@ -1,4 +1,4 @@
-"""Secrets in text: what is taken for one, what is not, and masking a stream however it is cut (TOOLS.md 9, API.md 2.3)."""
+"""Secrets in text: what is taken for one, what is not, and masking a stream however it is cut."""
 
 from __future__ import annotations
 

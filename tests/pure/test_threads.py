@@ -1,4 +1,4 @@
-"""Threads for blocking tools: few, shared, and given up when they will not stop (AGENT.md L2, TOOLS.md 4)."""
+"""Threads for blocking tools: few, shared, and given up when they will not stop."""
 
 from __future__ import annotations
 

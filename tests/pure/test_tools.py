@@ -1,4 +1,4 @@
-"""The registry, the sets of tools, and the tools `todo` and `memory` (TOOLS.md 2, 3.3; AGENT.md 13)."""
+"""The registry, the sets of tools, and the tools `todo` and `memory`."""
 
 from __future__ import annotations
 
