@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -70,8 +71,14 @@ def _current_folder() -> str:
 
 
 def _environment(cwd: Path) -> Environment:
-    found = tuple(name for name in _COMMANDS if shutil.which(name))
+    found = _commands_on(os.environ.get("PATH", ""))
     return Environment(f"{platform.system()} {platform.release()}", str(cwd), "", found)
+
+
+@lru_cache(maxsize=4)
+def _commands_on(path: str) -> tuple[str, ...]:
+    """The well-known commands on a search path; looked for once, as they do not come and go."""
+    return tuple(name for name in _COMMANDS if shutil.which(name, path=path))
 
 
 def _today(zone: str) -> str:
