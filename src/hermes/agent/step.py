@@ -19,6 +19,7 @@ from hermes.limits import PRIMARY_REST_S
 from hermes.providers.base import Credential, Message, Prompt
 from hermes.providers.registry import available, is_private
 from hermes.runs.control import Stopped
+from hermes.runs.events import Event
 from hermes.store.base import Row
 from hermes.tools import arguments
 
@@ -56,7 +57,7 @@ class ModelStep:
         self._credential: Credential | None = None
         self._nudge = ""
         self._dropped_tools: tuple[str, ...] = ()
-        self._notices: set[asyncio.Task[object]] = set()
+        self._notices: set[asyncio.Task[Event]] = set()
         self._actions: dict[Action, Callable[[FailureFacts, Kind], Awaitable[None]]] = {
             "rotate": self._rotate,
             "fallback": self._fallback,
@@ -165,7 +166,12 @@ class ModelStep:
         words = f"The model has said nothing for {round(seconds)} s; still waiting."
         task = asyncio.ensure_future(self._log.emit("notice", level="info", code="model_waiting", message=words))
         self._notices.add(task)
-        task.add_done_callback(self._notices.discard)
+        task.add_done_callback(self._told)
+
+    def _told(self, task: asyncio.Task[Event]) -> None:
+        self._notices.discard(task)
+        if not task.cancelled():
+            task.exception()  # a notice that could not be kept harms nobody
 
     def _message(self, assembler: Assembler) -> Assembled:
         """The answer so far. Calls of tools that were not offered are none."""
