@@ -1,6 +1,7 @@
 """What holds for every test: a home of its own, and an environment that says nothing."""
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,16 @@ _KEYS = ("_API_KEY", "HF_TOKEN")
 # The suite gives the same verdict every time, on a slow machine too.
 settings.register_profile("suite", deadline=None, derandomize=True)
 settings.load_profile("suite")
+
+# Some tests hold both ends of hundreds of connections; the usual soft limit on open files is too low for that.
+_FILES_WANTED = 8192
+
+
+def pytest_configure() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, _FILES_WANTED)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 @pytest.fixture(autouse=True)

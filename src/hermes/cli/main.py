@@ -21,7 +21,7 @@ COMMANDS = {
     "config": ("hermes.cli.config_command", "look at and change settings"),
     "profile": ("hermes.cli.profile_command", "make, choose and remove profiles"),
 }
-EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
+EXIT_INTERRUPTED = 130
 
 
 def entry() -> None:
