@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import hermes
+from hermes.home import write_private
 from support.model_server import Call, ModelServer, Reply
 from support.server_thread import serving
 
@@ -38,7 +39,19 @@ def environment(home: Path) -> dict[str, str]:
 
 def configure(home: Path, server: ModelServer, more: str = "") -> None:
     home.mkdir(parents=True, exist_ok=True)
-    (home / "config.yaml").write_text(f"model: {{default: m, base_url: '{server.url}/v1'}}\n{more}")
+    home.chmod(0o700)
+    write_private(home / "config.yaml", f"model: {{default: m, base_url: '{server.url}/v1'}}\n{more}")
+
+
+def test_a_home_that_is_open_to_others_is_closed_and_that_is_said(tmp_path: Path) -> None:
+    with serving(Reply(text="ok")) as server:
+        configure(tmp_path, server)
+        (tmp_path / "config.yaml").chmod(0o644)
+        done = run("-z", "hi", home=tmp_path)
+        again = run("-z", "hi", home=tmp_path)
+    assert (tmp_path / "config.yaml").stat().st_mode & 0o777 == 0o600
+    assert "config.yaml was open to others (644)" in done.stderr
+    assert "open to others" not in again.stderr
 
 
 def test_version_names_version_home_and_profile(tmp_path: Path) -> None:
@@ -108,8 +121,9 @@ def test_oneshot_events_are_the_log_as_json_lines(tmp_path: Path) -> None:
 def test_a_failed_turn_exits_with_1_and_says_why_without_the_key(tmp_path: Path) -> None:
     with serving(Reply(status=400, error="no such thing", quote_key=True)) as server:
         configure(tmp_path, server, "providers: {}\n")
-        (tmp_path / "config.yaml").write_text(
-            f"model: {{default: m, base_url: '{server.url}/v1', api_key: 'abc-secret-key-123'}}\n"
+        write_private(
+            tmp_path / "config.yaml",
+            f"model: {{default: m, base_url: '{server.url}/v1', api_key: 'abc-secret-key-123'}}\n",
         )
         done = run("-z", "hi", home=tmp_path)
     assert done.returncode == 1 and done.stdout == ""
@@ -162,7 +176,7 @@ def test_ctrl_c_ends_a_oneshot_with_130(tmp_path: Path) -> None:
     ids=["wrong type", "broken YAML", "unknown provider", "missing key", "no address"],
 )
 def test_bad_configuration_is_one_sentence_and_exit_78(text: str, words: str, tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(text)
+    write_private(tmp_path / "config.yaml", text)
     done = run("-z", "hi", home=tmp_path)
     assert done.returncode == 78
     assert done.stdout == "" and len(done.stderr.splitlines()) == 1

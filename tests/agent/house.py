@@ -8,9 +8,10 @@ import inspect
 import itertools
 import json
 import secrets
+import threading
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -24,6 +25,7 @@ from hermes.tools.registry import Registry, ToolContext, ToolDef
 from support.model_server import ModelServer, Protocol, Reply, Request
 from support.wire import body_bytes
 
+T = TypeVar("T")
 PROTOCOLS: tuple[Protocol, ...] = ("chat", "responses", "anthropic")
 MODES = {"chat": "chat_completions", "responses": "codex_responses", "anthropic": "anthropic_messages"}
 KEY = "sk-test-0123456789abcdef"
@@ -266,6 +268,28 @@ def scripted(*steps: Reply | Callable[[Request], Reply]) -> Callable[[Request], 
 def sent(request: Request, *roles: str) -> list[tuple[str, str]]:
     """The request's messages as pairs of role and text, without the instructions."""
     return [(t.role, t.text) for t in request.turns if t.role != "system" and (not roles or t.role in roles)]
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """The result of blocking work, done in a thread without a loop."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def carry_out() -> None:
+        try:
+            result = work()
+        except BaseException as error:
+            tell(done.set_exception, error)
+        else:
+            tell(done.set_result, result)
+
+    def tell(settle: Callable[[Any], None], value: Any) -> None:
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(lambda: done.done() or settle(value))
+
+    threading.Thread(target=carry_out, daemon=True).start()
+    async with asyncio.timeout(20):
+        return await done
 
 
 def product_tasks() -> list[str]:

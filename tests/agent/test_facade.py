@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-import contextlib
 import re
 import socket
 import threading
@@ -23,7 +22,7 @@ from hermes.tools.registry import Registry
 from run_agent import AIAgent
 from support.model_server import Call, ModelServer, Protocol, Reply, Request
 
-from .house import KEY, MODES, PROTOCOLS, QUIET, Json, check_laws, nothing_left, sent, tool
+from .house import KEY, MODES, PROTOCOLS, QUIET, Json, check_laws, in_thread, nothing_left, sent, tool
 
 each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
 T = TypeVar("T")
@@ -54,28 +53,6 @@ async def offer(*tools: Any) -> dict[str, Any]:
     registry = Registry(tools)
     app.services = replace(app.services, registry=lambda: registry)
     return {"enabled_toolsets": ["x"]}
-
-
-async def in_thread(work: Callable[[], T]) -> T:
-    """The result of blocking work, done in a thread without a loop."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def carry_out() -> None:
-        try:
-            result = work()
-        except BaseException as error:
-            tell(done.set_exception, error)
-        else:
-            tell(done.set_result, result)
-
-    def tell(settle: Callable[[Any], None], value: Any) -> None:
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(lambda: done.done() or settle(value))
-
-    threading.Thread(target=carry_out, daemon=True).start()
-    async with asyncio.timeout(20):
-        return await done
 
 
 # ---- construction

@@ -23,7 +23,7 @@ from run_agent import AIAgent
 from support.model_server import Call, ModelServer, Reply, Request
 from support.server_thread import serving
 
-from .house import KEY, QUIET, Json, check_laws, nothing_left
+from .house import KEY, QUIET, Json, check_laws, in_thread, nothing_left
 
 T = TypeVar("T")
 SESSION = "the-session"
@@ -41,28 +41,6 @@ def configure(home_folder: Path, **settings: Any) -> None:
 
 def agent_for(server: ModelServer, **fields: Any) -> AIAgent:
     return AIAgent(**{"base_url": f"{server.url}/v1", "model": "m", "api_key": KEY, "enabled_toolsets": [], **fields})
-
-
-async def in_thread(work: Callable[[], T]) -> T:
-    """The result of blocking work, done in a thread without a loop."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def carry_out() -> None:
-        try:
-            result = work()
-        except BaseException as error:
-            tell(done.set_exception, error)
-        else:
-            tell(done.set_result, result)
-
-    def tell(settle: Callable[[Any], None], value: Any) -> None:
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(lambda: done.done() or settle(value))
-
-    threading.Thread(target=carry_out, daemon=True).start()
-    async with asyncio.timeout(10):
-        return await done
 
 
 async def settled(task: asyncio.Task[Any], within: float = 3.0) -> Any:

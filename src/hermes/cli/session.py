@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +13,7 @@ from hermes import config
 from hermes.agent import routes
 from hermes.agent.facade import AIAgent
 from hermes.errors import ConfigError, HermesError
-from hermes.home import Home
+from hermes.home import Home, tighten
 from hermes.providers.base import Route
 from hermes.providers.registry import EXAMPLE_PROVIDER, available
 from hermes.runs.spec import RouteChoice
@@ -28,6 +29,9 @@ class NoModel(HermesError):
 
 def checked_route(args: argparse.Namespace, home: Home) -> Route:
     """The route that will be asked first. Bad settings, an unknown provider or a missing key end the command here."""
+    for change in tighten(home):
+        done = "is now" if change.now != change.was else "could not be made"
+        print(f"hermes: {change.path} was open to others ({change.was:o}) and {done} private.", file=sys.stderr)
     settings = config.load(home)
     settings.require_valid()
     route = routes.routes(settings, RouteChoice(model=args.model, provider=args.provider))[0]
