@@ -4,11 +4,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup run test test-long check format bench clean help
+.PHONY: setup run test test-long test-crash check format bench clean help
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make run | test | test-long | check | format | bench | setup | clean"
+	@echo "make run | test | test-long | test-crash | check | format | bench | setup | clean"
 
 setup: $(STAMP)
 
@@ -25,6 +25,9 @@ test: setup
 
 test-long: setup
 	@$(BIN)/python -m pytest -m long -n auto $(ARGS)
+
+test-crash: setup
+	@HERMES_CRASH_ROUNDS=300 $(BIN)/python -m pytest tests/crash -n auto --dist worksteal $(ARGS)
 
 check: setup
 	@$(BIN)/ruff format --check src tests bench

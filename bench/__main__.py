@@ -1,9 +1,14 @@
-"""`make bench`: what a token costs on its way from the provider's bytes to the log, and what a turn costs."""
+"""`make bench`: what a token costs on its way from the provider's bytes to the log, what a turn costs, and the store.
+
+`python -m bench turn` and `python -m bench state` measure one part; `--quick` takes a smaller database.
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -13,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from bench.provider import chunk_bytes, serve
+from bench.results import keep
 from hermes import config
 from hermes.agent.assembler import Assembler
 from hermes.agent.facade import AIAgent
@@ -137,7 +143,7 @@ async def measure(home: Path) -> dict[str, float]:
     return figures
 
 
-def main() -> None:
+def turn() -> None:
     """Measure, print, and leave the figures in `bench/results.json`."""
     with tempfile.TemporaryDirectory() as folder:
         loop = new_loop()
@@ -161,7 +167,26 @@ def main() -> None:
     print(f"{'':44}{'CPU':>11}   × decode")
     for name, figure, ratio in rows:
         print(f"{name:44}{figure:>11}   {ratio:>8}")
-    Path("bench/results.json").write_text(json.dumps(f, indent=1) + "\n")
+    keep(f)
+
+
+def state(quick: bool) -> None:
+    """The store on a large database."""
+    from bench.state import run
+
+    run(quick)
+
+
+def main() -> None:
+    """Measure what is asked for, or everything."""
+    parser = argparse.ArgumentParser(prog="bench")
+    parser.add_argument("part", nargs="?", choices=["turn", "state"])
+    parser.add_argument("--quick", action="store_true", default=os.environ.get("HERMES_BENCH_QUICK") == "1")
+    asked = parser.parse_args()
+    if asked.part in (None, "turn"):
+        turn()
+    if asked.part in (None, "state"):
+        state(asked.quick)
 
 
 main()

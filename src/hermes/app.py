@@ -22,9 +22,9 @@ from hermes.providers.registry import KNOWN_PROVIDERS
 from hermes.runs.engine import EngineLimits, LiveRun, Result, RunEngine
 from hermes.runs.log import RunLog
 from hermes.runs.spec import RunSpec
-from hermes.store.base import Store
-from hermes.store.memory import MemoryStore
-from hermes.tools.threads import ToolThreads
+from hermes.store.bundle import AsyncStore, Store, store_at
+from hermes.store.engine import Engine
+from hermes.threads import Threads
 from hermes.tools.toolsets import builtin
 
 FILE_THREADS = 4
@@ -42,24 +42,26 @@ class App:
         self._known: tuple[config.Settings, Secrets] | None = None
         self._background: set[asyncio.Task[None]] = set()
         self._guard: AsyncGenerator[None, None] | None = None
-        self.store: Store = store or MemoryStore()
+        self._closed = False
+        self.store = AsyncStore(store or store_of(home, settings))
+        self._ephemeral = AsyncStore(Store(None))
         proxy, bundle = settings.get("network.proxy"), settings.variable("HERMES_CA_BUNDLE")
-        self._names = ToolThreads(NAME_THREADS)
+        self._names = Threads(NAME_THREADS)
         http = HttpClient(self._names.submit, ca_bundle=bundle or None, proxy=proxy or None)
-        files = ToolThreads(FILE_THREADS)
+        files = Threads(FILE_THREADS)
         self.services = Services(
             home=home,
             settings=self._current_settings,
             http=http,
             lists=ModelLists(home, http, files, self._in_background),
             registry=builtin,
-            threads=ToolThreads(settings.get("agent.tool_threads")),
+            threads=Threads(settings.get("agent.tool_threads")),
             files=files,
             background=self._in_background,
         )
         log = RunLog(MemoryBus(), window_s=settings.get("agent.delta_window_ms") / 1000)
         limits = EngineLimits(turn_queue=settings.get("sessions.turn_queue"))
-        self.engine = RunEngine(self.store, MemoryStore(), log, self._execute, secrets=self._secrets, limits=limits)
+        self.engine = RunEngine(self.store, self._ephemeral, log, self._execute, secrets=self._secrets, limits=limits)
 
     async def _execute(self, live: LiveRun) -> Result:
         return await run_turn(live, self.services)
@@ -94,15 +96,20 @@ class App:
     async def close(self, drain_s: float = DRAIN_AT_LOOP_END_S) -> None:
         """End runs, connections and threads."""
         self._guard = None
+        if self._closed:
+            return
+        self._closed = True
         for apps in tuple(_apps.values()):
-            if apps.get(self.home) is self:
-                del apps[self.home]
+            for key in [key for key, app in apps.items() if app is self]:
+                del apps[key]
         await self.engine.drain(drain_s)
         for task in tuple(self._background):
             task.cancel()
         if self._background:
             await asyncio.wait(set(self._background))
         await self.services.http.close()
+        for store in (self.store, self._ephemeral):
+            await self.services.files.call(store.close)
         for threads in (self.services.threads, self.services.files, self._names):
             threads.close()
 
@@ -119,17 +126,31 @@ class App:
         await anext(self._guard)
 
 
-_apps: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Home, App]] = WeakKeyDictionary()
+_apps: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[Home, Engine | None], App]] = WeakKeyDictionary()
 
 
-async def current(home: Home | None = None) -> App:
-    """The app of a home on the running loop, made when first asked for."""
+async def current(home: Home | None = None, engine: Engine | None = None) -> App:
+    """The app of a home on the running loop, made when first asked for; with an engine, the one that keeps its runs
+    there."""
     home = home or resolve()
     apps = _apps.setdefault(asyncio.get_running_loop(), {})
-    if home not in apps:
-        apps[home] = App(home, config.load(home))
-        await apps[home].close_with_loop()
-    return apps[home]
+    if (home, engine) not in apps:
+        settings = config.load(home)
+        store = store_of(home, settings) if engine is None else Store(engine)
+        app = apps.get((home, store.engine))
+        if app is None:
+            app = apps[home, store.engine] = App(home, settings, store=store)
+            await app.close_with_loop()
+        else:
+            store.close()
+        apps[home, engine] = app
+    return apps[home, engine]
+
+
+def store_of(home: Home, settings: config.Settings) -> Store:
+    """The store that the settings name, not yet opened."""
+    url = settings.get("storage.url")
+    return store_at(url.replace("<home>", str(home.path)), read_threads=settings.get("storage.read_threads"))
 
 
 # --- a loop for programs that have none ------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 
 from hermes.agent import decisions
 from hermes.home import Home
+from hermes.store.sessions import SessionDB
 from support.model_server import ModelServer
 
 from .house import House, product_tasks
@@ -45,6 +46,14 @@ async def make_house(home_folder: Path) -> AsyncIterator[MakeHouse]:
     for house in made:
         await house.close()
     assert product_tasks() == []
+
+
+@pytest.fixture
+def database() -> Iterator[SessionDB]:
+    """The database of the home."""
+    made = SessionDB()
+    yield made
+    made.close()
 
 
 @pytest.fixture

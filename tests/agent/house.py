@@ -21,6 +21,7 @@ from hermes.home import Home
 from hermes.runs.engine import LiveRun
 from hermes.runs.spec import Applied, Control, RouteChoice, RunSpec
 from hermes.store.base import Row
+from hermes.store.rows import live as live_rows
 from hermes.tools.registry import Registry, ToolContext, ToolDef
 from support.model_server import ModelServer, Protocol, Reply, Request
 from support.wire import body_bytes
@@ -160,7 +161,8 @@ class House:
         return Running(self, live)
 
     async def rows(self, session_id: str) -> list[Row]:
-        return await self.app.store.sessions.messages(session_id)
+        """The live rows of a session."""
+        return await self.app.store.sessions.engine.read_soon(lambda tx: live_rows(tx, session_id))
 
     async def close(self) -> None:
         await self.app.close()

@@ -11,7 +11,6 @@ import pytest
 
 from hermes.app import builtin
 from hermes.runs.spec import RouteChoice
-from hermes.store.base import SessionRecord
 from support.model_server import Call, ModelServer, Reply, Request
 
 from .conftest import MakeHouse
@@ -413,7 +412,7 @@ async def test_an_overflow_does_not_go_to_a_smaller_window(
 
 
 async def test_a_session_with_instructions_has_them_in_every_turn(house: House, server: ModelServer) -> None:
-    house.app.store.sessions.open(SessionRecord(SESSION, "api_server", instructions="Be a pirate."))  # type: ignore[attr-defined]
+    await house.app.store.sessions.create_session(SESSION, "api_server", instructions="Be a pirate.")
     server.script = [Reply(text="One."), Reply(text="Two.")]
     for message in ("hi", "and now?"):
         await house.run(server, message, persist=True, session_id=SESSION)

@@ -16,7 +16,6 @@ from hermes.runs import leases as leases_module
 from hermes.runs.engine import Refused
 from hermes.runs.spec import Control, RunSpec
 from hermes.store.base import StoreError
-from hermes.store.memory import MemoryStore
 from support.model_server import Call, ModelServer, Reply, Request
 
 from .conftest import MakeHouse
@@ -206,10 +205,9 @@ async def test_no_more_runs_than_allowed_are_admitted_at_once(
 @pytest.fixture
 async def twins(house: House) -> AsyncIterator[tuple[House, House]]:
     """Two engines on one store, as two processes would be."""
-    store = MemoryStore()
     made = [House(house.home, {}), House(house.home, {})]
     for twin in made:
-        twin.app = App(house.home, config.load(house.home), store=store)
+        twin.app = App(house.home, config.load(house.home))
         twin.engine = twin.app.engine
     yield made[0], made[1]
     for twin in made:

@@ -18,6 +18,7 @@ import yaml
 from hermes.agent.facade import AgentError
 from hermes.app import current
 from hermes.runs.spec import RouteChoice, RunSpec
+from hermes.store.sessions import SessionDB
 from hermes.tools.registry import Registry
 from run_agent import AIAgent
 from support.model_server import Call, ModelServer, Protocol, Reply, Request
@@ -181,14 +182,34 @@ async def test_without_a_database_a_turn_leaves_nothing_behind(server: ModelServ
     assert sent(server.requests[1]) == [("user", "second")]
     app = await current()
     assert await app.engine.get(first["run_id"]) is None
-    assert await app.store.sessions.get(agent.session_id) is None
+    assert await app.store.sessions.get_session(agent.session_id) is None
 
 
-async def test_with_a_database_the_stored_history_is_used(server: ModelServer) -> None:
+async def test_with_a_database_the_stored_history_is_used(server: ModelServer, database: SessionDB) -> None:
     server.script = [Reply(text="One."), Reply(text="Two.")]
     for message in ("first", "second"):
-        await agent_for(server, session_id="mine", session_db=object()).arun_conversation(message)
+        await agent_for(server, session_id="mine", session_db=database).arun_conversation(message)
     assert sent(server.requests[1]) == [("user", "first"), ("assistant", "One."), ("user", "second")]
+    assert [row["content"] for row in database.get_messages("mine")] == ["first", "One.", "second", "Two."]
+
+
+async def test_a_database_of_ones_own_keeps_the_turns(server: ModelServer, tmp_path: Path) -> None:
+    server.script = [Reply(text="One.")]
+    own = SessionDB(tmp_path / "elsewhere" / "own.db")
+    await agent_for(server, session_id="mine", session_db=own).arun_conversation("first")
+    assert [row["content"] for row in own.get_messages("mine")] == ["first", "One."]
+    own.close()
+    assert await (await current()).store.sessions.get_session("mine") is None
+
+
+async def test_a_stand_in_for_a_database_is_only_asked_for_the_history(server: ModelServer) -> None:
+    class StandIn:
+        def get_messages_as_conversation(self, session_id: str) -> list[dict[str, Any]]:
+            return [{"role": "user", "content": session_id}, {"role": "assistant", "content": "Yes?"}]
+
+    server.script = [Reply(text="One.")]
+    await agent_for(server, session_id="mine", session_db=StandIn()).arun_conversation("first")
+    assert sent(server.requests[0]) == [("user", "mine"), ("assistant", "Yes?"), ("user", "first")]
 
 
 async def test_extra_system_text_comes_last(server: ModelServer) -> None:

@@ -16,7 +16,7 @@ from hermes.runs import leases as leases_module
 from hermes.runs.engine import LiveRun, Refused
 from hermes.runs.spec import Control
 from hermes.store.base import StoreError
-from hermes.store.memory import MemoryLeases, MemoryRuns
+from hermes.store.bundle import AsyncLeases, AsyncRuns, AsyncStore, Store
 from hermes.tools.round import ToolRound
 from support.model_server import Call, ModelServer, Reply, Request
 
@@ -190,13 +190,13 @@ async def test_past_the_number_of_runs_allowed_a_submission_is_refused_at_once_a
 async def test_a_control_that_is_sent_twice_at_once_is_applied_once(
     house: House, server: ModelServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = MemoryRuns.append
+    original = AsyncRuns.append
 
-    async def slowly(runs: MemoryRuns, *args: Any, **fields: Any) -> None:
+    async def slowly(runs: AsyncRuns, *args: Any, **fields: Any) -> None:
         await asyncio.sleep(0.005)
         await original(runs, *args, **fields)
 
-    monkeypatch.setattr(MemoryRuns, "append", slowly)
+    monkeypatch.setattr(AsyncRuns, "append", slowly)
     running = await house.begin(house.spec(server, persist=True))
     await running.seen("model.started")
     steer = Control("steer", {"text": "and tea"}, control_id="ctl_1")
@@ -298,16 +298,16 @@ async def free(house: House, session_id: str) -> None:
 async def test_who_is_cancelled_while_the_store_of_leases_answers_leaves_the_session_free(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken, original = asyncio.Event(), MemoryLeases.acquire
+    taken, original = asyncio.Event(), AsyncLeases.acquire
 
-    async def slowly(leases: MemoryLeases, *args: Any) -> int | None:
+    async def slowly(leases: AsyncLeases, *args: Any) -> int | None:
         token = await original(leases, *args)
         taken.set()
         await asyncio.sleep(0.02)
         return token
 
     with monkeypatch.context() as slow:
-        slow.setattr(MemoryLeases, "acquire", slowly)
+        slow.setattr(AsyncLeases, "acquire", slowly)
         admitting = asyncio.create_task(house.engine.admit(house.spec(server, persist=True, session_id=SESSION)))
         await taken.wait()
         admitting.cancel()
@@ -323,10 +323,10 @@ async def test_a_lease_that_could_not_be_renewed_once_is_renewed_again(
     house: House, server: ModelServer, gate: Gate, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
     monkeypatch.setattr(leases_module, "LEASE_RENEW_S", 0.01)
-    calls, original = 0, MemoryLeases.renew
+    calls, original = 0, AsyncLeases.renew
     renewed = asyncio.Event()
 
-    async def renew(leases: MemoryLeases, *args: Any) -> bool:
+    async def renew(leases: AsyncLeases, *args: Any) -> bool:
         nonlocal calls
         calls += 1
         if calls == 1:
@@ -334,7 +334,7 @@ async def test_a_lease_that_could_not_be_renewed_once_is_renewed_again(
         renewed.set()
         return await original(leases, *args)
 
-    monkeypatch.setattr(MemoryLeases, "renew", renew)
+    monkeypatch.setattr(AsyncLeases, "renew", renew)
     running = await house.begin(house.spec(server, persist=True))
     async with asyncio.timeout(2):
         await renewed.wait()
@@ -349,7 +349,7 @@ async def test_a_lease_that_cannot_be_given_back_does_not_spoil_the_result(
     async def release(*_: Any) -> None:
         raise error("the database is gone")
 
-    monkeypatch.setattr(MemoryLeases, "release", release)
+    monkeypatch.setattr(AsyncLeases, "release", release)
     server.script = [Reply(text="Done.")]
     ran = await house.run(server, persist=True)
     assert ran.result["completed"] is True
@@ -371,7 +371,7 @@ async def test_nothing_is_remembered_of_sessions_that_have_ended(house: House, s
 
 
 async def test_the_token_of_a_session_grows_although_it_was_free_in_between() -> None:
-    leases = MemoryLeases()
+    leases = AsyncStore(Store(None)).leases
     tokens: list[int] = []
     for _ in range(4):
         token = await leases.acquire("session:s", "me", 30.0)

@@ -18,7 +18,9 @@ from hermes import app as app_module
 from hermes.app import App, current
 from hermes.runs import leases as leases_module
 from hermes.store.base import StoreError
-from hermes.store.memory import MemoryLeases, MemoryRuns
+from hermes.store.bundle import Async, AsyncLeases, AsyncRuns
+from hermes.store.leases import Leases
+from hermes.store.sessions import SessionDB
 from run_agent import AIAgent
 from support.model_server import Call, ModelServer, Reply, Request
 from support.server_thread import serving
@@ -63,16 +65,16 @@ async def test_a_steer_that_comes_with_the_end_does_not_hold_up_the_turn(
     server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent = agent_for(server, stream_delta_callback=lambda _: None)
-    original = MemoryRuns.append
+    original = AsyncRuns.append
 
-    async def append(runs: MemoryRuns, run_id: str, token: Any, events: Any, *args: Any, **fields: Any) -> None:
+    async def append(runs: AsyncRuns, run_id: str, token: Any, events: Any, *args: Any, **fields: Any) -> None:
         if any(event.final for event in events):
             agent.steer("and tea")
             for _ in range(10):
                 await asyncio.sleep(0)
         await original(runs, run_id, token, events, *args, **fields)
 
-    monkeypatch.setattr(MemoryRuns, "append", append)
+    monkeypatch.setattr(AsyncRuns, "append", append)
     server.script = [Reply(text="Done.")]
     result = await settled(asyncio.create_task(agent.arun_conversation("hi")))
     assert (result["completed"], result["pending_steer"]) == (True, None)
@@ -106,24 +108,24 @@ async def test_steers_at_any_moment_hold_up_no_turn_and_none_that_was_taken_is_l
 
 
 async def test_a_turn_that_loses_its_session_tells_its_waiter(
-    server: ModelServer, monkeypatch: pytest.MonkeyPatch
+    server: ModelServer, database: SessionDB, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: dict[str, int] = {}
-    original = MemoryLeases.acquire
+    original = AsyncLeases.acquire
 
-    async def acquire(leases: MemoryLeases, name: str, *args: Any) -> int | None:
+    async def acquire(leases: AsyncLeases, name: str, *args: Any) -> int | None:
         token = await original(leases, name, *args)
         if token is not None:
             held[name] = token
         return token
 
-    monkeypatch.setattr(MemoryLeases, "acquire", acquire)
+    monkeypatch.setattr(AsyncLeases, "acquire", acquire)
     monkeypatch.setattr(leases_module, "LEASE_RENEW_S", 0.02)
     server.script = [story()]
-    agent = agent_for(server, session_id=SESSION, session_db=object(), stream_delta_callback=lambda _: None)
+    agent = agent_for(server, session_id=SESSION, session_db=database, stream_delta_callback=lambda _: None)
     waiter = asyncio.create_task(agent.arun_conversation("hi"))
     await server.until(lambda: server.open_streams == 1)
-    leases, name = (await current()).store.leases, f"session:{SESSION}"
+    leases, name = Async(Leases(database.engine)), f"session:{SESSION}"
     await leases.release(name, held[name])
     assert await leases.acquire(name, "another process", 60.0) is not None
     told = await settled(waiter)
@@ -133,16 +135,16 @@ async def test_a_turn_that_loses_its_session_tells_its_waiter(
 
 @pytest.mark.parametrize("listening", [True, False], ids=["listening", "only waiting"])
 async def test_a_turn_whose_store_breaks_tells_its_waiter(
-    server: ModelServer, monkeypatch: pytest.MonkeyPatch, listening: bool
+    server: ModelServer, database: SessionDB, monkeypatch: pytest.MonkeyPatch, listening: bool
 ) -> None:
     async def broken(*_: Any, **__: Any) -> None:
         raise StoreError("the disk is full")
 
     def spoken(_: Any) -> None:
-        monkeypatch.setattr(MemoryRuns, "append", broken)
+        monkeypatch.setattr(AsyncRuns, "append", broken)
 
     server.script = [Reply(text=["Once ", "upon"], gap_s=0.05)]
-    agent = agent_for(server, session_id=SESSION, session_db=object())
+    agent = agent_for(server, session_id=SESSION, session_db=database)
     if listening:
         agent.stream_delta_callback = spoken
     waiter = asyncio.create_task(agent.arun_conversation("hi"))

@@ -14,7 +14,7 @@ from hermes.runs import leases as leases_module
 from hermes.runs.log import RunLog
 from hermes.runs.spec import Control, RunSpec
 from hermes.store.base import Row, StoreError
-from hermes.store.memory import MemoryLeases, MemoryRuns, MemoryStore
+from hermes.store.bundle import AsyncLeases, AsyncRuns, AsyncStore, Store
 from support.model_server import ModelServer, Reply
 
 from .house import FINAL, House, Json, check_laws, nothing_left
@@ -33,15 +33,15 @@ class Held:
 
     def __init__(self, patch: pytest.MonkeyPatch, name: str, which: Callable[..., bool] = lambda *_: True) -> None:
         self.reached, self.go = asyncio.Event(), asyncio.Event()
-        original = getattr(MemoryRuns, name)
+        original = getattr(AsyncRuns, name)
 
-        async def held(runs: MemoryRuns, *args: Any, **fields: Any) -> Any:
+        async def held(runs: AsyncRuns, *args: Any, **fields: Any) -> Any:
             if which(*args):
                 self.reached.set()
                 await self.go.wait()
             return await original(runs, *args, **fields)
 
-        patch.setattr(MemoryRuns, name, held)
+        patch.setattr(AsyncRuns, name, held)
 
     async def wait(self) -> None:
         async with asyncio.timeout(2):
@@ -57,14 +57,15 @@ class Writing:
     """A log on its own: its writer, and readers from its start."""
 
     def __init__(self) -> None:
-        self.runs = MemoryStore().runs
+        self.runs = AsyncStore(Store(None)).runs
         self.spec = RunSpec("hi", SESSION)
         self.log = RunLog(MemoryBus(), window_s=0.0)
         self.writer = self.log.open(self.spec.run_id, self.runs, token=None, secrets=Secrets())
 
     async def begin(self) -> Writing:
         await self.runs.create(self.spec)
-        await self.writer.emit("run.started", model="m", provider="p")
+        session = {"id": SESSION, "source": "cli"}
+        await self.writer.append(self.writer.event("run.started", model="m", provider="p"), session=session)
         return self
 
     def reader(self) -> asyncio.Task[list[Json]]:
@@ -142,15 +143,15 @@ async def test_text_that_is_stored_later_than_the_whole_message_is_not_doubled(
 def failed_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """Set when the first attempt to store text has failed."""
     failed = asyncio.Event()
-    original = MemoryRuns.put_partials
+    original = AsyncRuns.put_partials
 
-    async def put(runs: MemoryRuns, *args: Any) -> None:
+    async def put(runs: AsyncRuns, *args: Any) -> None:
         if not failed.is_set():
             failed.set()
             raise request.param("the disk is busy")
         await original(runs, *args)
 
-    monkeypatch.setattr(MemoryRuns, "put_partials", put)
+    monkeypatch.setattr(AsyncRuns, "put_partials", put)
     return failed
 
 
@@ -247,14 +248,14 @@ async def test_a_reader_who_comes_while_the_end_is_being_stored_reads_to_the_end
 async def test_every_steer_that_is_taken_comes_back_and_every_other_is_refused(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = MemoryRuns.append
+    original = AsyncRuns.append
 
-    async def slowly(runs: MemoryRuns, *args: Any, **fields: Any) -> None:
+    async def slowly(runs: AsyncRuns, *args: Any, **fields: Any) -> None:
         await asyncio.sleep(0)
         await original(runs, *args, **fields)
         await asyncio.sleep(0)
 
-    monkeypatch.setattr(MemoryRuns, "append", slowly)
+    monkeypatch.setattr(AsyncRuns, "append", slowly)
     server.repeat, server.script = True, [Reply(text="Done.", continues=False)]
     for _ in range(20):
         running = await house.begin(house.spec(server, persist=True))
@@ -282,13 +283,13 @@ async def test_reading_on_from_the_last_number_ends_although_the_run_is_still_be
 ) -> None:
     server.script = [Reply(text="Done.")]
     go = asyncio.Event()
-    original = MemoryLeases.release
+    original = AsyncLeases.release
 
-    async def release(leases: MemoryLeases, *args: Any) -> None:
+    async def release(leases: AsyncLeases, *args: Any) -> None:
         await go.wait()
         await original(leases, *args)
 
-    monkeypatch.setattr(MemoryLeases, "release", release)
+    monkeypatch.setattr(AsyncLeases, "release", release)
     running = await house.begin(house.spec(server, persist=True))
     last = await running.seen("run.completed")
     tail = following(house, running.run_id, last["seq"])
@@ -305,16 +306,16 @@ class Thief:
     """Another process, to which a session falls although this one holds it."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self._held: dict[str, tuple[MemoryLeases, int]] = {}
-        original = MemoryLeases.acquire
+        self._held: dict[str, tuple[AsyncLeases, int]] = {}
+        original = AsyncLeases.acquire
 
-        async def acquire(leases: MemoryLeases, name: str, *args: Any) -> int | None:
+        async def acquire(leases: AsyncLeases, name: str, *args: Any) -> int | None:
             token = await original(leases, name, *args)
             if token is not None:
                 self._held[name] = (leases, token)
             return token
 
-        patch.setattr(MemoryLeases, "acquire", acquire)
+        patch.setattr(AsyncLeases, "acquire", acquire)
         patch.setattr(leases_module, "LEASE_RENEW_S", 0.02)
 
     async def take(self, session_id: str) -> None:
@@ -374,7 +375,7 @@ async def test_readers_of_a_run_whose_store_breaks_come_to_an_end(
         raise error("the disk is full")
 
     with monkeypatch.context() as breaking:
-        breaking.setattr(MemoryRuns, "append", broken)
+        breaking.setattr(AsyncRuns, "append", broken)
         await settled(early)
         await settled(running.task)
 
@@ -391,7 +392,7 @@ async def test_a_session_whose_run_broke_with_its_store_is_free_again(
         raise StoreError("the disk is full")
 
     with monkeypatch.context() as breaking:
-        breaking.setattr(MemoryRuns, "append", broken)
+        breaking.setattr(AsyncRuns, "append", broken)
         await settled(first.task)
     ran = await house.run(server, persist=True, session_id=SESSION)
     assert ran.result["completed"] is True

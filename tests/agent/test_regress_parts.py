@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
+from hermes import threads as threads_module
 from hermes.agent.assembler import Assembler
 from hermes.agent.failures import FailureFacts, classify, rejected_option
 from hermes.agent.parts import Opaque
 from hermes.guards.secrets import MARK
 from hermes.providers.base import WireEvent
 from hermes.providers.registry import provider_for
-from hermes.tools import threads as threads_module
-from hermes.tools.threads import ToolThreads
+from hermes.threads import Threads
 from support.model_server import Call, ModelServer, Protocol, Reply
 
 from .house import KEY, PROTOCOLS, House, Json, Ran, Running, nothing_left, reading, sent, tool
@@ -118,7 +118,7 @@ def hesitant(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hesitant]]:
 
 
 async def test_a_job_that_comes_while_the_last_idle_thread_is_leaving_is_done(hesitant: type[Hesitant]) -> None:
-    pool = ToolThreads(4)
+    pool = Threads(4)
     assert await pool.call(lambda: 1) == 1
     async with asyncio.timeout(2):
         while not hesitant.leaving.is_set():
@@ -130,7 +130,7 @@ async def test_a_job_that_comes_while_the_last_idle_thread_is_leaving_is_done(he
 
 
 async def test_a_full_pool_whose_threads_are_all_leaving_still_does_every_job(hesitant: type[Hesitant]) -> None:
-    pool = ToolThreads(1)
+    pool = Threads(1)
     assert await pool.call(lambda: 1) == 1
     async with asyncio.timeout(2):
         while not hesitant.leaving.is_set():

@@ -234,9 +234,9 @@ async def test_a_title_whose_provider_is_unknown_is_made_without_it(make_house: 
     ran = await house.run(server, "Where is the tea?", persist=True, session_id=SESSION)
     assert ran.result["completed"] is True
     await nothing_left(server)
-    session = await house.app.store.sessions.get(SESSION)
+    session = await house.app.store.sessions.get_session(SESSION)
     assert session is not None
-    assert session.title
+    assert session["title"]
 
 
 # ---- what is counted
@@ -252,9 +252,9 @@ async def test_every_part_of_an_answer_that_was_continued_is_counted(house: Hous
     assert ran.result["final_response"] == "one two three"
     assert (ran.result["input_tokens"], ran.result["output_tokens"]) == (450, 100)
     assert sum(event["input_tokens"] for event in ran.of("usage")) == 450
-    session = await house.app.store.sessions.get(SESSION)
+    session = await house.app.store.sessions.get_session(SESSION)
     assert session is not None
-    assert (session.counts["input_tokens"], session.counts["output_tokens"]) == (450, 100)
+    assert (session["input_tokens"], session["output_tokens"]) == (450, 100)
 
 
 @pytest.mark.usefixtures("quick")

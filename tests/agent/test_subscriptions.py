@@ -229,7 +229,7 @@ async def test_a_run_that_keeps_nothing_is_gone_when_it_has_ended_and_nobody_rea
     await house.engine.run(spec)
     assert await house.engine.get(spec.run_id) is None
     assert await read(house, spec.run_id) == []
-    assert await house.app.store.sessions.get(spec.session_id) is None
+    assert await house.app.store.sessions.get_session(spec.session_id) is None
     assert await house.rows(spec.session_id) == []
 
 

@@ -477,15 +477,15 @@ async def test_a_title_is_made_behind_the_back_of_the_first_turn(make_house: Mak
     ran = await turn(house, server, "Say hello to the fox")
     async with asyncio.timeout(5):
         while True:
-            session = await house.app.store.sessions.get(SESSION)
+            session = await house.app.store.sessions.get_session(SESSION)
             assert session is not None
-            if session.title:
+            if session["title"]:
                 break
             await asyncio.sleep(0.005)
-    assert session.title == "Greeting a fox"
+    assert session["title"] == "Greeting a fox"
     assert not server.requests[1].body.get("tools")
     assert ran.result["input_tokens"] == 10
-    assert session.counts["input_tokens"] == 10
+    assert session["input_tokens"] == 10
 
 
 async def test_a_title_that_fails_fails_nothing(make_house: MakeHouse, server: ModelServer) -> None:
@@ -502,10 +502,10 @@ async def test_the_session_counts_its_tokens_over_turns(house: House, server: Mo
     server.script = [Reply(text="One.", usage=usage), Reply(text="Two.", usage=usage)]
     await turn(house, server)
     await turn(house, server, "and now?")
-    session = await house.app.store.sessions.get(SESSION)
+    session = await house.app.store.sessions.get_session(SESSION)
     assert session is not None
-    assert (session.counts["input_tokens"], session.counts["output_tokens"]) == (200, 40)
-    assert session.counts["cache_read_tokens"] == 120
+    assert (session["input_tokens"], session["output_tokens"]) == (200, 40)
+    assert session["cache_read_tokens"] == 120
 
 
 def test_a_spec_without_its_credential_is_what_is_stored() -> None:
@@ -523,9 +523,9 @@ async def titled(make_house: MakeHouse, server: ModelServer, title: str) -> tupl
     await turn(house, server)
     await server.until(lambda: len(server.requests) >= 2)
     await nothing_left(server)
-    session = await house.app.store.sessions.get(SESSION)
+    session = await house.app.store.sessions.get_session(SESSION)
     assert session is not None
-    return house, session.title or ""
+    return house, session["title"] or ""
 
 
 @pytest.mark.parametrize(

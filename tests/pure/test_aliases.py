@@ -19,6 +19,7 @@ ALIASES = {
     "hermes_cli.profiles": ("hermes.home", "get_active_profile_name"),
     "hermes_cli.tools_config": ("hermes.tools.toolsets", "_get_platform_tools"),
     "gateway.config": ("hermes.server.settings", "load_gateway_config"),
+    "gateway.status": ("hermes.server.status", "read_runtime_status"),
 }
 
 

@@ -10,18 +10,18 @@ from functools import partial
 
 import pytest
 
-from hermes.tools.threads import ToolThreads
+from hermes.threads import Threads
 
-Pool = Callable[[int], ToolThreads]
+Pool = Callable[[int], Threads]
 
 
 @pytest.fixture
 async def pool() -> AsyncIterator[Pool]:
     """Makes pools and closes them."""
-    made: list[ToolThreads] = []
+    made: list[Threads] = []
 
-    def make(threads_max: int) -> ToolThreads:
-        made.append(ToolThreads(threads_max))
+    def make(threads_max: int) -> Threads:
+        made.append(Threads(threads_max))
         return made[-1]
 
     yield make

@@ -24,6 +24,8 @@ from hermes.providers.registry import api_mode_for
 from hermes.runs.engine import Admission, LiveRun, Result, RunEngine
 from hermes.runs.events import Event
 from hermes.runs.spec import Content, Control, RouteChoice, RunSpec
+from hermes.store.engine import Engine
+from hermes.store.parts import Part
 
 _KINDS = {"cli": "cli", "api_server": "chat", "cron": "job", "subagent": "subagent"}
 _DONE = object()
@@ -236,7 +238,9 @@ class AIAgent(SingleCalls):
         """Start the run on this loop, follow its log, and give back its result."""
         from hermes.app import current
 
-        app = await current(self._home)
+        app = await current(self._home, self._engine())
+        if spec.history is None and not spec.persist:
+            spec = replace(spec, history=await asyncio.to_thread(self._remembered))
         engine = app.engine
         live = await engine.start(spec, admission)
         assert live.task is not None
@@ -295,13 +299,23 @@ class AIAgent(SingleCalls):
             disabled_toolsets=disabled,
             answerable=self.approval_callback is not None or self.clarify_callback is not None,
             on_detach="cancel",
-            persist=self.session_db is not None,
+            persist=self._engine() is not None,
             context_files=not self._skip[0],
             memory=not self._skip[1],
             parent_session_id=self.parent_session_id,
             metadata={"task_id": task_id} if task_id else {},
             **self._spec_fields,
         )
+
+    def _engine(self) -> Engine | None:
+        """Where turns are kept: the database's own engine. A stand-in for a database keeps nothing."""
+        return getattr(self.session_db, "engine", None) if isinstance(self.session_db, Part) else None
+
+    def _remembered(self) -> list[dict[str, Any]]:
+        """What a stand-in for a database says of the session."""
+        read = getattr(self.session_db, "get_messages_as_conversation", None)
+        found = read(self.session_id) if callable(read) else None
+        return found if isinstance(found, list) else []
 
     def _callbacks(self, stream_callback: Callback | None) -> Callbacks:
         return Callbacks(

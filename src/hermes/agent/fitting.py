@@ -12,7 +12,7 @@ from hermes.agent.opening import set_system_prompt
 from hermes.agent.turn import Turn
 from hermes.limits import BYTES_PER_TOKEN
 from hermes.providers.base import Message
-from hermes.store.base import Row
+from hermes.store.rows import row_of_message
 from hermes.tools.round import last_answer
 
 
@@ -59,18 +59,17 @@ async def compact(turn: Turn, reason: str) -> bool:
     archived = len(turn.messages) - len(plan.head) - len(plan.tail)
     turn.messages, turn.counted_tokens = shorter, 0
     live = turn.live
-    await set_system_prompt(turn, await live.store.sessions.get(live.transcript_id), anew=True)
+    await set_system_prompt(turn, await live.store.sessions.get_session(live.transcript_id), anew=True)
     data = {"reason": reason, "method": method, "tokens_before": before, "tokens_after": turn.prompt_tokens()}
     events = [live.log.event("context.compacted", **data, messages_archived=archived)]
     if usage:
         events.insert(0, live.log.event("usage", **usage))
     # A history that the caller brought is the caller's; only stored rows are replaced.
-    stored = live.spec.history is None and live.spec.persist
-    rows = [_row_of(live.transcript_id, message) for message in shorter] if stored else []
+    rows = [row_of_message(live.transcript_id, message) for message in shorter] if turn.stored else []
     for message, row in zip(shorter, rows, strict=False):
         if message is turn.user_message:
             turn.user_row = row
-    await live.log.append(*events, rows=rows, replaces=stored)
+    await live.log.append(*events, rows=rows, replaces=turn.stored)
     return turn.prompt_tokens() < before
 
 
@@ -87,10 +86,3 @@ async def _shorter(
         return compress.joined(plan, got[0], todos), "summary", got[1]
     summary = compress.extract(plan.middle, int(room.tail * BYTES_PER_TOKEN / 2))
     return compress.joined(plan, summary, todos), "extract", None
-
-
-def _row_of(session_id: str, message: Message) -> Row:
-    row = Row(session_id, message["role"], message.get("content"))
-    for name in ("tool_calls", "tool_call_id", "tool_name", "opaque"):
-        setattr(row, name, message.get(name))
-    return row

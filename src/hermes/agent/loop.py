@@ -284,10 +284,11 @@ class TurnLoop:
 async def _name_session(turn: Turn, question: str, answer: str) -> None:
     """A title for a session that has none, as work that delays nobody."""
     sessions, session_id = turn.live.store.sessions, turn.live.spec.session_id
-    session = await sessions.get(session_id)
-    if session is None or session.title or not question.strip():
+    session = await sessions.get_session(session_id)
+    if session is None or session["title"] or not question.strip():
         return
     got = await Auxiliary(turn).title(question, answer) if answer else None
     if got is not None:
-        await sessions.add_usage(session_id, got[1])
+        used = got[1]
+        await sessions.add_usage(session_id, used, used["model"], used["provider"], used["task"])
     await sessions.set_auto_title_if_empty(session_id, plain_title(got[0] if got else question))

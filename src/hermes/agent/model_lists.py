@@ -13,7 +13,7 @@ from hermes.http import HttpClient, Timeouts, TransportError
 from hermes.limits import MODEL_LIST_BYTES_MAX, MODEL_LIST_FETCH_S_MAX, MODEL_LIST_KEPT_S, MODEL_LIST_RETRY_S
 from hermes.providers.base import Route
 from hermes.providers.registry import available, provider_for
-from hermes.tools.threads import ToolThreads
+from hermes.threads import Threads
 
 if TYPE_CHECKING:
     from hermes.home import Home
@@ -44,7 +44,7 @@ class ModelLists:
         self,
         home: Home,
         http: HttpClient,
-        files: ToolThreads,
+        files: Threads,
         background: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         self._home, self._http, self._files, self._background = home, http, files, background

@@ -18,22 +18,25 @@ from hermes.limits import LEAN_WINDOW_TOKENS
 from hermes.providers.base import Message, Route, ToolSchema
 from hermes.runs.control import Stopped
 from hermes.runs.engine import LiveRun
-from hermes.store.base import Row, SessionRecord
+from hermes.store.base import Row
+from hermes.store.rows import row_of_message
 from hermes.tools.registry import ToolDef
 from hermes.tools.toolsets import LEAN, _get_platform_tools
+
+_KINDS = {"subagent": "delegate", "job": "job"}
 
 
 async def open_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | None]:
     """The turn, its beginning on record. A route that cannot be had is a failure to be told."""
     spec, fault = live.spec, None
     settings, notice = services.settings()
-    session = await live.store.sessions.get(live.transcript_id)
+    session = await live.store.sessions.get_session(live.transcript_id)
     try:
-        found = routes.routes(settings, spec.route, session.model if session and spec.route is None else None)
+        found = routes.routes(settings, spec.route, session["model"] if session and spec.route is None else None)
         found = [_with_window(route, services) for route in found]
     except ConfigError as error:
         found, fault = [routes.LOCAL], Failure("unknown", None, "", str(error), False, "agent_incomplete")
-    history = await _history(live)
+    history = await _history(live, session)
     try:
         content = await received(spec.user_message, services, spec.session_id)
         client_tools = {tool.name: tool for tool in map(_client_tool, spec.client_tools)}
@@ -45,13 +48,14 @@ async def open_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | 
         )
     new: list[Message] = [{"role": "user", "content": content}] if content else []
     turn = Turn(live, services, settings, found, [*history, *new], len(history))
+    turn.stored = spec.persist and (spec.history is None or spec.base_id is not None)
     turn.user_message = new[0] if new else None
     turn.at = 1 if len(found) > 1 and services.learnt.rests(found[0].key) else 0
     turn.instructions = spec.instructions or ""
     turn.reasoning = _reasoning(turn)
     turn.client_tools = client_tools
     turn.tools = _offered(turn)
-    await _record(turn, await set_system_prompt(turn, session), content)
+    await _record(turn, await set_system_prompt(turn, session), content, new_session=session is None)
     notices = [*live.notices, *([("settings_kept", notice)] if notice else [])]
     for code, words in notices:
         await live.log.emit("notice", level="warn", code=code, message=live.secrets.redact(words))
@@ -63,10 +67,12 @@ def _with_window(route: Route, services: Services) -> Route:
     return route if route.window_tokens else replace(route, window_tokens=services.lists.window(route))
 
 
-async def _history(live: LiveRun) -> list[Message]:
-    if live.spec.history is not None:
-        return list(live.spec.history)
-    return [row.as_message() for row in await live.store.sessions.messages(live.spec.session_id)]
+async def _history(live: LiveRun, session: Mapping[str, Any] | None) -> list[Message]:
+    """What was said before: as the caller brings it, unless a stored session is known to hold it."""
+    spec = live.spec
+    if spec.history is not None and (spec.base_id is None or session is None):
+        return list(spec.history)
+    return await live.store.sessions.get_messages_as_conversation(spec.session_id)
 
 
 def _offered(turn: Turn) -> dict[str, ToolDef]:
@@ -91,13 +97,11 @@ def _reasoning(turn: Turn) -> Mapping[str, Any] | None:
     return {"enabled": effort != "none", "effort": effort} if effort else None
 
 
-async def set_system_prompt(turn: Turn, session: SessionRecord | None, *, anew: bool = False) -> SessionRecord:
-    """The system prompt, byte for byte as last time while nothing it is made of has changed."""
+async def set_system_prompt(turn: Turn, session: Mapping[str, Any] | None, *, anew: bool = False) -> dict[str, Any]:
+    """The system prompt, byte for byte as last time while nothing it is made of has changed; what the session is."""
     live, spec = turn.live, turn.live.spec
-    record = SessionRecord(live.transcript_id, spec.source, spec.owner, session_key=spec.session_key)
-    record.parent_session_id = spec.parent_session_id
     tools = tuple(schema.name for schema in turn.schemas())
-    instructions = (session.instructions if session else None) or ""
+    instructions = (session["instructions"] if session else None) or ""
     facts: dict[str, Any] = {
         "model": turn.route.model,
         "window": turn.window,
@@ -110,17 +114,28 @@ async def set_system_prompt(turn: Turn, session: SessionRecord | None, *, anew: 
     except Stopped:
         inputs = PromptInputs(surface=spec.source, **facts)
     digest = inputs.digest()
-    if session is not None and session.system_prompt is not None and session.prompt_digest == digest and not anew:
-        turn.system = session.system_prompt
+    known = session is not None and session["system_prompt"] is not None and session["prompt_digest"] == digest
+    if session is not None and known and not anew:
+        turn.system = session["system_prompt"]
     else:
         turn.system = prompt.build(inputs)
         if session is not None:
-            await live.store.sessions.update(session.id, system_prompt=turn.system, prompt_digest=digest)
-    record.system_prompt, record.prompt_digest = turn.system, digest
-    return record
+            await live.store.sessions.update_session(session["id"], system_prompt=turn.system, prompt_digest=digest)
+    return {
+        "id": live.transcript_id,
+        "source": spec.source,
+        "owner": spec.owner,
+        "kind": _KINDS.get(spec.kind, "root"),
+        "session_key": spec.session_key,
+        "parent_session_id": spec.parent_session_id,
+        "base_id": spec.base_id,
+        "cwd": spec.workdir,
+        "system_prompt": turn.system,
+        "prompt_digest": digest,
+    }
 
 
-async def _record(turn: Turn, record: SessionRecord, content: Any) -> None:
+async def _record(turn: Turn, record: Mapping[str, Any], content: Any, *, new_session: bool) -> None:
     live, spec = turn.live, turn.live.spec
     started = live.log.event(
         "run.started",
@@ -134,9 +149,13 @@ async def _record(turn: Turn, record: SessionRecord, content: Any) -> None:
         max_iterations=turn.steps_max,
         on_detach=spec.on_detach,
     )
+    rows: list[Row] = []
+    if new_session and spec.base_id is not None and spec.persist:
+        rows += (row_of_message(live.transcript_id, message) for message in turn.messages[: turn.history_length])
     if content:
         turn.user_row = Row(live.transcript_id, "user", content, spec.run_id, told=((started, "user_row"),))
-    await live.log.append(started, rows=[turn.user_row] if turn.user_row else [], session=record)
+        rows.append(turn.user_row)
+    await live.log.append(started, rows=rows, session=record)
 
 
 def _check_answered(history: list[Message], content: Any) -> None:

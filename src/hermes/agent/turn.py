@@ -17,8 +17,8 @@ from hermes.providers.base import Capabilities, Credential, Message, Prompt, Pro
 from hermes.providers.registry import capabilities_of, is_private, provider_for
 from hermes.runs.engine import LiveRun
 from hermes.store.base import Row
+from hermes.threads import Threads
 from hermes.tools.registry import Registry, ToolDef
-from hermes.tools.threads import ToolThreads
 
 if TYPE_CHECKING:
     from hermes.config import Settings
@@ -67,8 +67,8 @@ class Services:
     http: HttpClient
     lists: ModelLists
     registry: Callable[[], Registry]
-    threads: ToolThreads
-    files: ToolThreads
+    threads: Threads
+    files: Threads
     background: Callable[[Coroutine[Any, Any, None]], None]
     learnt: Learnt = field(default_factory=Learnt)
     jitter: Callable[[], float] = random.random
@@ -105,6 +105,7 @@ class Turn:
     routes: list[Route]
     messages: list[Message]
     history_length: int = 0
+    stored: bool = False
     user_row: Row | None = None
     user_message: Message | None = None
     message_id: str = ""

@@ -15,11 +15,11 @@ from hermes.guards.secrets import Secrets
 from hermes.limits import CLOSE_S_MAX
 from hermes.runs.control import RunControls
 from hermes.runs.events import Event
-from hermes.runs.leases import Lease, SessionBusy, SessionLeases
+from hermes.runs.leases import Lease, SessionLeases
 from hermes.runs.log import RunLog
 from hermes.runs.spec import Applied, Control, RunSpec
 from hermes.runs.writer import LogEnded, RunWriter
-from hermes.store.base import LeaseLost, Row, RunRecord, Store, StoreError
+from hermes.store.base import LeaseLost, Row, RunRecord, SessionBusy, Store, StoreError
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +111,7 @@ class RunEngine:
         self._secrets = secrets
         self._limits = limits or EngineLimits()
         self._live: dict[str, LiveRun] = {}
+        self._unkept: set[str] = set()
         self._permits = 0
         self._leases = SessionLeases(store.leases, self._limits.turn_queue, self._session_lost)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -237,6 +238,8 @@ class RunEngine:
     async def _open(self, spec: RunSpec) -> LiveRun:
         store = self._store if spec.persist else self._ephemeral
         await store.runs.create(spec)
+        if not spec.persist:
+            self._unkept.add(spec.run_id)
         secrets = self._secrets(spec)
         writer = self._log.open(spec.run_id, store.runs, token=None, secrets=secrets)
         live = LiveRun(spec, store, writer, RunControls(), secrets)
@@ -288,7 +291,11 @@ class RunEngine:
         await self._log.close(run_id)
         self._live.pop(run_id, None)
         if not live.spec.persist and not self._log.watched(run_id):
-            await live.store.runs.discard(run_id)
+            await self._discard(run_id)
+
+    async def _discard(self, run_id: str) -> None:
+        self._unkept.discard(run_id)
+        await self._ephemeral.runs.discard(run_id)
 
     def _spawn(self, work: Any) -> asyncio.Task[Any]:
         task = asyncio.create_task(work)
@@ -312,8 +319,8 @@ class RunEngine:
             async for event in self._log.subscribe(run_id, store.runs, after):
                 yield event
         finally:
-            if store is self._ephemeral and run_id not in self._live and not self._log.watched(run_id):
-                await store.runs.discard(run_id)
+            if run_id in self._unkept and run_id not in self._live and not self._log.watched(run_id):
+                await self._discard(run_id)
 
     async def get(self, run_id: str) -> RunRecord | None:
         """The run as it stands."""
@@ -336,10 +343,10 @@ class RunEngine:
         return await store.runs.row(run_id, row_id) if store else None
 
     async def _store_of(self, run_id: str) -> Store | None:
-        for store in (self._ephemeral, self._store):
-            if await store.runs.get(run_id) is not None:
-                return store
-        return None
+        if run_id in self._unkept:
+            return self._ephemeral
+        known = run_id in self._live or await self._store.runs.get(run_id) is not None
+        return self._store if known else None
 
     def attach(self, run_id: str) -> object:
         """Become one of those for whom the run works."""

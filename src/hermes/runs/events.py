@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
 from base64 import b64decode, b64encode
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 
 Status = Literal[
@@ -105,6 +108,7 @@ class RunState:
     failure: str = ""
     error: str = ""
     usage: dict[str, Any] = field(default_factory=dict)
+    final_row: int | None = None
 
     @property
     def ended(self) -> bool:
@@ -136,6 +140,7 @@ class RunState:
             self.ended_at = event.ts
             self.failure, self.error = data.get("failure", ""), data.get("error", "")
             self.usage = data.get("usage", {})
+            self.final_row = data.get("row", data.get("partial_row"))
         self.status = self._status(kind)
 
     def _status(self, kind: str) -> Status:
@@ -196,28 +201,38 @@ class Cuts:
     @staticmethod
     def unpack(packed: str) -> Iterator[tuple[int, int, float]]:
         """Sequence number, length and time of each delta."""
-        seq = at_ms = number = shift = 0
-        triple: list[int] = []
-        for byte in b64decode(packed):
-            number |= (byte & 0x7F) << shift
-            if byte & 0x80:
-                shift += 7
-                continue
-            triple.append(number)
-            number = shift = 0
-            if len(triple) == 3:
-                seq, at_ms = seq + triple[0], at_ms + triple[2]
-                yield seq, triple[1], at_ms / 1000
-                triple.clear()
+        seqs, offsets, times = _unpacked(packed)
+        for at, seq in enumerate(seqs):
+            yield seq, offsets[at + 1] - offsets[at], times[at] / 1000
+
+
+@lru_cache(maxsize=32)
+def _unpacked(packed: str) -> tuple[array[int], array[int], array[int]]:
+    """Numbers, offsets (with the end) and times in milliseconds. Kept, because a long log is read page by page."""
+    seqs, offsets, times = array("q"), array("q", [0]), array("q")
+    seq = at_ms = number = shift = 0
+    triple: list[int] = []
+    for byte in b64decode(packed):
+        number |= (byte & 0x7F) << shift
+        if byte & 0x80:
+            shift += 7
+            continue
+        triple.append(number)
+        number = shift = 0
+        if len(triple) == 3:
+            seq, at_ms = seq + triple[0], at_ms + triple[2]
+            seqs.append(seq)
+            offsets.append(offsets[-1] + triple[1])
+            times.append(at_ms)
+            triple.clear()
+    return seqs, offsets, times
 
 
 def deltas(
     run_id: str, step: int, type_: str, fixed: dict[str, Any], text: str, packed: str, after: int = 0
 ) -> Iterator[Event]:
     """The deltas of a stream again, from its text and its cuts."""
-    offset = 0
-    for seq, length, ts in Cuts.unpack(packed):
-        if seq > after:
-            data = {**fixed, "offset": offset, "text": text[offset : offset + length]}
-            yield Event(run_id, type_, step, data, seq, ts)
-        offset += length
+    seqs, offsets, times = _unpacked(packed)
+    for at in range(bisect_right(seqs, after), len(seqs)):
+        data = {**fixed, "offset": offsets[at], "text": text[offsets[at] : offsets[at + 1]]}
+        yield Event(run_id, type_, step, data, seqs[at], times[at] / 1000)

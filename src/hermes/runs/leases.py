@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from hermes.limits import LEASE_POLL_S, LEASE_RENEW_S, LEASE_TTL_S
-from hermes.store.base import LeaseStore, StoreError
+from hermes.processes import this_process
+from hermes.store.base import LeaseStore, SessionBusy, StoreError
 
 log = logging.getLogger(__name__)
-
-
-class SessionBusy(Exception):
-    """The session was not free in time, or too many wait for it already."""
 
 
 @dataclass(eq=False, slots=True)
@@ -39,7 +33,7 @@ class SessionLeases:
         self._lines: dict[str, deque[Lease]] = {}
         self._held: set[Lease] = set()
         self._renewing: asyncio.Task[None] | None = None
-        self._holder = f"{socket.gethostname()}:{os.getpid()}:{time.time():.3f}"
+        self._holder = this_process()
 
     def waiting(self, session_id: str) -> int:
         """How many turns of a session there are before a new one."""

@@ -13,16 +13,23 @@ _BY_SEQ = attrgetter("seq")
 
 
 def replay(
-    run_id: str, durable: Iterable[Event], row_of: Callable[[int], Row | None], partials: Iterable[Partial], after: int
+    run_id: str,
+    durable: Iterable[Event],
+    row_of: Callable[[int], Row | None],
+    partials: Iterable[Partial],
+    after: int,
+    behind: Iterable[Event] = (),
 ) -> Iterator[Event]:
     """Everything later than `after`, in order.
 
-    A completed message gives its deltas from its row and its cuts; an open one from its partial.
+    A completed message gives its deltas from its row and its cuts, an open one from its partial. The events `behind`
+    come later than all that is asked for; only the deltas before them are given.
     """
     kept = [event for event in durable if event.seq > after]
     streams: list[Iterable[Event]] = [kept]
-    rows = {e.data["message_id"]: row_of(e.data["row"]) for e in kept if e.type == "message.completed"}
-    for event in kept:
+    closing = [*kept, *behind]
+    rows = {e.data["message_id"]: row_of(e.data["row"]) for e in closing if e.type == "message.completed"}
+    for event in closing:
         data = event.data
         row = rows.get(data.get("message_id", ""))
         if row is None or not data.get("cuts"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 RunKind = Literal["chat", "response", "session", "run", "job", "cli", "subagent"]
@@ -13,6 +13,7 @@ OnDetach = Literal["cancel", "continue"]
 ControlKind = Literal["interrupt", "cancel", "steer", "approve", "answer"]
 Applied = Literal["applied", "not_active", "already_resolved", "unknown"]
 Content = str | list[dict[str, Any]]
+_SETS = ("toolsets", "disabled_toolsets", "tool_policy")
 
 
 def new_run_id() -> str:
@@ -66,6 +67,9 @@ class RunSpec:
     context_files: bool = True
     memory: bool = True
     deadline_seconds: float | None = None
+    base_id: str | None = None
+    response_id: str | None = None
+    job_id: str | None = None
     parent: tuple[str, str] | None = None
     parent_session_id: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -77,7 +81,24 @@ class RunSpec:
         if out["route"]:
             for name in ("api_key", "extra_body", "fallbacks"):
                 del out["route"][name]
+        for name in _SETS:
+            out[name] = sorted(out[name]) if out[name] is not None else None
         return out
+
+    @classmethod
+    def from_stored(cls, stored: Mapping[str, Any]) -> RunSpec:
+        """The spec again. What a later version has added to it is unknown here and left out."""
+        known = {item.name for item in fields(cls)}
+        values = {name: value for name, value in stored.items() if name in known}
+        for name in _SETS:
+            if values.get(name) is not None:
+                values[name] = frozenset(values[name])
+        if values.get("route"):
+            values["route"] = RouteChoice(**values["route"])
+        if values.get("parent"):
+            values["parent"] = tuple(values["parent"])
+        values["client_tools"] = tuple(values.get("client_tools", ()))
+        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from hermes.bus.memory import MemoryBus
 from hermes.guards.secrets import Secrets, StreamMask
 from hermes.limits import PARTIAL_EVENTS_MAX, PARTIAL_S_MAX
 from hermes.runs.events import DURABLE, Cuts, Event, RunState
-from hermes.store.base import Partial, Row, RunStore, SessionRecord
+from hermes.store.base import Partial, Row, RunStore
 
 
 class LogEnded(Exception):
@@ -164,6 +164,8 @@ class RunWriter:
 
     def _write(self, stream: _Stream, text: str) -> None:
         text = stream.mask.feed(text)
+        if "\x00" in text:  # no store keeps it, and what was shown is what is stored
+            text = text.replace("\x00", "\ufffd")
         if text:
             self._accept(stream, text)
 
@@ -239,7 +241,7 @@ class RunWriter:
         self,
         *events: Event,
         rows: Sequence[Row] = (),
-        session: SessionRecord | None = None,
+        session: Mapping[str, Any] | None = None,
         closes: Sequence[str] = (),
         replaces: bool = False,
         annotate: tuple[int, str] | None = None,

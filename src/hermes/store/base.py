@@ -1,22 +1,60 @@
-"""The interfaces of the stores, as the rest of the house sees them. All methods are coroutines."""
+"""What the stores share with the rest of the house: their errors, the things they keep, and the interfaces."""
 
 from __future__ import annotations
 
+import builtins
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from hermes.errors import HermesError
 from hermes.runs.events import Event, RunState
-from hermes.runs.spec import RunSpec
+from hermes.runs.spec import Control, RunSpec
 
 
-class StoreError(Exception):
-    """Something is wrong with the store."""
+class StoreError(HermesError):
+    """Something is wrong with the store; `hint` says what to do about it."""
+
+    exit_code = 69
+
+
+class StoreBusy(StoreError):
+    """Another process held the store for too long. Trying again may help."""
+
+
+class StoreFull(StoreError):
+    """There is no room left on the disk."""
+
+
+class StoreReadOnly(StoreError):
+    """The store's file or folder cannot be written to."""
+
+
+class StoreTooNew(StoreError):
+    """The store was written by a newer Hermes."""
+
+
+class StoreDamaged(StoreError):
+    """The store's file is not what it should be. Nothing is repaired without being asked for."""
+
+    exit_code = 74
 
 
 class LeaseLost(StoreError):
     """A write under a token that is no longer the current one: somebody else holds the session now."""
+
+
+class EventsExpired(HermesError):
+    """The run's log was kept as long as it had to be, and is gone. Its status and answer are still there."""
+
+
+class SessionExists(HermesError):
+    """There is a session of that id already."""
+
+
+class SessionBusy(HermesError):
+    """The session was not free in time, too many wait for it already, or a turn of it is running."""
 
 
 @dataclass(slots=True)
@@ -38,6 +76,8 @@ class Row:
     active: bool = True
     compacted: bool = False
     timestamp: float = field(default_factory=time.time)
+    token_count: int | None = None
+    copy_of: int | None = None
     id: int | None = None
     told: tuple[tuple[Event, str], ...] = ()
 
@@ -65,50 +105,34 @@ class Partial:
 
 
 @dataclass(slots=True)
-class SessionRecord:
-    """A stored conversation."""
-
-    id: str
-    source: str
-    owner: str = "default"
-    kind: str = "root"
-    session_key: str | None = None
-    parent_session_id: str | None = None
-    title: str | None = None
-    model: str | None = None
-    instructions: str | None = None
-    system_prompt: str | None = None
-    prompt_digest: str | None = None
-    started_at: float = field(default_factory=time.time)
-    last_active: float = field(default_factory=time.time)
-    counts: dict[str, int] = field(default_factory=dict)
-    usage_by_model: dict[tuple[str, str, str], dict[str, int]] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
 class RunRecord:
     """A run as it is stored: its spec, and the fold of its log."""
 
     spec: RunSpec
     state: RunState
     created_at: float
+    updated_at: float = 0.0
+    resumes: int = 0
+    log_expired: bool = False
 
 
 class SessionStore(Protocol):
-    """Conversations."""
+    """Conversations, as the turn sees them; `SessionDB` has many more methods."""
 
-    async def get(self, session_id: str) -> SessionRecord | None: ...
+    async def get_session(self, session_id: str) -> dict[str, Any] | None: ...
 
-    async def messages(self, session_id: str) -> list[Row]:
-        """The live rows in order; results stand in the order of their calls."""
+    async def get_messages_as_conversation(self, session_id: str) -> list[dict[str, Any]]:
+        """The live rows in order, as they go to a model; results stand in the order of their calls."""
         ...
 
-    async def update(self, session_id: str, **fields: Any) -> None: ...
+    async def update_session(self, session_id: str, **fields: Any) -> None: ...
 
     async def set_auto_title_if_empty(self, session_id: str, title: str) -> None: ...
 
-    async def add_usage(self, session_id: str, usage: Mapping[str, Any]) -> None:
-        """Count one model call, by the fields of a `usage` event."""
+    async def add_usage(
+        self, session_id: str, usage: Mapping[str, Any], model: str, provider: str, task: str = ""
+    ) -> None:
+        """Count one model call."""
         ...
 
 
@@ -124,7 +148,7 @@ class RunStore(Protocol):
         events: Sequence[Event],
         rows: Sequence[Row] = (),
         *,
-        session: SessionRecord | None = None,
+        session: Mapping[str, Any] | None = None,
         partials: Sequence[Partial] = (),
         closes: Sequence[str] = (),
         replaces: bool = False,
@@ -141,8 +165,20 @@ class RunStore(Protocol):
 
     async def put_partials(self, run_id: str, token: int | None, partials: Sequence[Partial]) -> None: ...
 
+    async def partials(self, run_id: str) -> list[Partial]:
+        """The open ends of the run's streams."""
+        ...
+
     async def read(self, run_id: str, after: int, limit: int) -> list[Event]:
         """Events later than `after`, deltas among them, in order; at least one if there is one."""
+        ...
+
+    async def durable(self, run_id: str) -> list[Event]:
+        """All events that were committed as such, without deltas."""
+        ...
+
+    async def rows(self, run_id: str) -> list[Row]:
+        """The messages of the run that are live, in order."""
         ...
 
     async def row(self, run_id: str, row_id: int) -> Row | None:
@@ -158,19 +194,35 @@ class RunStore(Protocol):
         session_id: str | None = None,
         status: str | None = None,
         kind: str | None = None,
-    ) -> list[RunRecord]: ...
+        limit: int | None = None,
+        before: str | None = None,
+    ) -> builtins.list[RunRecord]:
+        """Runs, newest first; `before` is the id of the last one seen."""
+        ...
+
+    async def unfinished(self, session_id: str | None = None) -> builtins.list[RunRecord]:
+        """Runs without an end, oldest first."""
+        ...
 
     async def discard(self, run_id: str) -> None:
-        """Forget a run that was not to be kept."""
+        """Forget a run and, if it kept its rows under its own id, those too."""
+        ...
+
+    async def add_control(self, run_id: str, control: Control) -> bool:
+        """Leave a control for whoever holds the run. False: it was left before."""
+        ...
+
+    async def take_controls(self, run_id: str) -> builtins.list[Control]:
+        """The controls that nobody has taken yet, oldest first; they are taken now."""
         ...
 
 
 class LeaseStore(Protocol):
     """Who may write to what, for how long."""
 
-    async def acquire(self, name: str, holder: str, ttl_s: float) -> int | None: ...
+    async def acquire(self, name: str, holder: str, ttl: float) -> int | None: ...
 
-    async def renew(self, name: str, token: int, ttl_s: float) -> bool: ...
+    async def renew(self, name: str, token: int, ttl: float) -> bool: ...
 
     async def release(self, name: str, token: int) -> None: ...
 
@@ -178,7 +230,7 @@ class LeaseStore(Protocol):
 
 
 class Store(Protocol):
-    """Everything that is kept, together."""
+    """What a run needs of all that is kept."""
 
     @property
     def sessions(self) -> SessionStore: ...

@@ -18,9 +18,9 @@ from hermes.limits import PREVIEW_CHARS_MAX, STUBBORN_S_MAX
 from hermes.runs.control import Stop
 from hermes.runs.writer import LogEnded, RunWriter
 from hermes.store.base import Row, StoreError
+from hermes.threads import Threads
 from hermes.tools import arguments
 from hermes.tools.registry import Answer, Args, Effect, ToolContext, ToolDef, ToolError, render
-from hermes.tools.threads import ToolThreads
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class ToolRound:
         context: Callable[[str, ToolDef], ToolContext],
         log: RunWriter,
         stop: Stop,
-        threads: ToolThreads,
+        threads: Threads,
         *,
         transcript_id: str,
         parallel_max: int,

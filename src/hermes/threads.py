@@ -15,7 +15,7 @@ class Job:
     """A call on its way to a thread. It can be given up: before it began it is never made, afterwards it no longer
     counts."""
 
-    def __init__(self, pool: ToolThreads, function: Callable[[], Any]) -> None:
+    def __init__(self, pool: Threads, function: Callable[[], Any]) -> None:
         self._pool, self._function = pool, function
         self._loop = asyncio.get_running_loop()
         self.future: asyncio.Future[Any] = self._loop.create_future()
@@ -54,7 +54,7 @@ class Job:
             self.future.set_exception(error)
 
 
-class ToolThreads:
+class Threads:
     """At most `threads_max` calls at once; further ones wait in order."""
 
     def __init__(self, threads_max: int) -> None:
@@ -82,7 +82,7 @@ class ToolThreads:
     def _start(self) -> None:
         self._threads += 1
         self._idle += 1
-        threading.Thread(target=self._serve, name="hermes-tool", daemon=True).start()
+        threading.Thread(target=self._serve, name="hermes-thread", daemon=True).start()
 
     def _abandon(self, job: Job) -> None:
         with self._lock:

@@ -1,0 +1,74 @@
+"""Who a process is: host, pid and start, so that a pid which was given out again is not taken for its first owner."""
+
+from __future__ import annotations
+
+import os
+import re
+
+# Exited, and only kept until its parent has asked for the result.
+_ENDED = (b"Z", b"X", b"x")
+_HOLDER = re.compile(r"(.+):([1-9][0-9]{0,9}):([0-9]+(?:\.[0-9]+)?)?")
+
+
+def process_start(pid: int) -> float | None:
+    """Seconds from the start of the machine to that of the process; None where the system does not tell.
+
+    Counted from there a process keeps its start whatever is done to the clock.
+    """
+    fields = _stat(pid)
+    return _start(fields) if fields else None
+
+
+def is_alive(pid: int, start: float | None) -> bool:
+    """Whether the process that had this pid and began then is still there; without a start the pid alone decides."""
+    # Zero and below name groups of processes.
+    if pid <= 0 or not _exists(pid):
+        return False
+    fields = _stat(pid)
+    if fields is None:
+        # Hidden by the system, or ended just now.
+        return _exists(pid)
+    # A start is told in hundredths of a second; half of one is what rounding may do to it.
+    return fields[0] not in _ENDED and (start is None or abs(_start(fields) - start) < 0.005)
+
+
+def this_process() -> str:
+    """What this process signs as a holder: `host:pid:start`, the start empty where it is not known."""
+    pid = os.getpid()
+    start = process_start(pid)
+    return f"{_host()}:{pid}:{'' if start is None else format(start, '.2f')}"
+
+
+def is_gone(holder: str) -> bool:
+    """Whether this holder was a process of this host that is no more; of any other text nothing is known."""
+    match = _HOLDER.fullmatch(holder)
+    if match is None or match[1] != _host():
+        return False
+    return not is_alive(int(match[2]), float(match[3]) if match[3] else None)
+
+
+def _host() -> str:
+    return os.uname().nodename
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _stat(pid: int) -> list[bytes] | None:
+    """What the system tells of a process, from its state on: the name before it may hold anything."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+
+
+def _start(fields: list[bytes]) -> float:
+    return int(fields[19]) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,214 @@
+"""The running server as its home shows it: the lock that only one holds, its pid, and its state for others to read."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import sys
+import time
+from typing import Any
+
+from hermes import home as homes
+from hermes.errors import HermesError
+from hermes.guards.secrets import MARK, Secrets, redact_tree
+from hermes.home import Home
+from hermes.processes import is_alive, process_start
+
+STATES = ("starting", "running", "draining", "stopped", "startup_failed")
+FIELDS = (
+    "pid",
+    "argv",
+    "start_time",
+    "gateway_state",
+    "exit_reason",
+    "host",
+    "port",
+    "active_agents",
+    "platforms",
+    "updated_at",
+)
+# Whoever only asks whether the home is served has the lock for a moment; a server keeps it.
+_TRIES, _WAIT_S = 5, 0.01
+
+
+class HomeServed(HermesError):
+    """Another server holds this home."""
+
+    exit_code = 4
+
+
+class ServerLock:
+    """This process as the server of a home, until it is released or ends, however it ends."""
+
+    def __init__(self, home: Home, fd: int) -> None:
+        self._home = home
+        self._fd = fd
+
+    def release(self) -> None:
+        """Let others serve this home; a second time does nothing."""
+        fd, self._fd = self._fd, -1
+        if fd < 0:
+            return
+        # The lock file stays: taking it away could part a lock from the name under which others look for it.
+        with contextlib.suppress(OSError):
+            self._home.pid_file.unlink()
+        os.close(fd)
+
+    def __enter__(self) -> ServerLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def hold(home: Home) -> ServerLock:
+    """Become the server of this home, or learn who is. What a dead server left behind is in nobody's way."""
+    homes.make_private_folder(home.path)
+    for _ in range(_TRIES):
+        fd = _try_lock(home)
+        if fd is not None:
+            break
+        time.sleep(_WAIT_S)
+    else:
+        raise _served(home)
+    lock = ServerLock(home, fd)
+    try:
+        homes.write_private(home.pid_file, f"{os.getpid()}\n")
+    except BaseException:
+        lock.release()
+        raise
+    return lock
+
+
+def read_runtime_status(home: Home | None = None) -> dict[str, Any] | None:
+    """What the server of this home last wrote about itself; None when there is nothing to read or its process is gone.
+
+    `start_time` is that of `hermes.processes`: seconds since the machine's start, the same whatever the clock does.
+    """
+    if home is None:
+        try:
+            home = homes.resolve()
+        except HermesError:
+            return None
+    state = _read(home)
+    return state if _is_live(state) else None
+
+
+def write_runtime_status(home: Home, **fields: Any) -> None:
+    """Change what the state file tells of this process; for the one that holds the home. Blocks for a disk's write.
+
+    What another process wrote there before goes. Nothing that looks like a credential gets into the file.
+    """
+    _check(fields)
+    with homes.locked(home.path):
+        old = _read(home)
+        pid = fields.get("pid", os.getpid())
+        start = process_start(pid)
+        same = old.get("pid") == pid and old.get("start_time") == start
+        new = {**(old if same else _blank(pid, start)), **fields}
+        new["argv"] = _masked(new["argv"])
+        new["updated_at"] = fields.get("updated_at", time.time())
+        text = json.dumps(redact_tree(new, Secrets().redact), ensure_ascii=False, indent=1)
+        homes.write_private(home.state_file, text.encode("utf-8", "replace") + b"\n")
+
+
+def _try_lock(home: Home) -> int | None:
+    fd = homes.private_opener(home.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Removed by hand in between: a lock on a file that nobody finds any more holds nothing.
+        if os.path.samestat(os.fstat(fd), os.stat(home.lock_file)):
+            return fd
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except OSError as error:
+        os.close(fd)
+        raise _unlockable(home, error) from error
+    os.close(fd)
+    return None
+
+
+def _unlockable(home: Home, error: OSError) -> HermesError:
+    return HermesError(
+        f"The file cannot be locked ({error.strerror}).",
+        where=str(home.lock_file),
+        hint="a HERMES_HOME on a local disk",
+    )
+
+
+def _served(home: Home) -> HomeServed:
+    state = read_runtime_status(home) or {}
+    pid = state.get("pid") or _pid_in_file(home)
+    known = [f"pid {pid}"] if pid else []
+    if address := _address(state):
+        known.append(address)
+    flag = "" if home.profile == homes.DEFAULT_PROFILE else f" -p {home.profile}"
+    return HomeServed(
+        f"Another server{' (' + ', '.join(known) + ')' if known else ''} holds this home.",
+        where=str(home.path),
+        hint=f"hermes{flag} gateway stop, or hermes{flag} gateway run --replace",
+    )
+
+
+def _address(state: dict[str, Any]) -> str:
+    host, port = state.get("host"), state.get("port")
+    if not host or not port:
+        return ""
+    return f"http://[{host}]:{port}" if ":" in str(host) else f"http://{host}:{port}"
+
+
+def _pid_in_file(home: Home) -> int | None:
+    try:
+        pid = int(home.pid_file.read_text())
+    except (OSError, ValueError):
+        return None
+    return pid if is_alive(pid, None) else None
+
+
+def _read(home: Home) -> dict[str, Any]:
+    try:
+        state = json.loads(home.state_file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return state if isinstance(state, dict) else {}
+
+
+def _is_live(state: dict[str, Any]) -> bool:
+    pid, start = state.get("pid"), state.get("start_time")
+    if type(pid) is not int or not isinstance(start, int | float | None):
+        return False
+    return is_alive(pid, start)
+
+
+def _blank(pid: int, start: float | None) -> dict[str, Any]:
+    """A state in which only the process is known."""
+    return {
+        **dict.fromkeys(FIELDS),
+        "pid": pid,
+        "argv": list(sys.argv) if pid == os.getpid() else [],
+        "start_time": start,
+        "active_agents": 0,
+        "platforms": {},
+    }
+
+
+def _check(fields: dict[str, Any]) -> None:
+    if unknown := sorted(set(fields) - set(FIELDS)):
+        raise ValueError(f"The state of a server has no field {', '.join(unknown)}; it has {', '.join(FIELDS)}.")
+    state = fields.get("gateway_state", STATES[0])
+    if state not in STATES:
+        raise ValueError(f"A server is never {state!r}; it is one of {', '.join(STATES)}.")
+
+
+def _masked(argv: list[str]) -> list[str]:
+    """The arguments without those that follow an option named like a credential."""
+    return [
+        MARK if _takes_secret(before) else argument for before, argument in zip(["", *argv[:-1]], argv, strict=True)
+    ]
+
+
+def _takes_secret(option: str) -> bool:
+    sample = f"{option}=anything"
+    return option.startswith("-") and "=" not in option and Secrets().redact(sample) != sample

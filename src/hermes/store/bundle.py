@@ -1,0 +1,120 @@
+"""All stores of one address together, blocking and for an event loop."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hermes.errors import ConfigError
+from hermes.store.engine import Engine
+from hermes.store.idempotency import Idempotency
+from hermes.store.jobs import Jobs
+from hermes.store.leases import Leases
+from hermes.store.parts import AsyncPart, twin
+from hermes.store.responses import ResponseStore
+from hermes.store.runs import Runs
+from hermes.store.schema import STATE
+from hermes.store.sessions import SessionDB
+
+R = TypeVar("R")
+_RESPONSES_KEPT, _RESPONSES_DAYS = 1000, 30.0
+
+AsyncSessions, AsyncRuns, AsyncLeases = twin(SessionDB), twin(Runs), twin(Leases)
+
+
+class Store:
+    """Sessions, runs, leases, idempotency records and jobs in one database, responses in one beside it.
+
+    Making it opens nothing: a file is opened by the first who asks something of it.
+    """
+
+    def __init__(self, where: Path | Engine | None, *, read_threads: int = 4) -> None:
+        self.engine = engine = (
+            where.shared() if isinstance(where, Engine) else Engine.of(where, STATE, read_threads=read_threads)
+        )
+        self._responses_path = engine.path.with_name("response_store.db") if engine.path else None
+        self.sessions = SessionDB.on(engine)
+        self.runs, self.leases = Runs(engine), Leases(engine)
+        self.idempotency, self.jobs = Idempotency(engine), Jobs(engine)
+        self._closed = False
+
+    @functools.cached_property
+    def responses(self) -> ResponseStore:
+        """Stored responses."""
+        return ResponseStore(_RESPONSES_KEPT, self._responses_path, _RESPONSES_DAYS)
+
+    @property
+    def path(self) -> Path | None:
+        """The database's file; None in memory."""
+        return self.engine.path
+
+    def transaction(self, work: Callable[[], R]) -> R:
+        """Do several things as one: all that `work` asks of these stores (but for responses) happens, or nothing."""
+        return self.engine.write(lambda _: work())
+
+    def open(self) -> None:
+        """Open the file now, so that what is wrong with it is told now."""
+        self.engine.open()
+
+    def close(self) -> None:
+        """Give the files back. Twice does no harm."""
+        if not self._closed:
+            self._closed = True
+            if "responses" in self.__dict__:
+                self.responses.close()
+            self.engine.release()
+
+
+class AsyncStore:
+    """A store for an event loop: every method of its parts is a coroutine."""
+
+    def __init__(self, store: Store) -> None:
+        self.blocking = store
+        self.sessions: Any = Async(store.sessions)
+        self.runs: Any = Async(store.runs)
+        self.leases: Any = Async(store.leases)
+        self.idempotency: Any = Async(store.idempotency)
+        self.jobs: Any = Async(store.jobs)
+
+    @functools.cached_property
+    def responses(self) -> Any:
+        """Stored responses."""
+        return Async(self.blocking.responses)
+
+    async def transaction(self, work: Callable[[], R]) -> R:
+        """Do several things as one; `work` is carried out in the store's own thread, with the blocking parts."""
+        return await self.blocking.engine.write_soon(lambda _: work())
+
+    def close(self) -> None:
+        """Give the files back."""
+        self.blocking.close()
+
+
+def Async(store: Any) -> Any:
+    """The methods of a store, or of one of its parts, as coroutines. A stand-in for a store is awaited in a thread."""
+    if isinstance(store, Store):
+        return AsyncStore(store)
+    kind: Any = type(store)
+    return twin(kind)(store) if hasattr(store, "_engine") else AsyncPart(store)
+
+
+def store_at(url: str, *, read_threads: int = 4) -> Store:
+    """The store of an address, not yet opened."""
+    scheme, found, rest = url.partition("://")
+    if not found or scheme != "sqlite":
+        raise ConfigError(f"There is no store for the address {url.split('@')[-1]!r}.", hint="sqlite:///path/state.db")
+    path = Path("/" + rest.lstrip("/")) if rest.startswith("/") else Path(rest)
+    return Store(path if rest else None, read_threads=read_threads)
+
+
+def open_store(url: str, *, read_threads: int = 4) -> Store:
+    """The store of an address, open: `sqlite:///path/to/state.db`, or `sqlite://` for one in memory."""
+    store = store_at(url, read_threads=read_threads)
+    try:
+        store.open()
+    except BaseException:
+        store.close()
+        raise
+    return store

@@ -1,0 +1,245 @@
+"""How things become columns: whole text, JSON, large data URLs apart, words of scripts without spaces. Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from hermes.limits import (
+    DATA_URL_CHARS_MAX,
+    END_REASON_CHARS_MAX,
+    PREVIEW_OF_SESSION_CHARS,
+    SEARCHED_CHARS_MAX,
+    SESSION_ID_CHARS_MAX,
+    SESSION_TITLE_CHARS_MAX,
+)
+from hermes.text import whole_text
+
+# Scripts that are written without spaces: each character is a word to the index, and a word is a phrase.
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3100-\u318f\u31a0-\u31ff"
+    "\u3400-\u4dbf\u4e00-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff\uff66-\uffdc\U0001b000-\U0001b16f"
+    "\U00020000-\U0003ffff]"
+)
+_ZERO_WIDTH = "\u200b"
+_ID_REFUSED = re.compile(r"[\x00-\x1f\x7f-\x9f/\\]|\.\.|^[A-Za-z]:")
+_RESERVED_IDS = {"search", "import"}
+_ROLES = ("system", "user", "assistant", "tool")
+
+
+# --- text and JSON ---------------------------------------------------------------------------------------------------
+
+
+def clean(text: str) -> str:
+    """The text as every database can keep it: half surrogates and NUL are replaced."""
+    return whole_text(text).replace("\x00", "\ufffd")
+
+
+def clean_or_none(text: Any) -> str | None:
+    """The same, where there may be none."""
+    return None if text is None else clean(str(text))
+
+
+def pack(value: Any) -> str:
+    """A JSON value as text."""
+    try:
+        text = msgspec.json.encode(value).decode()
+    except (UnicodeEncodeError, TypeError, msgspec.MsgspecError):
+        text = json.dumps(_cleaned(value), ensure_ascii=False)
+    return json.dumps(_cleaned(value), ensure_ascii=False) if "\\u0000" in text else text
+
+
+def pack_or_none(value: Any) -> str | None:
+    """The same; nothing at all stays nothing."""
+    return pack(value) if value else None
+
+
+def unpack(text: str | None) -> Any:
+    """The value again."""
+    return None if text is None else msgspec.json.decode(text)
+
+
+def _cleaned(value: Any) -> Any:
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, Mapping):
+        return {clean(str(key)): _cleaned(item) for key, item in value.items()}
+    if isinstance(value, Iterable):
+        return [_cleaned(item) for item in value]
+    return value if value is None or isinstance(value, bool | int | float) else clean(str(value))
+
+
+# --- content ---------------------------------------------------------------------------------------------------------
+
+Blobs = dict[str, tuple[str, bytes]]
+Content = str | list[dict[str, Any]] | None
+
+
+def text_of(content: Any) -> str | None:
+    """The text of a message's content: what is searched and shown where there is no room for more."""
+    if content is None or isinstance(content, str):
+        return content
+    texts = [part if isinstance(part, str) else part.get("text") for part in content if isinstance(part, str | dict)]
+    return "\n".join(text for text in texts if isinstance(text, str))
+
+
+def columns_of(content: Content, blobs: Blobs) -> tuple[str | None, str | None]:
+    """The columns `content` and `parts`; large data URLs go into `blobs`."""
+    text = text_of(content)
+    text = None if text is None else clean(text)
+    return text, None if content is None or isinstance(content, str) else pack_content(content, blobs)
+
+
+def pack_content(content: Content, blobs: Blobs) -> str | None:
+    """A content in one column; large data URLs go into `blobs`."""
+    if content is None:
+        return None
+    packed = pack(content)
+    return pack(_taken_out(content, blobs)) if '"data:' in packed or '"$blob"' in packed else packed
+
+
+def content_of(text: str | None, parts: str | None, blob: Callable[[str], tuple[str, bytes]]) -> Content:
+    """The content again."""
+    return text if parts is None else unpack_content(parts, blob)
+
+
+def unpack_content(packed: str | None, blob: Callable[[str], tuple[str, bytes]]) -> Content:
+    """The content of one column again."""
+    value: Content = unpack(packed)
+    return value if packed is None or '"$blob"' not in packed else _put_back(value, blob)
+
+
+def _taken_out(value: Any, blobs: Blobs) -> Any:
+    if isinstance(value, str):
+        if len(value) <= DATA_URL_CHARS_MAX or not value.startswith("data:"):
+            return value
+        media_type, data = _data_of(clean(value))
+        digest = hashlib.sha256(media_type.encode() + b"\n" + data).hexdigest()
+        blobs[digest] = (media_type, data)
+        return {"$blob": digest}
+    if isinstance(value, dict):
+        taken = {key: _taken_out(item, blobs) for key, item in value.items()}
+        return {"$blob": "", "value": taken} if "$blob" in value else taken
+    return [_taken_out(item, blobs) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _put_back(value: Any, blob: Callable[[str], tuple[str, bytes]]) -> Any:
+    if isinstance(value, list):
+        return [_put_back(item, blob) for item in value]
+    if not isinstance(value, dict):
+        return value
+    digest = value.get("$blob")
+    if digest:
+        return _url_of(*blob(digest))
+    if digest == "":
+        return {key: _put_back(item, blob) for key, item in value["value"].items()}
+    return {key: _put_back(item, blob) for key, item in value.items()}
+
+
+def _data_of(url: str) -> tuple[str, bytes]:
+    """Media type and bytes; with an empty type the bytes are the whole URL, which was not plain base64."""
+    head, _, body = url[5:].partition(",")
+    if head.endswith(";base64"):
+        try:
+            data = base64.b64decode(body, validate=True)
+        except (binascii.Error, ValueError):
+            return "", url.encode()
+        if base64.b64encode(data).decode() == body:
+            return head, data
+    return "", url.encode()
+
+
+def _url_of(media_type: str, data: bytes) -> str:
+    return f"data:{media_type},{base64.b64encode(data).decode()}" if media_type else data.decode()
+
+
+# --- search ----------------------------------------------------------------------------------------------------------
+
+
+def search_text(text: str | None) -> str | None:
+    """The words of a text apart, where its script writes none of them apart."""
+    if text is None:
+        return None
+    head = text[:SEARCHED_CHARS_MAX]
+    return spaced(head) if _UNSPACED.search(head) else None
+
+
+def spaced(text: str) -> str:
+    """A zero-width space around each character that is a word of its own."""
+    return _UNSPACED.sub(lambda found: f"{_ZERO_WIDTH}{found[0]}{_ZERO_WIDTH}", text)
+
+
+def unspaced(text: str) -> str:
+    """The same text as it was written."""
+    return text.replace(_ZERO_WIDTH, "")
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def checked_id(session_id: Any) -> str:
+    """An id that a caller may give to a session; anything else is a `ValueError`."""
+    if not isinstance(session_id, str) or not session_id:
+        raise ValueError("A session id is a text of at least one character.")
+    if len(session_id) > SESSION_ID_CHARS_MAX:
+        raise ValueError(f"A session id has at most {SESSION_ID_CHARS_MAX} characters.")
+    if _ID_REFUSED.search(session_id) or whole_text(session_id) != session_id:
+        raise ValueError("A session id holds no control characters, slashes, '..' or drive letters.")
+    if session_id in _RESERVED_IDS:
+        raise ValueError(f"'{session_id}' cannot be the id of a session.")
+    return session_id
+
+
+def checked_role(role: Any) -> str:
+    """A role that a message may have."""
+    if role not in _ROLES:
+        raise ValueError(f"The role of a message is one of {', '.join(_ROLES)}.")
+    return str(role)
+
+
+def plain_title(title: Any) -> str | None:
+    """A title as it is kept: one line, nothing invisible. Too long is a `ValueError`, empty is none."""
+    if title is None:
+        return None
+    shown = "".join(" " if char.isspace() else char for char in whole_text(str(title)) if _visible(char))
+    shown = " ".join(shown.split())
+    if len(shown) > SESSION_TITLE_CHARS_MAX:
+        raise ValueError(f"A title has at most {SESSION_TITLE_CHARS_MAX} characters; this one has {len(shown)}.")
+    return shown or None
+
+
+def _visible(char: str) -> bool:
+    # Cc: control characters, Cf: zero-width and bidirectional marks.
+    return char.isspace() or unicodedata.category(char) not in ("Cc", "Cf")
+
+
+def numbered(title: str, number: int) -> str:
+    """The title with a number behind it, within the length of a title."""
+    tail = f" #{number}"
+    return title[: SESSION_TITLE_CHARS_MAX - len(tail)].rstrip() + tail
+
+
+def end_reason(reason: Any) -> str:
+    """Why a session ended, in a few words."""
+    words = plain_words(reason)
+    if not words or len(words) > END_REASON_CHARS_MAX:
+        raise ValueError(f"A reason has 1 to {END_REASON_CHARS_MAX} characters.")
+    return words
+
+
+def plain_words(text: Any) -> str:
+    """One line of visible text."""
+    return " ".join("".join(" " if char.isspace() else char for char in clean(str(text)) if _visible(char)).split())
+
+
+def preview_of(text: str | None) -> str | None:
+    """The beginning of a message in one short line."""
+    return plain_words((text or "")[: 4 * PREVIEW_OF_SESSION_CHARS])[:PREVIEW_OF_SESSION_CHARS] or None

@@ -1,0 +1,95 @@
+"""Idempotency records: a request that comes again under its key gets the answer of the first, and no second run."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+from hermes.limits import IDEMPOTENCY_KEPT_S, IDEMPOTENCY_KEY_CHARS_MAX, IDEMPOTENCY_RECORDS_MAX, SWEEP_BATCH_ROWS
+from hermes.store.engine import Tx
+from hermes.store.parts import Part, writes
+
+_KEY = re.compile(rf"[\x21-\x7e]{{1,{IDEMPOTENCY_KEY_CHARS_MAX}}}")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What is known under a key. `running` names the run to join, `done` brings the answer to give again."""
+
+    state: Literal["new", "running", "done", "conflict"]
+    run_id: str | None = None
+    status: int | None = None
+    body: bytes | None = None
+
+
+class Idempotency(Part):
+    """Claims by scope and key. A claim is committed before its run starts, its answer with the run's end."""
+
+    @writes
+    def claim(
+        self,
+        tx: Tx,
+        scope: str,
+        key: str,
+        fingerprint: str,
+        ttl: float = IDEMPOTENCY_KEPT_S,
+        run_id: str | None = None,
+    ) -> Claim:
+        """Take the key for this work, or learn what became of it."""
+        if not isinstance(key, str) or not _KEY.fullmatch(key):
+            raise ValueError(f"An idempotency key is 1 to {IDEMPOTENCY_KEY_CHARS_MAX} visible ASCII characters.")
+        now = time.time()
+        found = tx.row("SELECT * FROM idempotency WHERE scope = ? AND key = ? AND expires_at > ?", (scope, key, now))
+        if found is None:
+            tx.execute(
+                "INSERT INTO idempotency VALUES (?, ?, ?, 'running', ?, NULL, NULL, ?, ?) ON CONFLICT (scope, key) "
+                "DO UPDATE SET fingerprint = excluded.fingerprint, state = 'running', run_id = excluded.run_id, "
+                "status = NULL, body = NULL, created_at = excluded.created_at, expires_at = excluded.expires_at",
+                (scope, key, fingerprint, run_id, now, now + ttl),
+            )
+            return Claim("new", run_id)
+        if found["fingerprint"] != fingerprint:
+            return Claim("conflict", found["run_id"])
+        return Claim(found["state"], found["run_id"], found["status"], found["body"])
+
+    @writes
+    def finish(self, tx: Tx, scope: str, key: str, status: int, body: bytes) -> None:
+        """Keep the answer, to be given again byte for byte."""
+        sql = "UPDATE idempotency SET state = 'done', status = ?, body = ? WHERE scope = ? AND key = ?"
+        tx.execute(sql, (status, body, scope, key))
+
+    @writes
+    def release(self, tx: Tx, scope: str, key: str) -> None:
+        """The work was not begun: the key is free again."""
+        tx.execute("DELETE FROM idempotency WHERE scope = ? AND key = ? AND state = 'running'", (scope, key))
+
+    @writes
+    def release_unstarted(self, tx: Tx) -> int:
+        """At a start: free the keys behind which there is no run."""
+        return tx.execute(
+            "DELETE FROM idempotency WHERE state = 'running' AND "
+            "(run_id IS NULL OR run_id NOT IN (SELECT run_id FROM runs))"
+        )
+
+    def sweep(self) -> int:
+        """Let go of what has run out, and of the oldest beyond what is kept."""
+        gone = 0
+        while count := self._sweep_some():
+            gone += count
+        return gone
+
+    @writes
+    def _sweep_some(self, tx: Tx) -> int:
+        surplus = tx.value("SELECT count(*) FROM idempotency") - IDEMPOTENCY_RECORDS_MAX
+        gone = tx.execute(
+            "DELETE FROM idempotency WHERE rowid IN (SELECT rowid FROM idempotency WHERE expires_at <= ? LIMIT ?)",
+            (time.time(), SWEEP_BATCH_ROWS),
+        )
+        if gone == 0 and surplus > 0:
+            gone = tx.execute(
+                "DELETE FROM idempotency WHERE rowid IN (SELECT rowid FROM idempotency ORDER BY created_at LIMIT ?)",
+                (min(surplus, SWEEP_BATCH_ROWS),),
+            )
+        return gone

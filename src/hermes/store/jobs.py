@@ -1,0 +1,124 @@
+"""Scheduled jobs in their table. When a job is due is in its row; what a schedule means is not known here."""
+
+from __future__ import annotations
+
+import builtins
+import secrets
+import sqlite3
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from hermes.store.coding import clean, pack, unpack
+from hermes.store.engine import Tx
+from hermes.store.parts import Part, reads, writes
+
+_COLUMNS = ("id", "owner", "name", "enabled", "state", "created_at", "next_run_at")
+
+
+class Jobs(Part):
+    """Jobs by id. One that is due is given to one caller at a time."""
+
+    @writes
+    def create(self, tx: Tx, job: Mapping[str, Any]) -> dict[str, Any]:
+        """Keep a new job; what it is called by is made when it has no id."""
+        made = {"owner": "default", "name": "", "enabled": True, "state": "scheduled", "next_run_at": None, **job}
+        made.setdefault("id", secrets.token_hex(6))
+        made.setdefault("created_at", time.time())
+        tx.execute(
+            "INSERT INTO jobs (id, owner, name, enabled, state, created_at, next_run_at, data) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (*_values(made), _rest(made)),
+        )
+        return _job_of(tx.row("SELECT * FROM jobs WHERE id = ?", (made["id"],)))
+
+    @reads
+    def get(self, tx: Tx, job_id: str) -> dict[str, Any] | None:
+        """The job of that id."""
+        found = tx.row("SELECT * FROM jobs WHERE id = ?", (job_id,))
+        return _job_of(found) if found else None
+
+    @reads
+    def list(self, tx: Tx, owner: str | None = None, include_disabled: bool = True) -> builtins.list[dict[str, Any]]:
+        """Jobs, oldest first."""
+        where, params = "1", []
+        if owner is not None:
+            where, params = "owner = ?", [owner]
+        if not include_disabled:
+            where += " AND enabled"
+        sql = f"SELECT * FROM jobs WHERE {where} ORDER BY created_at, id"
+        return [_job_of(row) for row in tx.rows(sql, params)]
+
+    @writes
+    def update(self, tx: Tx, /, job_id: str, **fields: Any) -> dict[str, Any] | None:
+        """Change what is given; the job as it is then."""
+        return _update(tx, job_id, fields)
+
+    @writes
+    def delete(self, tx: Tx, job_id: str) -> bool:
+        """Forget it."""
+        return tx.execute("DELETE FROM jobs WHERE id = ?", (job_id,)) > 0
+
+    @reads
+    def due(self, tx: Tx, now: float) -> builtins.list[dict[str, Any]]:
+        """Jobs whose time has come and that nobody has taken, the longest overdue first."""
+        return _due(tx, now, -1)
+
+    @writes
+    def claim_due(
+        self, tx: Tx, now: float, holder: str, ttl: float = 300, limit: int = 10
+    ) -> builtins.list[dict[str, Any]]:
+        """Take jobs that are due. Nobody else is given them until they are finished, or `ttl` has passed."""
+        taken = _due(tx, now, limit)
+        for job in taken:
+            tx.execute("UPDATE jobs SET claimed_by = ?, claimed_until = ? WHERE id = ?", (holder, now + ttl, job["id"]))
+        return taken
+
+    @writes
+    def finish(self, tx: Tx, /, job_id: str, **fields: Any) -> dict[str, Any] | None:
+        """Give a job back, with what has changed."""
+        tx.execute("UPDATE jobs SET claimed_by = NULL, claimed_until = 0 WHERE id = ?", (job_id,))
+        return _update(tx, job_id, fields)
+
+
+def _update(tx: Tx, job_id: str, fields: Mapping[str, Any]) -> dict[str, Any] | None:
+    found = tx.row("SELECT * FROM jobs WHERE id = ?", (job_id,))
+    if found is None:
+        return None
+    job = {**_job_of(found), **fields, "id": job_id}
+    tx.execute(
+        "UPDATE jobs SET owner = ?, name = ?, enabled = ?, state = ?, created_at = ?, next_run_at = ?, data = ? "
+        "WHERE id = ?",
+        (*_values(job)[1:], _rest(job), job_id),
+    )
+    return _job_of(tx.row("SELECT * FROM jobs WHERE id = ?", (job_id,)))
+
+
+def _due(tx: Tx, now: float, limit: int) -> list[dict[str, Any]]:
+    sql = (
+        "SELECT * FROM jobs WHERE enabled AND next_run_at IS NOT NULL AND next_run_at <= ? AND claimed_until <= ? "
+        "ORDER BY next_run_at, id LIMIT ?"
+    )
+    return [_job_of(row) for row in tx.rows(sql, (now, now, limit))]
+
+
+def _values(job: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (
+        str(job["id"]),
+        str(job["owner"]),
+        clean(str(job["name"])),
+        bool(job["enabled"]),
+        str(job["state"]),
+        job["created_at"],
+        job["next_run_at"],
+    )
+
+
+def _rest(job: Mapping[str, Any]) -> str:
+    return pack({name: value for name, value in job.items() if name not in _COLUMNS})
+
+
+def _job_of(found: sqlite3.Row | None) -> dict[str, Any]:
+    assert found is not None
+    named = {name: found[name] for name in _COLUMNS}
+    return {**unpack(found["data"]), **named, "enabled": bool(found["enabled"])}

@@ -1,0 +1,65 @@
+"""Leases: who may write to what, for how long, and under which token."""
+
+from __future__ import annotations
+
+import time
+
+from hermes.processes import is_gone, this_process
+from hermes.store.engine import Tx
+from hermes.store.parts import Part, reads, writes
+
+__all__ = ["Leases", "held_by", "is_current", "this_process"]
+
+_LAST_TOKEN = "lease_token"
+
+
+class Leases(Part):
+    """Leases with growing tokens. A holder of this host whose process is gone has lapsed at once."""
+
+    @writes
+    def acquire(self, tx: Tx, name: str, holder: str, ttl: float) -> int | None:
+        """The token to write under, or None while somebody else holds it."""
+        if held_by(tx, name) is not None:
+            return None
+        token = int(
+            tx.value(
+                "INSERT INTO state_meta VALUES (?, '1') ON CONFLICT (key) DO UPDATE "
+                "SET value = CAST(CAST(state_meta.value AS INTEGER) + 1 AS TEXT) RETURNING value",
+                (_LAST_TOKEN,),
+            )
+        )
+        tx.execute(
+            "INSERT INTO leases VALUES (?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET "
+            "holder = excluded.holder, token = excluded.token, until = excluded.until",
+            (name, holder, token, time.time() + ttl),
+        )
+        return token
+
+    @writes
+    def renew(self, tx: Tx, name: str, token: int, ttl: float) -> bool:
+        """Hold it for longer. False: it is not this token's any more."""
+        until = time.time() + ttl
+        return tx.execute("UPDATE leases SET until = ? WHERE name = ? AND token = ?", (until, name, token)) > 0
+
+    @writes
+    def release(self, tx: Tx, name: str, token: int) -> None:
+        """Let go; whoever holds another token is not concerned."""
+        tx.execute("DELETE FROM leases WHERE name = ? AND token = ?", (name, token))
+
+    @reads
+    def holder(self, tx: Tx, name: str) -> str | None:
+        """Who holds it now."""
+        return held_by(tx, name)
+
+
+def held_by(tx: Tx, name: str) -> str | None:
+    """Who holds a lease now: one that ran out, or whose process is gone, is held by nobody."""
+    found = tx.row("SELECT holder, until FROM leases WHERE name = ?", (name,))
+    if found is None or found["until"] <= time.time() or is_gone(found["holder"]):
+        return None
+    return str(found["holder"])
+
+
+def is_current(tx: Tx, name: str, token: int) -> bool:
+    """Whether this token is the one that may write."""
+    return bool(tx.value("SELECT token FROM leases WHERE name = ?", (name,)) == token)

@@ -1,0 +1,132 @@
+"""Rows of the table of sessions, and what every store does with them inside a transaction of its own."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from hermes.store.base import LeaseLost
+from hermes.store.coding import clean_or_none, numbered, pack_or_none, plain_title, unpack
+from hermes.store.engine import Tx
+from hermes.store.leases import is_current
+
+CREATED_WITH = (
+    "model",
+    "model_config",
+    "instructions",
+    "system_prompt",
+    "prompt_digest",
+    "owner",
+    "user_id",
+    "session_key",
+    "parent_session_id",
+    "kind",
+    "cwd",
+    "title",
+    "base_id",
+)
+_KINDS = ("root", "branch", "delegate", "job")
+_TOKENS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
+
+
+def exists(tx: Tx, session_id: str) -> bool:
+    """Whether there is such a session."""
+    return tx.value("SELECT 1 FROM sessions WHERE id = ?", (session_id,)) is not None
+
+
+def require(tx: Tx, session_id: str) -> None:
+    """A `KeyError` unless there is such a session."""
+    if not exists(tx, session_id):
+        raise KeyError(f"There is no session '{session_id}'.")
+
+
+def open_session(tx: Tx, session_id: str, source: str, fields: Mapping[str, Any], *, reopen: bool = False) -> bool:
+    """Make the session, or fill what an existing one has left empty. True: it was made."""
+    kind = fields.get("kind") or "root"
+    if kind not in _KINDS:
+        raise ValueError(f"A session's kind is one of {', '.join(_KINDS)}.")
+    owner, title = fields.get("owner") or "default", plain_title(fields.get("title"))
+    known = tx.row("SELECT * FROM sessions WHERE id = ?", (session_id,))
+    given = {name: column(name, fields[name]) for name in CREATED_WITH if fields.get(name) is not None}
+    given["title"] = title
+    if known is not None:
+        if title is not None and known["title"] is None:
+            refuse_taken(tx, known["owner"], title, session_id)
+        empty = {name: value for name, value in given.items() if value is not None and known[name] is None}
+        if reopen and known["ended_at"] is not None:
+            tx.execute("UPDATE sessions SET ended_at = NULL, end_reason = NULL WHERE id = ?", (session_id,))
+        for name, value in empty.items():
+            tx.execute(f"UPDATE sessions SET {name} = ? WHERE id = ?", (value, session_id))
+        return False
+    refuse_taken(tx, owner, title, session_id)
+    now = time.time()
+    made = {**given, "id": session_id, "owner": owner, "kind": kind, "source": clean_or_none(source) or ""}
+    made |= {"started_at": now, "last_active": now}
+    names = ", ".join(made)
+    tx.execute(f"INSERT INTO sessions ({names}) VALUES ({', '.join('?' * len(made))})", list(made.values()))
+    return True
+
+
+def count_usage(tx: Tx, session_id: str, usage: Mapping[str, Any], model: str, provider: str, task: str) -> None:
+    """Add one call to the counters; a session that is not there has none."""
+    numbers = [int(usage.get(name) or 0) for name in _TOKENS]
+    cost = usage.get("actual_cost_usd", usage.get("cost_usd"))
+    added = ", ".join(f"{name} = {name} + ?" for name in _TOKENS)
+    paid = "actual_cost_usd = CASE WHEN ? IS NULL THEN actual_cost_usd ELSE coalesce(actual_cost_usd, 0) + ? END"
+    if not exists(tx, session_id):
+        return
+    who = (session_id, model or "", provider or "", task or "")
+    tx.execute(
+        "INSERT INTO session_model_usage (session_id, model, provider, task) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
+        who,
+    )
+    tx.execute(
+        f"UPDATE session_model_usage SET calls = calls + 1, {added}, {paid} "
+        "WHERE session_id = ? AND model = ? AND provider = ? AND task = ?",
+        [*numbers, cost, cost, *who],
+    )
+    if not task:
+        sql = f"UPDATE sessions SET api_call_count = api_call_count + 1, {added}, {paid} WHERE id = ?"
+        tx.execute(sql, [*numbers, cost, cost, session_id])
+
+
+def check_token(tx: Tx, session_id: str, token: int) -> None:
+    """A `LeaseLost` unless this token is the one that may write to the session."""
+    if not is_current(tx, f"session:{session_id}", token):
+        raise LeaseLost(f"The session '{session_id}' is held by somebody else now.")
+
+
+def next_title(tx: Tx, owner: str, title: str) -> str:
+    """The title with the next number behind it that is free."""
+    stem = re.sub(r" #\d+$", "", title)
+    number = 2
+    while title_holder(tx, owner, numbered(stem, number)) is not None:
+        number += 1
+    return numbered(stem, number)
+
+
+def title_holder(tx: Tx, owner: str, title: str) -> str | None:
+    holder: str | None = tx.value("SELECT id FROM sessions WHERE owner = ? AND title = ?", (owner, title))
+    return holder
+
+
+def refuse_taken(tx: Tx, owner: str, title: str | None, session_id: str) -> None:
+    if title is not None and (holder := title_holder(tx, owner, title)) not in (None, session_id):
+        raise ValueError(f"The title '{title}' belongs to the session '{holder}'.")
+
+
+def shown(found: sqlite3.Row) -> dict[str, Any]:
+    shown = dict(found)
+    shown["archived"] = bool(shown["archived"])
+    if "model_config" in shown:
+        shown["model_config"] = unpack(shown["model_config"])
+    return shown
+
+
+def column(name: str, value: Any) -> Any:
+    if name == "model_config":
+        return pack_or_none(value)
+    return bool(value) if name == "archived" else clean_or_none(value)

@@ -1,0 +1,204 @@
+"""`ResponseStore`: answers of the Responses API that can be asked for again, each history kept once however long."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hermes.store.coding import pack
+from hermes.store.engine import Engine, Schema, Tx
+from hermes.store.parts import Part, reads, writes
+
+log = logging.getLogger(__name__)
+
+_HISTORY = "conversation_history"
+_UNFINISHED = ("queued", "in_progress")
+_TABLES = (
+    """CREATE TABLE responses (
+      id TEXT PRIMARY KEY,
+      owner TEXT NOT NULL,
+      status TEXT NOT NULL,
+      created_at REAL NOT NULL,
+      used INTEGER NOT NULL,
+      body TEXT NOT NULL,
+      items TEXT
+    )""",
+    "CREATE INDEX responses_used ON responses(owner, used)",
+    "CREATE TABLE response_items (sha256 TEXT PRIMARY KEY, json TEXT NOT NULL, refs INTEGER NOT NULL) WITHOUT ROWID",
+    """CREATE TABLE conversations (
+      owner TEXT NOT NULL,
+      name TEXT NOT NULL,
+      response_id TEXT NOT NULL REFERENCES responses(id) ON DELETE CASCADE,
+      PRIMARY KEY (owner, name)
+    ) WITHOUT ROWID""",
+    "CREATE INDEX conversations_response ON conversations(response_id)",
+    "CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
+    "INSERT INTO counters VALUES ('used', 0)",
+)
+RESPONSES = Schema((_TABLES,))
+
+
+class ResponseStore(Part):
+    """Records by id, the least recently used of an owner going first. Without a path it is in memory and begins empty."""
+
+    def __init__(
+        self, max_size: int = 100, db_path: str | Path | None = None, max_age_days: float | None = None
+    ) -> None:
+        engine = Engine.of(Path(db_path) if db_path else None, RESPONSES)
+        self._held = weakref.finalize(self, engine.release)
+        super().__init__(engine)
+        self._max_size, self._max_age_days = max_size, max_age_days
+        self.notices: list[str] = engine.notices
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._held()
+
+    @writes
+    def put(self, tx: Tx, response_id: str, data: Mapping[str, Any]) -> None:
+        """Keep a record, in the place of one with the same id."""
+        owner = data.get("owner") or ""
+        response = data.get("response")
+        status = response.get("status") if isinstance(response, Mapping) else None
+        rest = {name: value for name, value in data.items() if name != _HISTORY}
+        old = tx.row("SELECT created_at, items FROM responses WHERE id = ?", (response_id,))
+        items = _keep_items(tx, data[_HISTORY]) if isinstance(data.get(_HISTORY), list) else None
+        if items is None and _HISTORY in data:
+            rest[_HISTORY] = data[_HISTORY]
+        if old is not None:
+            _drop_items(tx, old["items"])
+        tx.execute(
+            "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET owner = excluded.owner, "
+            "status = excluded.status, used = excluded.used, body = excluded.body, items = excluded.items",
+            (response_id, owner, status or "", time.time(), _next_use(tx), pack(rest), items),
+        )
+        self._evict(tx, owner)
+
+    def get(self, response_id: str, owner: str | None = None) -> dict[str, Any] | None:
+        """An equal record, or None; asking for it counts as use. With an owner, only that one's."""
+        found, fault = self._get(response_id, owner)
+        if fault:
+            words = f"A stored response could not be read and was removed: {response_id}."
+            self.notices.append(words)
+            log.warning("%s", words)
+        return found
+
+    @writes
+    def _get(self, tx: Tx, response_id: str, owner: str | None) -> tuple[dict[str, Any] | None, bool]:
+        found = tx.row("SELECT owner, body, items FROM responses WHERE id = ?", (response_id,))
+        if found is None or (owner is not None and found["owner"] != owner):
+            return None, False
+        try:
+            record = _record(tx, found["body"], found["items"])
+        except (msgspec.DecodeError, ValueError, TypeError, LookupError):
+            _remove(tx, response_id)
+            return None, True
+        tx.execute("UPDATE responses SET used = ? WHERE id = ?", (_next_use(tx), response_id))
+        return record, False
+
+    @writes
+    def delete(self, tx: Tx, response_id: str) -> bool:
+        """Forget a record and the names that point to it."""
+        return _remove(tx, response_id)
+
+    @reads
+    def unfinished(self, tx: Tx) -> list[str]:
+        """Ids of records whose work has no end yet."""
+        return [row[0] for row in tx.rows("SELECT id FROM responses WHERE status IN (?, ?)", _UNFINISHED)]
+
+    def __len__(self) -> int:
+        return self._engine.read(lambda tx: int(tx.value("SELECT count(*) FROM responses")))
+
+    @writes
+    def set_conversation(self, tx: Tx, name: str, response_id: str, owner: str | None = None) -> None:
+        """Let a name point to a record; of one that is not there, or is another's, nothing is noted."""
+        of = tx.value("SELECT owner FROM responses WHERE id = ?", (response_id,))
+        if of is None or (owner is not None and of != owner):
+            return
+        tx.execute(
+            "INSERT INTO conversations VALUES (?, ?, ?) ON CONFLICT (owner, name) DO UPDATE SET "
+            "response_id = excluded.response_id",
+            (owner or of, name, response_id),
+        )
+
+    @reads
+    def get_conversation(self, tx: Tx, name: str, owner: str | None = None) -> str | None:
+        """The record that a name points to."""
+        sql = "SELECT response_id FROM conversations WHERE name = ? AND owner = ?"
+        found: str | None = tx.value(sql, (name, owner or ""))
+        return found
+
+    @writes
+    def sweep(self, tx: Tx) -> int:
+        """Let go of what is too old."""
+        if self._max_age_days is None:
+            return 0
+        before = time.time() - self._max_age_days * 86_400
+        sql = "SELECT id FROM responses WHERE created_at < ? AND status NOT IN (?, ?)"
+        old = [row[0] for row in tx.rows(sql, (before, *_UNFINISHED))]
+        for response_id in old:
+            _remove(tx, response_id)
+        return len(old)
+
+    def _evict(self, tx: Tx, owner: str) -> None:
+        surplus = tx.value("SELECT count(*) FROM responses WHERE owner = ?", (owner,)) - self._max_size
+        if surplus <= 0:
+            return
+        sql = "SELECT id FROM responses WHERE owner = ? AND status NOT IN (?, ?) ORDER BY used LIMIT ?"
+        for (response_id,) in tx.rows(sql, (owner, *_UNFINISHED, surplus)):
+            _remove(tx, response_id)
+
+
+def _next_use(tx: Tx) -> int:
+    return int(tx.value("UPDATE counters SET value = value + 1 WHERE name = 'used' RETURNING value"))
+
+
+def _keep_items(tx: Tx, items: list[Any]) -> str:
+    """The items of a history by their hashes; each is kept once."""
+    hashes = []
+    for item in items:
+        text = pack(item)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        hashes.append(digest)
+        sql = "INSERT INTO response_items VALUES (?, ?, 1) ON CONFLICT (sha256) DO UPDATE SET refs = refs + 1"
+        tx.execute(sql, (digest, text))
+    return pack(hashes)
+
+
+def _drop_items(tx: Tx, items: str | None) -> None:
+    try:
+        hashes = msgspec.json.decode(items, type=list[str]) if items is not None else []
+    except msgspec.DecodeError:
+        return
+    for digest in hashes:
+        tx.execute("UPDATE response_items SET refs = refs - 1 WHERE sha256 = ?", (digest,))
+        tx.execute("DELETE FROM response_items WHERE sha256 = ? AND refs <= 0", (digest,))
+
+
+def _record(tx: Tx, body: str, items: str | None) -> dict[str, Any]:
+    record = msgspec.json.decode(body, type=dict[str, Any])
+    if items is not None:
+        history = []
+        for digest in msgspec.json.decode(items, type=list[str]):
+            text = tx.value("SELECT json FROM response_items WHERE sha256 = ?", (digest,))
+            if text is None:
+                raise LookupError(digest)
+            history.append(msgspec.json.decode(text))
+        record[_HISTORY] = history
+    return record
+
+
+def _remove(tx: Tx, response_id: str) -> bool:
+    found = tx.row("SELECT items FROM responses WHERE id = ?", (response_id,))
+    if found is None:
+        return False
+    _drop_items(tx, found["items"])
+    tx.execute("DELETE FROM responses WHERE id = ?", (response_id,))
+    return True

@@ -1,0 +1,223 @@
+"""Messages in their table: written with the counters they move, read back as they were given."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hermes.store.base import Row
+from hermes.store.coding import (
+    Blobs,
+    checked_role,
+    clean,
+    clean_or_none,
+    columns_of,
+    content_of,
+    pack_content,
+    pack_or_none,
+    preview_of,
+    search_text,
+    text_of,
+    unpack,
+    unpack_content,
+)
+from hermes.store.engine import Tx
+from hermes.store.schema import PURGE_DUE
+
+_COLUMNS = (
+    "session_id, run_id, role, active, compacted, synthetic, copy_of, timestamp, token_count, finish_reason, "
+    "tool_call_id, tool_name, content, parts, tool_calls, reasoning, opaque, api_content, search_text"
+)
+_INSERT = f"INSERT INTO messages ({_COLUMNS}) VALUES ({', '.join('?' * 19)}) RETURNING id"
+SELECT = f"SELECT id, {_COLUMNS} FROM messages"
+# What belongs to the conversation as it was held: not the model's short form of it, not what we wrote into it.
+HELD = "copy_of IS NULL AND NOT synthetic AND (active OR compacted)"
+
+
+def add(tx: Tx, rows: Sequence[Row]) -> None:
+    """Put rows at the end of their session, each with its new id, and move the session's counters."""
+    by_session: dict[str, list[Row]] = {}
+    for row in rows:
+        row.id = _insert(tx, row)
+        by_session.setdefault(row.session_id, []).append(row)
+    for session_id, added in by_session.items():
+        _count(tx, session_id, added)
+
+
+def _insert(tx: Tx, row: Row) -> int:
+    blobs: Blobs = {}
+    content, parts = columns_of(row.content, blobs)
+    api_content = pack_content(row.api_content, blobs)
+    indexed = not row.synthetic and row.copy_of is None
+    row_id = tx.value(
+        _INSERT,
+        (
+            row.session_id,
+            row.run_id,
+            checked_role(row.role),
+            row.active,
+            row.compacted,
+            row.synthetic,
+            row.copy_of,
+            row.timestamp,
+            row.token_count,
+            clean_or_none(row.finish_reason),
+            clean_or_none(row.tool_call_id),
+            clean_or_none(row.tool_name),
+            content,
+            parts,
+            pack_or_none(row.tool_calls),
+            clean_or_none(row.reasoning),
+            pack_or_none(row.opaque),
+            api_content,
+            search_text(content) if indexed else None,
+        ),
+    )
+    keep_blobs(tx, int(row_id), blobs)
+    return int(row_id)
+
+
+def keep_blobs(tx: Tx, row_id: int, blobs: Blobs) -> None:
+    """Keep what was taken out of a row, once however many rows hold it."""
+    for digest, (media_type, data) in blobs.items():
+        tx.execute("INSERT INTO blobs VALUES (?, ?, ?) ON CONFLICT DO NOTHING", (digest, media_type, data))
+        tx.execute("INSERT INTO message_blobs VALUES (?, ?) ON CONFLICT DO NOTHING", (digest, row_id))
+
+
+def _count(tx: Tx, session_id: str, rows: Sequence[Row]) -> None:
+    digest = preview = None
+    asked = [row for row in rows if row.role == "user" and not row.synthetic and row.copy_of is None]
+    if asked:
+        digest = tx.value("SELECT transcript_digest FROM sessions WHERE id = ?", (session_id,))
+        for row in asked:
+            digest = continued(digest, row.content)
+        preview = preview_of(text_of(asked[0].content))
+    live = sum(row.active for row in rows)
+    calls = sum(len(row.tool_calls or ()) for row in rows if row.copy_of is None)
+    tx.execute(
+        "UPDATE sessions SET message_count = message_count + ?, tool_call_count = tool_call_count + ?, "
+        "last_active = max(last_active, ?), preview = coalesce(preview, ?), "
+        "transcript_digest = coalesce(?, transcript_digest) WHERE id = ?",
+        (live, calls, max(row.timestamp for row in rows), preview, digest, session_id),
+    )
+
+
+def continued(digest: str | None, content: Any) -> str:
+    """The running hash over the user's texts after one more."""
+    said = hashlib.sha256(clean(text_of(content) or "").encode()).digest()
+    return hashlib.sha256((digest or "").encode() + said).hexdigest()
+
+
+def recount(tx: Tx, session_id: str) -> None:
+    """Counter and hash of a session after rows were hidden."""
+    digest = None
+    for row in tx.each(f"{SELECT} WHERE session_id = ? AND role = 'user' AND {HELD} ORDER BY id", (session_id,)):
+        digest = continued(digest, row["content"])
+    tx.execute(
+        "UPDATE sessions SET transcript_digest = ?, message_count = "
+        "(SELECT count(*) FROM messages WHERE session_id = ? AND active) WHERE id = ?",
+        (digest, session_id, session_id),
+    )
+
+
+def read(tx: Tx, where: str, params: Sequence[Any] = ()) -> list[Row]:
+    """Rows by a condition, with an order of its own."""
+    return [_row_of(tx, found) for found in tx.rows(f"{SELECT} WHERE {where}", params)]
+
+
+def live(tx: Tx, session_id: str) -> list[Row]:
+    """What the model sees: live rows in order, results in the order of their calls."""
+    return list(in_call_order(read(tx, "session_id = ? AND active ORDER BY id", (session_id,))))
+
+
+def _row_of(tx: Tx, found: sqlite3.Row) -> Row:
+    blob = functools.partial(_blob, tx)
+    return Row(
+        session_id=found["session_id"],
+        role=found["role"],
+        content=content_of(found["content"], found["parts"], blob),
+        run_id=found["run_id"],
+        tool_calls=unpack(found["tool_calls"]),
+        tool_call_id=found["tool_call_id"],
+        tool_name=found["tool_name"],
+        finish_reason=found["finish_reason"],
+        reasoning=found["reasoning"],
+        opaque=unpack(found["opaque"]),
+        api_content=unpack_content(found["api_content"], blob),
+        synthetic=bool(found["synthetic"]),
+        active=bool(found["active"]),
+        compacted=bool(found["compacted"]),
+        timestamp=found["timestamp"],
+        token_count=found["token_count"],
+        copy_of=found["copy_of"],
+        id=found["id"],
+    )
+
+
+def _blob(tx: Tx, digest: str) -> tuple[str, bytes]:
+    found = tx.row("SELECT media_type, bytes FROM blobs WHERE sha256 = ?", (digest,))
+    return (found[0], found[1]) if found else ("", b"[The data of this part is missing.]")
+
+
+def archive(tx: Tx, session_id: str, rows: Sequence[Row]) -> int:
+    """Take the live rows out of what the model sees, and put these in their place. How many were taken.
+
+    What stays as it was is marked as a copy, with all that was known of it; what is new was written by us.
+    """
+    before = read(tx, "session_id = ? AND active ORDER BY id", (session_id,))
+    tx.execute("UPDATE messages SET active = 0, compacted = 1 WHERE session_id = ? AND active", (session_id,))
+    tx.execute("UPDATE sessions SET message_count = message_count - ? WHERE id = ?", (len(before), session_id))
+    left = list(in_call_order(before))
+    for row in rows:
+        match = next((i for i, old in enumerate(left) if _same(old, row)), None)
+        if match is None:
+            row.synthetic = True
+            continue
+        old = left[match]
+        del left[: match + 1]
+        row.copy_of = old.copy_of or old.id
+        row.synthetic = old.synthetic
+        for name in ("run_id", "timestamp", "token_count", "finish_reason", "reasoning", "api_content", "content"):
+            setattr(row, name, getattr(old, name))
+    add(tx, rows)
+    return len(before)
+
+
+def _same(old: Row, new: Row) -> bool:
+    return old.as_message() == new.as_message()
+
+
+def purge_due(tx: Tx) -> None:
+    """Words of deleted rows are to leave the index too, in an idle moment."""
+    tx.execute(
+        "INSERT INTO state_meta VALUES (?, '1') ON CONFLICT (key) DO UPDATE SET value = excluded.value", (PURGE_DUE,)
+    )
+
+
+def in_call_order(rows: Sequence[Row]) -> Iterator[Row]:
+    """Results in the order of the calls they answer, whatever order they were stored in."""
+    at = 0
+    while at < len(rows):
+        row = rows[at]
+        at += 1
+        yield row
+        if row.role != "assistant" or not row.tool_calls:
+            continue
+        end = at
+        while end < len(rows) and rows[end].role == "tool":
+            end += 1
+        place = {call.get("id"): i for i, call in enumerate(row.tool_calls)}
+        yield from sorted(rows[at:end], key=lambda r: place.get(r.tool_call_id, len(place)))
+        at = end
+
+
+def row_of_message(session_id: str, message: dict[str, Any]) -> Row:
+    """A row of what a model is sent."""
+    row = Row(session_id, message["role"], message.get("content"), timestamp=time.time())
+    for name in ("tool_calls", "tool_call_id", "tool_name", "opaque"):
+        setattr(row, name, message.get(name) or None)
+    return row

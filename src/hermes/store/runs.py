@@ -1,0 +1,393 @@
+"""Runs and their logs on disk: what was committed is an event, what is growing is a partial, deltas are never rows."""
+
+from __future__ import annotations
+
+import builtins
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from hermes.limits import SWEEP_BATCH_ROWS
+from hermes.runs.events import Event, RunState
+from hermes.runs.replay import replay
+from hermes.runs.spec import Control, RunSpec
+from hermes.store import rows as messages
+from hermes.store.base import EventsExpired, LeaseLost, Partial, Row, RunRecord
+from hermes.store.coding import clean, pack, pack_content, pack_or_none, unpack
+from hermes.store.engine import Tx
+from hermes.store.leases import is_current
+from hermes.store.parts import Part, reads, writes
+from hermes.store.records import count_usage, exists, open_session
+
+_EVENT = "INSERT INTO run_events VALUES (?, ?, ?, ?, ?, ?)"
+_EVENTS = "SELECT seq, ts, type, step, data FROM run_events WHERE run_id = ?"
+_PARTIAL = """INSERT INTO run_partials VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (run_id, stream_id) DO UPDATE SET
+  last_seq = excluded.last_seq, cuts = excluded.cuts, text = excluded.text"""
+_STATE = (
+    "session_id, status, started_at, ended_at, last_event, last_seq, failure, error, usage, final_row, route, open, "
+    "log_expired"
+)
+_CLOSING = ("message.completed", "reasoning.completed")
+
+
+class Runs(Part):
+    """Runs, each with its one writer: whoever holds the lease of its session."""
+
+    # --- writing ------------------------------------------------------------------------------------------------
+
+    @writes
+    def create(self, tx: Tx, spec: RunSpec) -> None:
+        """A run that waits to be started."""
+        now = time.time()
+        parent = spec.parent or (None, None)
+        names = "run_id, owner, kind, session_id, response_id, session_key, source, status, created_at, updated_at, "
+        names += "job_id, parent_run_id, parent_call_id, spec"
+        values = (
+            spec.run_id,
+            spec.owner,
+            spec.kind,
+            spec.session_id,
+            spec.response_id,
+            spec.session_key,
+            spec.source,
+            "queued",
+            now,
+            now,
+            spec.job_id,
+            *parent,
+            pack(spec.stored()),
+        )
+        tx.execute(f"INSERT INTO runs ({names}) VALUES ({', '.join('?' * len(values))})", values)
+
+    @writes
+    def append(
+        self,
+        tx: Tx,
+        run_id: str,
+        token: int | None,
+        events: Sequence[Event],
+        rows: Sequence[Row] = (),
+        *,
+        session: Mapping[str, Any] | None = None,
+        partials: Sequence[Partial] = (),
+        closes: Sequence[str] = (),
+        replaces: bool = False,
+        annotate: tuple[int, str] | None = None,
+        sync: bool = False,
+    ) -> None:
+        """One transaction: the events and the rows they announce. `sync` makes the commit wait for the disk."""
+        run = _checked(tx, run_id, token)
+        if session is not None:
+            _open_session(tx, session)
+        if replaces and rows:
+            messages.archive(tx, rows[0].session_id, rows)
+        elif rows:
+            messages.add(tx, rows)
+        if annotate is not None:
+            words = pack_content(annotate[1], {})
+            tx.execute("UPDATE messages SET api_content = ? WHERE id = ?", (words, annotate[0]))
+        for row in rows:
+            for event, name in row.told:
+                event.data[name] = row.id
+        if events:
+            state = _state_of(run)
+            for event in events:
+                state.apply(event)
+                if event.type == "usage":
+                    data = event.data
+                    count_usage(
+                        tx,
+                        run["session_id"],
+                        data,
+                        data.get("model", ""),
+                        data.get("provider", ""),
+                        data.get("task", ""),
+                    )
+            tx.many(_EVENT, [(run_id, e.seq, e.ts, e.type, e.step, pack(e.data)) for e in events])
+            _put_state(tx, run_id, state, events)
+        for stream_id in closes:
+            tx.execute("DELETE FROM run_partials WHERE run_id = ? AND stream_id = ?", (run_id, stream_id))
+        _put(tx, run_id, partials)
+
+    @writes
+    def put_partials(self, tx: Tx, run_id: str, token: int | None, partials: Sequence[Partial]) -> None:
+        """Keep what has grown since the last time."""
+        _checked(tx, run_id, token)
+        _put(tx, run_id, partials)
+
+    @writes
+    def discard(self, tx: Tx, run_id: str) -> None:
+        """Forget a run and, if it kept its rows under its own id, those too."""
+        tx.execute("DELETE FROM runs WHERE run_id = ?", (run_id,))
+        tx.execute("DELETE FROM sessions WHERE id = ?", (run_id,))
+
+    # --- reading ------------------------------------------------------------------------------------------------
+
+    @reads
+    def read(self, tx: Tx, run_id: str, after: int, limit: int) -> list[Event]:
+        """A page of the log behind `after`, with the deltas of its texts put in between again."""
+        expired = tx.value("SELECT log_expired FROM runs WHERE run_id = ?", (run_id,))
+        if expired:
+            raise EventsExpired(f"The events of {run_id} are no longer kept.")
+        page = _events(tx, run_id, f"{_EVENTS} AND seq > ? ORDER BY seq LIMIT ?", (run_id, after, limit))
+        behind: list[Event] = []
+        if len(page) == limit:
+            # A message that is completed behind this page may have begun in it.
+            sql = f"{_EVENTS} AND seq > ? AND type IN (?, ?) ORDER BY seq LIMIT 2"
+            behind = _events(tx, run_id, sql, (run_id, page[-1].seq, *_CLOSING))
+        wanted = [e.data["row"] for e in (*page, *behind) if e.type == "message.completed"]
+        marks = ", ".join("?" * len(wanted))
+        texts = {row.id: row for row in messages.read(tx, f"id IN ({marks})", wanted)} if wanted else {}
+        open_ones = _partials(tx, run_id, "AND last_seq > ?", (after,))
+        return list(islice(replay(run_id, page, texts.get, open_ones, after, behind), limit))
+
+    @reads
+    def durable(self, tx: Tx, run_id: str) -> list[Event]:
+        """All events that were committed as such, without deltas."""
+        return _events(tx, run_id, f"{_EVENTS} ORDER BY seq", (run_id,))
+
+    @reads
+    def partials(self, tx: Tx, run_id: str) -> list[Partial]:
+        """The open ends of the run's streams."""
+        return _partials(tx, run_id)
+
+    @reads
+    def rows(self, tx: Tx, run_id: str) -> list[Row]:
+        """The messages of the run that are live, in order."""
+        return list(messages.in_call_order(messages.read(tx, "run_id = ? AND active ORDER BY id", (run_id,))))
+
+    @reads
+    def row(self, tx: Tx, run_id: str, row_id: int) -> Row | None:
+        """A message that the run's log announces."""
+        found = messages.read(tx, "id = ? AND run_id = ?", (row_id, run_id))
+        return found[0] if found else None
+
+    @reads
+    def get(self, tx: Tx, run_id: str) -> RunRecord | None:
+        """The run as it stands."""
+        found = tx.row("SELECT * FROM runs WHERE run_id = ?", (run_id,))
+        return _record_of(found) if found else None
+
+    @reads
+    def list(
+        self,
+        tx: Tx,
+        *,
+        owner: str | None = None,
+        session_id: str | None = None,
+        status: str | None = None,
+        kind: str | None = None,
+        limit: int | None = None,
+        before: str | None = None,
+    ) -> builtins.list[RunRecord]:
+        """Runs, newest first; `before` is the id of the last one seen."""
+        where, params = "1", []
+        for sql, value in (
+            ("owner = ?", owner),
+            ("session_id = ?", session_id),
+            ("status = ?", status),
+            ("kind = ?", kind),
+        ):
+            if value is not None:
+                where += f" AND {sql}"
+                params.append(value)
+        if before is not None:
+            where += " AND (created_at, rowid) < (SELECT created_at, rowid FROM runs WHERE run_id = ?)"
+            params.append(before)
+        sql = f"SELECT * FROM runs WHERE {where} ORDER BY created_at DESC, rowid DESC LIMIT ?"
+        return [_record_of(row) for row in tx.rows(sql, [*params, -1 if limit is None else limit])]
+
+    @reads
+    def unfinished(self, tx: Tx, session_id: str | None = None) -> builtins.list[RunRecord]:
+        """Runs without an end, oldest first."""
+        where, params = ("AND session_id = ?", [session_id]) if session_id is not None else ("", [])
+        sql = f"SELECT * FROM runs WHERE ended_at IS NULL {where} ORDER BY created_at, rowid"
+        return [_record_of(row) for row in tx.rows(sql, params)]
+
+    # --- controls from elsewhere --------------------------------------------------------------------------------
+
+    @writes
+    def add_control(self, tx: Tx, run_id: str, control: Control) -> bool:
+        """Leave a control for whoever holds the run. False: it was left before."""
+        data = pack({"data": dict(control.data), "by": control.by, "surface": control.surface})
+        values = (control.control_id, run_id, control.control, data, time.time())
+        return tx.execute("INSERT INTO run_controls VALUES (?, ?, ?, ?, ?, NULL) ON CONFLICT DO NOTHING", values) > 0
+
+    @writes
+    def take_controls(self, tx: Tx, run_id: str) -> builtins.list[Control]:
+        """The controls that nobody has taken yet, oldest first; they are taken now."""
+        sql = "SELECT * FROM run_controls WHERE run_id = ? AND taken_at IS NULL ORDER BY created_at, control_id"
+        found = tx.rows(sql, (run_id,))
+        if found:
+            tx.execute(
+                "UPDATE run_controls SET taken_at = ? WHERE run_id = ? AND taken_at IS NULL", (time.time(), run_id)
+            )
+        return [Control(row["control"], control_id=row["control_id"], **unpack(row["data"])) for row in found]
+
+    # --- retention ----------------------------------------------------------------------------------------------
+
+    def sweep(
+        self,
+        run_days: Mapping[str, float],
+        log_hours: Mapping[str, float],
+        max_stored: int,
+        now: float | None = None,
+    ) -> dict[str, int]:
+        """Let go of what was kept long enough, a few hundred at a time.
+
+        Both tables are by kind, with `""` for all others; a kind without hours keeps its log as long as the run. Of
+        each owner and kind the newest `max_stored` stay. A run with an unexpired idempotency record keeps its log.
+        """
+        now = time.time() if now is None else now
+        done = {"logs": 0, "runs": 0}
+        for kind, hours in log_hours.items():
+            while count := self._expire_logs(kind, now - hours * 3600, now):
+                done["logs"] += count
+        kinds = tuple(kind for kind in run_days if kind)
+        for kind, days in run_days.items():
+            while count := self._drop_runs(kind, kinds, now - days * 86_400):
+                done["runs"] += count
+        while count := self._drop_surplus(max_stored):
+            done["runs"] += count
+        return done
+
+    @writes
+    def _expire_logs(self, tx: Tx, kind: str, before: float, now: float) -> int:
+        found = tx.rows(
+            "SELECT run_id FROM runs WHERE kind = ? AND ended_at < ? AND NOT log_expired AND NOT EXISTS "
+            "(SELECT 1 FROM idempotency i WHERE i.run_id = runs.run_id AND i.expires_at > ?) LIMIT ?",
+            (kind, before, now, SWEEP_BATCH_ROWS),
+        )
+        for (run_id,) in found:
+            tx.execute("DELETE FROM run_events WHERE run_id = ?", (run_id,))
+            tx.execute("DELETE FROM run_partials WHERE run_id = ?", (run_id,))
+            tx.execute("UPDATE runs SET log_expired = 1 WHERE run_id = ?", (run_id,))
+        return len(found)
+
+    @writes
+    def _drop_runs(self, tx: Tx, kind: str, named: tuple[str, ...], before: float) -> int:
+        which = "kind = ?" if kind else f"kind NOT IN ({', '.join('?' * len(named))})"
+        return tx.execute(
+            f"DELETE FROM runs WHERE run_id IN (SELECT run_id FROM runs WHERE {which} AND ended_at < ? LIMIT ?)",
+            (*((kind,) if kind else named), before, SWEEP_BATCH_ROWS),
+        )
+
+    @writes
+    def _drop_surplus(self, tx: Tx, max_stored: int) -> int:
+        return tx.execute(
+            "DELETE FROM runs WHERE run_id IN (SELECT run_id FROM (SELECT run_id, ended_at, row_number() OVER "
+            "(PARTITION BY owner, kind ORDER BY created_at DESC, rowid DESC) AS place FROM runs) "
+            "WHERE place > ? AND ended_at IS NOT NULL LIMIT ?)",
+            (max_stored, SWEEP_BATCH_ROWS),
+        )
+
+
+# --- the fold and its columns ----------------------------------------------------------------------------------------
+
+
+def _checked(tx: Tx, run_id: str, token: int | None) -> sqlite3.Row:
+    run = tx.row(f"SELECT {_STATE} FROM runs WHERE run_id = ?", (run_id,))
+    if run is None:
+        raise LeaseLost(f"There is no run {run_id} any more.")
+    if token is not None and not is_current(tx, f"session:{run['session_id']}", token):
+        raise LeaseLost(f"The turn of {run_id} no longer holds its session.")
+    return run
+
+
+def _open_session(tx: Tx, session: Mapping[str, Any]) -> None:
+    fields = {name: value for name, value in session.items() if name not in ("id", "source")}
+    parent = fields.get("parent_session_id")
+    if parent is not None and not exists(tx, parent):
+        del fields["parent_session_id"]
+    open_session(tx, session["id"], session["source"], fields, reopen=True)
+    tx.execute("UPDATE sessions SET last_active = max(last_active, ?) WHERE id = ?", (time.time(), session["id"]))
+
+
+def _state_of(run: sqlite3.Row) -> RunState:
+    route, waiting = unpack(run["route"]) or {}, unpack(run["open"]) or {}
+    return RunState(
+        status=run["status"],
+        stopping=bool(waiting.get("stopping")),
+        approvals=waiting.get("approvals", {}),
+        questions=waiting.get("questions", {}),
+        controls=set(waiting.get("controls", ())),
+        started_at=run["started_at"],
+        ended_at=run["ended_at"],
+        last_event=run["last_event"],
+        last_seq=run["last_seq"],
+        model=route.get("model", ""),
+        provider=route.get("provider", ""),
+        failure=run["failure"] or "",
+        error=run["error"] or "",
+        usage=unpack(run["usage"]) or {},
+        final_row=run["final_row"],
+    )
+
+
+def _put_state(tx: Tx, run_id: str, state: RunState, events: Sequence[Event]) -> None:
+    waiting = {
+        "stopping": state.stopping,
+        "approvals": state.approvals,
+        "questions": state.questions,
+        "controls": sorted(state.controls),
+    }
+    resumes = sum(event.type == "run.resumed" for event in events)
+    tx.execute(
+        "UPDATE runs SET status = ?, started_at = ?, ended_at = ?, last_event = ?, last_seq = ?, failure = ?, "
+        "error = ?, usage = ?, final_row = ?, route = ?, open = ?, updated_at = ?, resumes = resumes + ? "
+        "WHERE run_id = ?",
+        (
+            state.status,
+            state.started_at,
+            state.ended_at,
+            state.last_event,
+            state.last_seq,
+            state.failure or None,
+            clean(state.error) or None,
+            pack_or_none(state.usage),
+            state.final_row,
+            pack_or_none({"model": state.model, "provider": state.provider} if state.model or state.provider else None),
+            pack(waiting) if any(waiting.values()) else None,
+            events[-1].ts,
+            resumes,
+            run_id,
+        ),
+    )
+
+
+def _record_of(found: sqlite3.Row) -> RunRecord:
+    return RunRecord(
+        RunSpec.from_stored(unpack(found["spec"])),
+        _state_of(found),
+        found["created_at"],
+        found["updated_at"],
+        found["resumes"],
+        bool(found["log_expired"]),
+    )
+
+
+# --- events and partials ---------------------------------------------------------------------------------------------
+
+
+def _events(tx: Tx, run_id: str, sql: str, params: Sequence[Any]) -> list[Event]:
+    return [
+        Event(run_id, row["type"], row["step"], unpack(row["data"]), row["seq"], row["ts"])
+        for row in tx.rows(sql, params)
+    ]
+
+
+def _partials(tx: Tx, run_id: str, where: str = "", params: Sequence[Any] = ()) -> list[Partial]:
+    sql = f"SELECT * FROM run_partials WHERE run_id = ? {where} ORDER BY last_seq"
+    return [
+        Partial(row["stream_id"], row["kind"], row["step"], row["text"], row["cuts"], row["last_seq"], row["form"])
+        for row in tx.rows(sql, (run_id, *params))
+    ]
+
+
+def _put(tx: Tx, run_id: str, partials: Sequence[Partial]) -> None:
+    tx.many(
+        _PARTIAL,
+        [(run_id, p.stream_id, p.kind, p.step, p.form, p.last_seq, p.cuts, clean(p.text)) for p in partials],
+    )

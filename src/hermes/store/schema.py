@@ -1,0 +1,285 @@
+"""The tables of `state.db`, as the steps that lead to them. A step that was released is never changed, only followed."""
+
+from __future__ import annotations
+
+import re
+
+from hermes.limits import SEARCHED_CHARS_MAX
+from hermes.store.engine import Schema, Tx
+
+_SESSIONS = (
+    """CREATE TABLE sessions (
+      id TEXT PRIMARY KEY,
+      owner TEXT NOT NULL,
+      source TEXT NOT NULL,
+      kind TEXT NOT NULL,
+      parent_session_id TEXT REFERENCES sessions(id) ON DELETE SET NULL,
+      forked_at_message_id INTEGER,
+      session_key TEXT,
+      base_id TEXT,
+      user_id TEXT,
+      title TEXT,
+      model TEXT,
+      cwd TEXT,
+      started_at REAL NOT NULL,
+      last_active REAL NOT NULL,
+      ended_at REAL,
+      end_reason TEXT,
+      archived INTEGER NOT NULL DEFAULT 0,
+      message_count INTEGER NOT NULL DEFAULT 0,
+      tool_call_count INTEGER NOT NULL DEFAULT 0,
+      api_call_count INTEGER NOT NULL DEFAULT 0,
+      input_tokens INTEGER NOT NULL DEFAULT 0,
+      output_tokens INTEGER NOT NULL DEFAULT 0,
+      cache_read_tokens INTEGER NOT NULL DEFAULT 0,
+      cache_write_tokens INTEGER NOT NULL DEFAULT 0,
+      reasoning_tokens INTEGER NOT NULL DEFAULT 0,
+      actual_cost_usd REAL,
+      preview TEXT,
+      transcript_digest TEXT,
+      prompt_digest TEXT,
+      model_config TEXT,
+      instructions TEXT,
+      system_prompt TEXT
+    )""",
+    "CREATE UNIQUE INDEX sessions_title ON sessions(owner, title) WHERE title IS NOT NULL",
+    "CREATE INDEX sessions_active ON sessions(last_active, id)",
+    "CREATE INDEX sessions_started ON sessions(started_at, id)",
+    "CREATE INDEX sessions_parent ON sessions(parent_session_id) WHERE parent_session_id IS NOT NULL",
+    "CREATE INDEX sessions_base ON sessions(base_id, last_active) WHERE base_id IS NOT NULL",
+    """CREATE TABLE messages (
+      id INTEGER PRIMARY KEY AUTOINCREMENT,
+      session_id TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE,
+      run_id TEXT,
+      role TEXT NOT NULL,
+      active INTEGER NOT NULL DEFAULT 1,
+      compacted INTEGER NOT NULL DEFAULT 0,
+      synthetic INTEGER NOT NULL DEFAULT 0,
+      copy_of INTEGER,
+      timestamp REAL NOT NULL,
+      token_count INTEGER,
+      finish_reason TEXT,
+      tool_call_id TEXT,
+      tool_name TEXT,
+      content TEXT,
+      parts TEXT,
+      tool_calls TEXT,
+      reasoning TEXT,
+      opaque TEXT,
+      api_content TEXT,
+      search_text TEXT
+    )""",
+    "CREATE INDEX messages_session ON messages(session_id, id)",
+    "CREATE INDEX messages_run ON messages(run_id, id) WHERE run_id IS NOT NULL",
+    "CREATE TABLE blobs (sha256 TEXT PRIMARY KEY, media_type TEXT NOT NULL, bytes BLOB NOT NULL)",
+    """CREATE TABLE message_blobs (
+      sha256 TEXT NOT NULL REFERENCES blobs(sha256),
+      message_id INTEGER NOT NULL,
+      PRIMARY KEY (sha256, message_id)
+    ) WITHOUT ROWID""",
+    "CREATE INDEX message_blobs_message ON message_blobs(message_id)",
+    """CREATE TRIGGER messages_gone AFTER DELETE ON messages BEGIN
+      DELETE FROM message_blobs WHERE message_id = old.id;
+    END""",
+    """CREATE TRIGGER blobs_gone AFTER DELETE ON message_blobs BEGIN
+      DELETE FROM blobs WHERE sha256 = old.sha256
+        AND NOT EXISTS (SELECT 1 FROM message_blobs WHERE sha256 = old.sha256);
+    END""",
+    """CREATE TABLE session_model_usage (
+      session_id TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE,
+      model TEXT NOT NULL,
+      provider TEXT NOT NULL,
+      task TEXT NOT NULL,
+      calls INTEGER NOT NULL DEFAULT 0,
+      input_tokens INTEGER NOT NULL DEFAULT 0,
+      output_tokens INTEGER NOT NULL DEFAULT 0,
+      cache_read_tokens INTEGER NOT NULL DEFAULT 0,
+      cache_write_tokens INTEGER NOT NULL DEFAULT 0,
+      reasoning_tokens INTEGER NOT NULL DEFAULT 0,
+      actual_cost_usd REAL,
+      PRIMARY KEY (session_id, model, provider, task)
+    ) WITHOUT ROWID""",
+    """CREATE TABLE session_files (
+      id TEXT PRIMARY KEY,
+      session_id TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE,
+      name TEXT NOT NULL,
+      bytes INTEGER NOT NULL,
+      mime TEXT NOT NULL,
+      direction TEXT NOT NULL,
+      path TEXT NOT NULL,
+      created_at REAL NOT NULL
+    )""",
+    "CREATE INDEX session_files_session ON session_files(session_id, created_at)",
+    """CREATE TABLE pending_calls (
+      call_id TEXT NOT NULL,
+      owner TEXT NOT NULL,
+      session_id TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE,
+      run_id TEXT,
+      expires_at REAL NOT NULL,
+      PRIMARY KEY (owner, call_id)
+    ) WITHOUT ROWID""",
+    "CREATE INDEX pending_calls_session ON pending_calls(session_id)",
+    "CREATE TABLE state_meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+)
+
+_RUNS = (
+    """CREATE TABLE runs (
+      run_id TEXT PRIMARY KEY,
+      owner TEXT NOT NULL,
+      kind TEXT NOT NULL,
+      session_id TEXT NOT NULL,
+      response_id TEXT,
+      session_key TEXT,
+      source TEXT NOT NULL,
+      status TEXT NOT NULL,
+      created_at REAL NOT NULL,
+      updated_at REAL NOT NULL,
+      started_at REAL,
+      ended_at REAL,
+      last_event TEXT NOT NULL DEFAULT '',
+      last_seq INTEGER NOT NULL DEFAULT 0,
+      failure TEXT,
+      error TEXT,
+      usage TEXT,
+      final_row INTEGER,
+      job_id TEXT,
+      parent_run_id TEXT,
+      parent_call_id TEXT,
+      resumes INTEGER NOT NULL DEFAULT 0,
+      log_expired INTEGER NOT NULL DEFAULT 0,
+      route TEXT,
+      open TEXT,
+      spec TEXT NOT NULL
+    )""",
+    "CREATE INDEX runs_created ON runs(created_at)",
+    "CREATE INDEX runs_session ON runs(session_id, created_at)",
+    "CREATE INDEX runs_unfinished ON runs(session_id) WHERE ended_at IS NULL",
+    """CREATE TABLE run_events (
+      run_id TEXT NOT NULL REFERENCES runs(run_id) ON DELETE CASCADE,
+      seq INTEGER NOT NULL,
+      ts REAL NOT NULL,
+      type TEXT NOT NULL,
+      step INTEGER NOT NULL,
+      data TEXT NOT NULL,
+      PRIMARY KEY (run_id, seq)
+    ) WITHOUT ROWID""",
+    """CREATE TABLE run_partials (
+      run_id TEXT NOT NULL REFERENCES runs(run_id) ON DELETE CASCADE,
+      stream_id TEXT NOT NULL,
+      kind TEXT NOT NULL,
+      step INTEGER NOT NULL,
+      form TEXT NOT NULL,
+      last_seq INTEGER NOT NULL,
+      cuts TEXT NOT NULL,
+      text TEXT NOT NULL,
+      PRIMARY KEY (run_id, stream_id)
+    ) WITHOUT ROWID""",
+    """CREATE TABLE run_controls (
+      control_id TEXT NOT NULL,
+      run_id TEXT NOT NULL REFERENCES runs(run_id) ON DELETE CASCADE,
+      control TEXT NOT NULL,
+      data TEXT NOT NULL,
+      created_at REAL NOT NULL,
+      taken_at REAL,
+      PRIMARY KEY (run_id, control_id)
+    ) WITHOUT ROWID""",
+    "CREATE TABLE leases (name TEXT PRIMARY KEY, holder TEXT NOT NULL, token INTEGER NOT NULL, until REAL NOT NULL)",
+)
+
+_WORK = (
+    """CREATE TABLE idempotency (
+      scope TEXT NOT NULL,
+      key TEXT NOT NULL,
+      fingerprint TEXT NOT NULL,
+      state TEXT NOT NULL,
+      run_id TEXT,
+      status INTEGER,
+      body BLOB,
+      created_at REAL NOT NULL,
+      expires_at REAL NOT NULL,
+      PRIMARY KEY (scope, key)
+    )""",
+    "CREATE INDEX idempotency_created ON idempotency(created_at)",
+    "CREATE INDEX idempotency_run ON idempotency(run_id) WHERE run_id IS NOT NULL",
+    """CREATE TABLE jobs (
+      id TEXT PRIMARY KEY,
+      owner TEXT NOT NULL,
+      name TEXT NOT NULL,
+      enabled INTEGER NOT NULL,
+      state TEXT NOT NULL,
+      created_at REAL NOT NULL,
+      next_run_at REAL,
+      claimed_by TEXT,
+      claimed_until REAL NOT NULL DEFAULT 0,
+      data TEXT NOT NULL
+    )""",
+    "CREATE INDEX jobs_due ON jobs(next_run_at) WHERE enabled AND next_run_at IS NOT NULL",
+)
+
+
+def _indexed(row: str) -> str:
+    return f"NOT {row}synthetic AND {row}copy_of IS NULL AND ({row}content IS NOT NULL OR {row}tool_name IS NOT NULL)"
+
+
+def _body(row: str) -> str:
+    return f"coalesce({row}search_text, substr({row}content, 1, {SEARCHED_CHARS_MAX}))"
+
+
+def _index(row: str) -> str:
+    return f"INSERT INTO messages_fts(rowid, body, tool) VALUES ({row}id, {_body(row)}, {row}tool_name);"
+
+
+def _unindex(row: str) -> str:
+    return (
+        "INSERT INTO messages_fts(messages_fts, rowid, body, tool) "
+        f"VALUES ('delete', {row}id, {_body(row)}, {row}tool_name);"
+    )
+
+
+_SEARCH = (
+    f"CREATE VIEW search_src AS SELECT id, {_body('')} AS body, tool_name AS tool FROM messages WHERE {_indexed('')}",
+    """CREATE VIRTUAL TABLE messages_fts USING fts5(
+      body, tool, content='search_src', content_rowid='id', tokenize='unicode61 remove_diacritics 2'
+    )""",
+    f"CREATE TRIGGER search_added AFTER INSERT ON messages WHEN {_indexed('new.')} BEGIN {_index('new.')} END",
+    f"CREATE TRIGGER search_gone AFTER DELETE ON messages WHEN {_indexed('old.')} BEGIN {_unindex('old.')} END",
+    "CREATE TRIGGER search_leaves BEFORE UPDATE OF content, search_text, tool_name, synthetic, copy_of ON messages "
+    f"WHEN {_indexed('old.')} BEGIN {_unindex('old.')} END",
+    "CREATE TRIGGER search_enters AFTER UPDATE OF content, search_text, tool_name, synthetic, copy_of ON messages "
+    f"WHEN {_indexed('new.')} BEGIN {_index('new.')} END",
+    "INSERT INTO messages_fts(messages_fts) VALUES ('rebuild')",
+)
+
+MIGRATIONS = (_SESSIONS, _RUNS, _WORK, _SEARCH)
+# Set when something was deleted: until the index has been merged, its words can still be found in the file.
+PURGE_DUE = "purge_due"
+
+
+def _upkeep(tx: Tx) -> bool:
+    stage = tx.value("SELECT value FROM state_meta WHERE key = ?", (PURGE_DUE,))
+    if stage is None:
+        tx.execute("PRAGMA optimize")
+        return False
+    before = tx.changes
+    # A negative number begins to merge everything into one; positive ones go on with it.
+    pages = -16 if stage == "1" else 16
+    tx.execute("INSERT INTO messages_fts(messages_fts, rank) VALUES ('merge', ?)", (pages,))
+    if tx.changes - before < 2:
+        tx.execute("DELETE FROM state_meta WHERE key = ?", (PURGE_DUE,))
+    elif stage == "1":
+        tx.execute("UPDATE state_meta SET value = '2' WHERE key = ?", (PURGE_DUE,))
+    return True
+
+
+def _probe(tx: Tx) -> bool:
+    """Whether the newest message is found by a word of its own."""
+    newest = tx.row("SELECT id, body FROM search_src ORDER BY id DESC LIMIT 1")
+    word = re.search(r"[A-Za-z0-9]+", newest["body"] or "") if newest else None
+    if newest is None or word is None:
+        return True
+    sql = "SELECT 1 FROM messages_fts WHERE messages_fts MATCH ? AND rowid = ?"
+    # The word may be a part of a longer one that the index knows under other letters.
+    return tx.value(sql, (f'"{word[0]}" *', newest["id"])) is not None or not word[0].isascii()
+
+
+STATE = Schema(MIGRATIONS, "messages_fts", _probe, _upkeep)

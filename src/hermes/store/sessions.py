@@ -1,0 +1,526 @@
+"""`SessionDB`: conversations and their messages, kept in SQLite so that none is ever lost."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shutil
+import sqlite3
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hermes.home import resolve
+from hermes.limits import PENDING_CALLS_KEPT_S, SESSION_ID_CHARS_MAX
+from hermes.store import rows as messages
+from hermes.store.base import SessionBusy, SessionExists
+from hermes.store.binding import Binding
+from hermes.store.coding import checked_id, clean_or_none, end_reason, plain_title
+from hermes.store.engine import Engine, Tx
+from hermes.store.leases import held_by
+from hermes.store.parts import reads, writes
+from hermes.store.records import (
+    CREATED_WITH,
+    column,
+    count_usage,
+    exists,
+    next_title,
+    open_session,
+    refuse_taken,
+    require,
+    shown,
+    title_holder,
+)
+from hermes.store.schema import STATE
+from hermes.store.search import Search
+from hermes.store.transcripts import Transcripts
+from hermes.store.transfer import Transfer
+from hermes.store.upkeep import Upkeep
+
+_CHANGED = ("model", "model_config", "instructions", "cwd", "archived", "system_prompt", "prompt_digest")
+# Folders of a session beside the database: received files, its sandbox, large results of tools.
+_FOLDERS = ("uploads", "sandbox", "cache/tool_results")
+_SHOWN_IN_LISTS = (
+    "id, owner, source, kind, parent_session_id, forked_at_message_id, session_key, base_id, user_id, title, model, "
+    "cwd, started_at, last_active, ended_at, end_reason, archived, message_count, tool_call_count, api_call_count, "
+    "input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, reasoning_tokens, actual_cost_usd, preview"
+)
+_CURSOR = re.compile(r"([012])\|([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\|(.+)", re.DOTALL)
+
+
+def new_session_id() -> str:
+    """An id of our own: the time it began, and enough chance that nobody guesses it."""
+    return f"{time.strftime('%Y%m%d_%H%M%S')}_{secrets.token_hex(6)}"
+
+
+class SessionDB(Transcripts, Search, Binding, Transfer, Upkeep):
+    """The conversations of one database. Blocking, and safe from any thread."""
+
+    def __init__(self, db_path: str | Path | None = None, read_only: bool = False) -> None:
+        if db_path is None:
+            db_path = resolve().state_db
+        path = None if str(db_path) == ":memory:" else Path(db_path)
+        engine = Engine.of(path, STATE, read_only=read_only)
+        self._held = weakref.finalize(self, engine.release)
+        super().__init__(engine)
+        try:
+            engine.open()
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def on(cls, engine: Engine) -> SessionDB:
+        """The conversations of a store that is open, or will be when it is first used."""
+        made = cls.__new__(cls)
+        made._engine = engine
+        made._held = weakref.finalize(made, lambda: None)
+        return made
+
+    def close(self) -> None:
+        """Give the file back. The last one to do so closes it."""
+        self._held()
+
+    @property
+    def path(self) -> Path | None:
+        """The database's file; None in memory."""
+        return self._engine.path
+
+    @property
+    def notices(self) -> list[str]:
+        """What there was to be said about the file, in sentences."""
+        return self._engine.notices
+
+    # --- one session --------------------------------------------------------------------------------------------
+
+    @writes
+    def create_session(
+        self, tx: Tx, /, session_id: str | None, source: str, *, exist_ok: bool = True, **fields: Any
+    ) -> str:
+        """Make a session. Of an existing one, what is empty is filled and nothing overwritten."""
+        if unknown := set(fields) - set(CREATED_WITH):
+            raise ValueError(f"A session has no field {', '.join(sorted(unknown))}.")
+        made_id = new_session_id() if session_id is None else checked_id(session_id)
+        parent = fields.get("parent_session_id")
+        if parent is not None and not exists(tx, parent):
+            raise KeyError(f"There is no session '{parent}' to be its parent.")
+        if not open_session(tx, made_id, source, fields) and not exist_ok:
+            raise SessionExists(f"There is a session '{made_id}' already.")
+        return made_id
+
+    @reads
+    def get_session(self, tx: Tx, session_id: str) -> dict[str, Any] | None:
+        """The session's row."""
+        found = tx.row("SELECT * FROM sessions WHERE id = ?", (session_id,))
+        return shown(found) if found else None
+
+    @reads
+    def resolve_session_id(self, tx: Tx, text: str, owner: str | None = None) -> str | None:
+        """The one session that this means: by its id, by the beginning of one, by its title."""
+        if not text or len(text) > SESSION_ID_CHARS_MAX or "\x00" in text:
+            return None
+        mine, params = ("AND owner = ?", [owner]) if owner is not None else ("", [])
+        for condition, value in (
+            ("id = ?", text),
+            (r"id LIKE ? ESCAPE '\'", f"{_escaped(text)}%"),
+            ("title = ?", text),
+        ):
+            sql = f"SELECT id FROM sessions WHERE {condition} {mine} LIMIT 2"
+            found = tx.rows(sql, [value, *params])
+            if len(found) == 1:
+                return str(found[0][0])
+        return None
+
+    @writes
+    def update_session(self, tx: Tx, /, session_id: str, **fields: Any) -> None:
+        """Change what is given."""
+        if unknown := set(fields) - set(_CHANGED):
+            raise ValueError(f"A session's {', '.join(sorted(unknown))} cannot be changed like this.")
+        require(tx, session_id)
+        for name, value in fields.items():
+            tx.execute(f"UPDATE sessions SET {name} = ? WHERE id = ?", (column(name, value), session_id))
+
+    @writes
+    def end_session(self, tx: Tx, session_id: str, reason: str) -> None:
+        """The conversation is over; the first reason stands."""
+        require(tx, session_id)
+        tx.execute(
+            "UPDATE sessions SET ended_at = ?, end_reason = ? WHERE id = ? AND ended_at IS NULL",
+            (time.time(), end_reason(reason), session_id),
+        )
+
+    @writes
+    def reopen_session(self, tx: Tx, session_id: str) -> None:
+        """The conversation goes on."""
+        require(tx, session_id)
+        tx.execute("UPDATE sessions SET ended_at = NULL, end_reason = NULL WHERE id = ?", (session_id,))
+
+    @writes
+    def set_session_title(self, tx: Tx, session_id: str, title: str | None) -> bool:
+        """Give it a title; an empty one clears it. False: there is no such session."""
+        wanted = plain_title(title)
+        owner = tx.value("SELECT owner FROM sessions WHERE id = ?", (session_id,))
+        if owner is None:
+            return False
+        refuse_taken(tx, owner, wanted, session_id)
+        tx.execute("UPDATE sessions SET title = ? WHERE id = ?", (wanted, session_id))
+        return True
+
+    @writes
+    def set_auto_title_if_empty(self, tx: Tx, session_id: str, title: str) -> bool:
+        """A title of ours for a session that has none, with a number behind it when it is taken."""
+        found = tx.row("SELECT owner, title FROM sessions WHERE id = ?", (session_id,))
+        wanted = plain_title(title)
+        if found is None or found["title"] or not wanted:
+            return False
+        free = wanted if title_holder(tx, found["owner"], wanted) is None else next_title(tx, found["owner"], wanted)
+        tx.execute("UPDATE sessions SET title = ? WHERE id = ?", (free, session_id))
+        return True
+
+    # --- deleting -----------------------------------------------------------------------------------------------
+
+    def delete_session(self, session_id: str, force: bool = False) -> bool:
+        """Remove it with all that belongs to it. A turn that runs is in the way, unless forced: it can write no more."""
+        return bool(self._delete([session_id], force))
+
+    @writes
+    def _delete(self, tx: Tx, session_ids: Sequence[str], force: bool) -> list[str]:
+        gone: list[str] = []
+        for session_id in session_ids:
+            if not exists(tx, session_id):
+                continue
+            family = _family(tx, session_id)
+            if not force and (busy := [one for one in family if held_by(tx, f"session:{one}")]):
+                raise SessionBusy(f"A turn of the session '{busy[0]}' is running.", hint="stop it first")
+            for one in reversed(family):
+                tx.execute("DELETE FROM runs WHERE session_id = ?", (one,))
+                tx.execute("DELETE FROM leases WHERE name = ?", (f"session:{one}",))
+                tx.execute("DELETE FROM messages WHERE session_id = ?", (one,))
+                tx.execute("DELETE FROM sessions WHERE id = ?", (one,))
+            gone += family
+        if gone:
+            messages.purge_due(tx)
+            tx.after(lambda: self._remove_folders(gone))
+        return gone
+
+    def _remove_folders(self, session_ids: Sequence[str]) -> None:
+        if self.path is None:
+            return
+        for session_id in session_ids:
+            for folder in _FOLDERS:
+                with suppress(OSError):
+                    shutil.rmtree(self.path.parent / folder / session_id)
+
+    def prune_sessions(
+        self,
+        older_than_days: float = 90,
+        source: str | None = None,
+        cwd_prefix: str | None = None,
+        title: str | None = None,
+        model: str | None = None,
+        max_messages: int | None = None,
+        archived: bool | None = None,
+        dry_run: bool = False,
+    ) -> list[str]:
+        """Remove sessions that ended and have long been left alone; with `dry_run`, only say which."""
+        conditions: list[tuple[str, Any]] = [
+            ("ended_at IS NOT NULL AND last_active < ?", time.time() - older_than_days * 86_400)
+        ]
+        for sql, value in (
+            ("source = ?", source),
+            (r"cwd LIKE ? ESCAPE '\'", None if cwd_prefix is None else f"{_escaped(cwd_prefix)}%"),
+            (r"title LIKE ? ESCAPE '\'", None if title is None else f"%{_escaped(title)}%"),
+            (r"model LIKE ? ESCAPE '\'", None if model is None else f"%{_escaped(model)}%"),
+            ("message_count <= ?", max_messages),
+            ("archived = ?", archived),
+        ):
+            if value is not None:
+                conditions.append((sql, value))
+        found = self._prunable(" AND ".join(sql for sql, _ in conditions), [value for _, value in conditions])
+        if dry_run or not found:
+            return found
+        gone: list[str] = []
+        for at in range(0, len(found), 50):
+            with suppress(SessionBusy):
+                gone += self._delete(found[at : at + 50], False)
+        self.vacuum_if_worthwhile()
+        return [session_id for session_id in found if session_id in set(gone)]
+
+    @reads
+    def _prunable(self, tx: Tx, where: str, params: Sequence[Any]) -> list[str]:
+        sql = f"SELECT id FROM sessions WHERE {where} ORDER BY last_active, id"
+        return [row[0] for row in tx.rows(sql, params) if not held_by(tx, f"session:{row[0]}")]
+
+    # --- fork ---------------------------------------------------------------------------------------------------
+
+    @writes
+    def fork_session(
+        self,
+        tx: Tx,
+        /,
+        source_id: str,
+        new_id: str | None = None,
+        title: str | None = None,
+        at_message_id: int | None = None,
+        **fields: Any,
+    ) -> str:
+        """A session of its own that begins like another, up to and with one message of it."""
+        found = tx.row("SELECT * FROM sessions WHERE id = ?", (source_id,))
+        if found is None:
+            raise KeyError(f"There is no session '{source_id}'.")
+        source = shown(found)
+        if unknown := set(fields) - set(CREATED_WITH):
+            raise ValueError(f"A session has no field {', '.join(sorted(unknown))}.")
+        made_id = new_session_id() if new_id is None else checked_id(new_id)
+        if exists(tx, made_id):
+            raise SessionExists(f"There is a session '{made_id}' already.")
+        owner = fields.get("owner") or source["owner"]
+        wanted = plain_title(title)
+        if wanted is None and source["title"]:
+            wanted = next_title(tx, owner, source["title"])
+        copied = _up_to(messages.read(tx, "session_id = ? AND active ORDER BY id", (source_id,)), at_message_id)
+        kept = {name: source[name] for name in CREATED_WITH if name not in ("title", "base_id", "kind")}
+        kept |= {"owner": owner, **fields, "title": wanted, "kind": "branch", "parent_session_id": source_id}
+        open_session(tx, made_id, source["source"], kept)
+        tx.execute(
+            "UPDATE sessions SET forked_at_message_id = ?, last_active = ? WHERE id = ?",
+            (copied[-1].id if copied else None, time.time(), made_id),
+        )
+        for row in copied:
+            row.session_id, row.run_id, row.copy_of = made_id, None, None
+        messages.add(tx, copied)
+        tx.execute(
+            "UPDATE sessions SET ended_at = ?, end_reason = 'branched' WHERE id = ? AND ended_at IS NULL",
+            (time.time(), source_id),
+        )
+        return made_id
+
+    # --- lists --------------------------------------------------------------------------------------------------
+
+    @reads
+    def list_sessions(
+        self,
+        tx: Tx,
+        source: str | None = None,
+        cwd_prefix: str | None = None,
+        owner: str | None = None,
+        session_key: str | None = None,
+        limit: int = 20,
+        cursor: str | None = None,
+        offset: int = 0,
+        include_children: bool = False,
+        archived: bool | str = False,
+        search: str | None = None,
+        order: str = "last_active",
+    ) -> list[dict[str, Any]]:
+        """Sessions, the latest first, without their prompts. Each brings the `cursor` behind which a list goes on."""
+        if order not in ("last_active", "started_at"):
+            raise ValueError("Sessions are listed by 'last_active' or 'started_at'.")
+        where, params = _filters(source, cwd_prefix, owner, session_key, include_children, archived, search)
+        rank, ranked = _rank(search)
+        inner = f"SELECT {_SHOWN_IN_LISTS}, {rank} AS rank FROM sessions WHERE {where}"
+        behind = ""
+        at: list[Any] = []
+        if cursor is not None:
+            behind, at = _behind(tx, cursor, order, rank, ranked, bool(search))
+        found = tx.rows(
+            f"SELECT * FROM ({inner}) {behind} ORDER BY {'rank, ' if search else ''}{order} DESC, id DESC "
+            "LIMIT ? OFFSET ?",
+            [*ranked, *params, *at, _whole("limit", limit), _whole("offset", offset)],
+        )
+        return [_listed(row, order) for row in found]
+
+    @reads
+    def count_sessions(
+        self,
+        tx: Tx,
+        source: str | None = None,
+        cwd_prefix: str | None = None,
+        owner: str | None = None,
+        session_key: str | None = None,
+        include_children: bool = False,
+        archived: bool | str = False,
+        search: str | None = None,
+    ) -> int:
+        """How many a list without end would hold."""
+        where, params = _filters(source, cwd_prefix, owner, session_key, include_children, archived, search)
+        return int(tx.value(f"SELECT count(*) FROM sessions WHERE {where}", params))
+
+    # --- accounting ---------------------------------------------------------------------------------------------
+
+    @writes
+    def add_usage(
+        self, tx: Tx, session_id: str, usage: Mapping[str, Any], model: str, provider: str, task: str = ""
+    ) -> None:
+        """Count one call of a model; of auxiliary tasks only under their own name."""
+        count_usage(tx, session_id, usage, model, provider, task)
+
+    @reads
+    def get_usage(self, tx: Tx, session_id: str) -> list[dict[str, Any]]:
+        """What was used, by model, provider and task."""
+        found = tx.rows("SELECT * FROM session_model_usage WHERE session_id = ? ORDER BY 2, 3, 4", (session_id,))
+        return [{name: row[name] for name in row.keys() if name != "session_id"} for row in found]  # noqa: SIM118
+
+    # --- files, calls that wait for a client, small things --------------------------------------------------------
+
+    @writes
+    def add_file(
+        self, tx: Tx, session_id: str, name: str, *, bytes: int, mime: str, direction: str, path: str | Path
+    ) -> str:
+        """Note a file that was received or delivered."""
+        require(tx, session_id)
+        file_id = f"file_{secrets.token_hex(12)}"
+        told = (file_id, session_id, clean_or_none(name), bytes, clean_or_none(mime), direction, str(path), time.time())
+        tx.execute(f"INSERT INTO session_files VALUES ({', '.join('?' * 8)})", told)
+        return file_id
+
+    @reads
+    def list_files(self, tx: Tx, session_id: str) -> list[dict[str, Any]]:
+        """The files of a session, oldest first."""
+        sql = "SELECT * FROM session_files WHERE session_id = ? ORDER BY created_at, id"
+        return [dict(row) for row in tx.rows(sql, (session_id,))]
+
+    @reads
+    def get_file(self, tx: Tx, session_id: str, file_id: str) -> dict[str, Any] | None:
+        """One of them."""
+        found = tx.row("SELECT * FROM session_files WHERE session_id = ? AND id = ?", (session_id, file_id))
+        return dict(found) if found else None
+
+    @writes
+    def put_pending_calls(
+        self,
+        tx: Tx,
+        session_id: str,
+        run_id: str | None,
+        call_ids: Sequence[str],
+        owner: str = "default",
+        expires_at: float | None = None,
+    ) -> None:
+        """Calls that the client is to answer, and until when."""
+        now = time.time()
+        tx.execute("DELETE FROM pending_calls WHERE expires_at <= ?", (now,))
+        until = now + PENDING_CALLS_KEPT_S if expires_at is None else expires_at
+        for call_id in call_ids:
+            tx.execute(
+                "INSERT INTO pending_calls VALUES (?, ?, ?, ?, ?) ON CONFLICT (owner, call_id) DO UPDATE SET "
+                "session_id = excluded.session_id, run_id = excluded.run_id, expires_at = excluded.expires_at",
+                (call_id, owner, session_id, run_id, until),
+            )
+
+    @writes
+    def take_pending_calls(self, tx: Tx, call_ids: Sequence[str], owner: str = "default") -> list[dict[str, Any]]:
+        """Those of the calls that still wait; they wait no longer."""
+        taken = []
+        for call_id in call_ids:
+            sql = "DELETE FROM pending_calls WHERE owner = ? AND call_id = ? AND expires_at > ? RETURNING *"
+            taken += [dict(row) for row in tx.rows(sql, (owner, call_id, time.time()))]
+        return taken
+
+    @reads
+    def get_meta(self, tx: Tx, key: str) -> str | None:
+        """A small thing kept under a name."""
+        value: str | None = tx.value("SELECT value FROM state_meta WHERE key = ?", (key,))
+        return value
+
+    @writes
+    def set_meta(self, tx: Tx, key: str, value: str) -> None:
+        """Keep a small thing under a name."""
+        sql = "INSERT INTO state_meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+        tx.execute(sql, (key, value))
+
+
+def _family(tx: Tx, session_id: str) -> list[str]:
+    """The session and those that were made for its subtasks, theirs too."""
+    sql = (
+        "WITH RECURSIVE family(id) AS (SELECT ? UNION SELECT s.id FROM sessions s JOIN family f "
+        "ON s.parent_session_id = f.id WHERE s.kind = 'delegate') SELECT id FROM family"
+    )
+    return [row[0] for row in tx.rows(sql, (session_id,))]
+
+
+def _up_to(found: list[Any], at_message_id: int | None) -> list[Any]:
+    if at_message_id is None:
+        return found
+    at = next((i for i, row in enumerate(found) if row.id == at_message_id), None)
+    if at is None:
+        raise KeyError(f"There is no message {at_message_id} in this session.")
+    end = at + 1
+    if found[at].role == "tool" or found[at].tool_calls:
+        while end < len(found) and found[end].role == "tool":
+            end += 1
+    return found[:end]
+
+
+def _filters(
+    source: str | None,
+    cwd_prefix: str | None,
+    owner: str | None,
+    session_key: str | None,
+    include_children: bool,
+    archived: bool | str,
+    search: str | None,
+) -> tuple[str, list[Any]]:
+    where, params = ["1"], []
+    if not include_children:
+        where.append("kind != 'delegate'")
+    if archived not in ("all", True, False):
+        raise ValueError("`archived` is true, false or 'all'.")
+    if archived != "all":
+        where.append(f"archived = {int(bool(archived))}")
+    for sql, value in (("source = ?", source), ("owner = ?", owner), ("session_key = ?", session_key)):
+        if value is not None:
+            where.append(sql)
+            params.append(value)
+    if cwd_prefix is not None:
+        where.append(r"cwd LIKE ? ESCAPE '\'")
+        params.append(f"{_escaped(cwd_prefix)}%")
+    if search and (len(search) > SESSION_ID_CHARS_MAX or "\x00" in search):
+        where.append("0")
+    elif search:
+        where.append(r"(title LIKE ? ESCAPE '\' OR id LIKE ? ESCAPE '\')")
+        params += [f"%{_escaped(search)}%"] * 2
+    return " AND ".join(where), params
+
+
+def _rank(search: str | None) -> tuple[str, list[str]]:
+    """What is the very text comes before what begins with it, and that before what holds it somewhere."""
+    if not search:
+        return "0", []
+    exact, beginning = _escaped(search), f"{_escaped(search)}%"
+    one = r"WHEN coalesce(title, '') LIKE ? ESCAPE '\' OR id LIKE ? ESCAPE '\' THEN"
+    return f"CASE {one} 0 {one} 1 ELSE 2 END", [exact, exact, beginning, beginning]
+
+
+def _behind(tx: Tx, cursor: str, order: str, rank: str, ranked: list[str], searching: bool) -> tuple[str, list[Any]]:
+    """The condition under which a list goes on: behind a cursor that it gave, or behind a session."""
+    found = tx.row(f"SELECT {order}, id, {rank} AS rank FROM sessions WHERE id = ?", [*ranked, cursor])
+    match = _CURSOR.fullmatch(cursor)
+    if found is not None:
+        place, value, last = found["rank"], found[order], found["id"]
+    elif match is not None:
+        place, value, last = int(match[1]), float(match[2]), match[3]
+    else:
+        raise ValueError("The cursor is none of those that a list of sessions gives.")
+    later = f"({order}, id) < (?, ?)"
+    if not searching:
+        return f"WHERE {later}", [value, last]
+    return f"WHERE rank > ? OR (rank = ? AND {later})", [place, place, value, last]
+
+
+def _listed(row: sqlite3.Row, order: str) -> dict[str, Any]:
+    told = shown(row)
+    rank = told.pop("rank")
+    return {**told, "cursor": f"{rank}|{row[order]!r}|{row['id']}"}
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\%_])", r"\\\1", text)
+
+
+def _whole(name: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"`{name}` is a whole number, not negative.")
+    return value

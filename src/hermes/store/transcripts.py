@@ -1,0 +1,176 @@
+"""The messages of a session: adding, reading, compacting, going back."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hermes.store import rows
+from hermes.store.base import Row
+from hermes.store.engine import Tx
+from hermes.store.parts import Part, reads, writes
+from hermes.store.records import check_token, require
+
+_SHOWN = (
+    "id",
+    "session_id",
+    "role",
+    "content",
+    "tool_calls",
+    "tool_call_id",
+    "tool_name",
+    "timestamp",
+    "token_count",
+    "finish_reason",
+    "reasoning",
+    "active",
+    "compacted",
+    "synthetic",
+    "run_id",
+)
+
+
+class Transcripts(Part):
+    """What was said."""
+
+    @writes
+    def append_message(
+        self,
+        tx: Tx,
+        session_id: str,
+        role: str,
+        content: str | list[dict[str, Any]] | None = None,
+        *,
+        tool_name: str | None = None,
+        tool_calls: list[dict[str, Any]] | None = None,
+        tool_call_id: str | None = None,
+        token_count: int | None = None,
+        finish_reason: str | None = None,
+        reasoning: str | None = None,
+        opaque: dict[str, Any] | None = None,
+        timestamp: float | None = None,
+        api_content: str | list[dict[str, Any]] | None = None,
+        run_id: str | None = None,
+        synthetic: bool = False,
+        lease_token: int | None = None,
+    ) -> int:
+        """Put a message at the end of a session; its id."""
+        require(tx, session_id)
+        if lease_token is not None:
+            check_token(tx, session_id, lease_token)
+        _check_kinds(content, api_content, tool_calls, token_count, timestamp)
+        row = Row(
+            session_id,
+            role,
+            content,
+            run_id,
+            tool_calls,
+            tool_call_id,
+            tool_name,
+            finish_reason,
+            reasoning,
+            opaque,
+            api_content,
+            synthetic,
+            timestamp=time.time() if timestamp is None else float(timestamp),
+            token_count=token_count,
+        )
+        rows.add(tx, [row])
+        assert row.id is not None
+        return row.id
+
+    @reads
+    def get_messages(
+        self,
+        tx: Tx,
+        session_id: str,
+        include_inactive: bool = False,
+        limit: int | None = None,
+        offset: int = 0,
+        before_id: int | None = None,
+        after_id: int | None = None,
+        order: str = "asc",
+    ) -> list[dict[str, Any]]:
+        """Messages as they are shown to people, in the order they were stored."""
+        if order not in ("asc", "desc"):
+            raise ValueError("`order` is 'asc' or 'desc'.")
+        where, params = "session_id = ?", [session_id]
+        if not include_inactive:
+            where += " AND active"
+        for sql, value in (("id < ?", before_id), ("id > ?", after_id)):
+            if value is not None:
+                where += f" AND {sql}"
+                params.append(value)  # type: ignore[arg-type]
+        end = f"ORDER BY id {order} LIMIT ? OFFSET ?"
+        return [
+            _shown(row) for row in rows.read(tx, f"{where} {end}", [*params, -1 if limit is None else limit, offset])
+        ]
+
+    @reads
+    def count_messages(self, tx: Tx, session_id: str, include_inactive: bool = False) -> int:
+        """How many there are."""
+        where = "session_id = ?" if include_inactive else "session_id = ? AND active"
+        return int(tx.value(f"SELECT count(*) FROM messages WHERE {where}", (session_id,)))
+
+    @reads
+    def get_messages_around(self, tx: Tx, session_id: str, message_id: int, window: int = 5) -> list[dict[str, Any]]:
+        """A message and those around it; nothing when it is not of this session."""
+        if tx.value("SELECT 1 FROM messages WHERE session_id = ? AND id = ?", (session_id, message_id)) is None:
+            return []
+        where = "session_id = ? AND (active OR compacted OR id = ?) AND copy_of IS NULL AND id"
+        before = rows.read(
+            tx, f"{where} <= ? ORDER BY id DESC LIMIT ?", (session_id, message_id, message_id, window + 1)
+        )
+        after = rows.read(tx, f"{where} > ? ORDER BY id LIMIT ?", (session_id, message_id, message_id, window))
+        return [_shown(row) for row in [*reversed(before), *after]]
+
+    @reads
+    def get_messages_as_conversation(self, tx: Tx, session_id: str) -> list[dict[str, Any]]:
+        """What goes to a model: live rows, results in the order of their calls. Nothing is invented or repaired."""
+        return [row.as_message() for row in rows.live(tx, session_id)]
+
+    @writes
+    def archive_and_compact(self, tx: Tx, session_id: str, messages: Sequence[Mapping[str, Any]]) -> int:
+        """Put these in the place of the live rows, which stay searchable. How many were archived."""
+        require(tx, session_id)
+        return rows.archive(tx, session_id, [rows.row_of_message(session_id, dict(message)) for message in messages])
+
+    @writes
+    def rewind_to_message(self, tx: Tx, session_id: str, message_id: int) -> dict[str, Any]:
+        """Hide a message of the user and all that followed it."""
+        require(tx, session_id)
+        found = rows.read(tx, "session_id = ? AND id = ? AND active", (session_id, message_id))
+        if not found or found[0].role != "user":
+            raise ValueError(f"{message_id} is no live message of the user in this session.")
+        hidden = "session_id = ? AND active AND id >= ?"
+        tx.execute(
+            "UPDATE messages SET compacted = 0 WHERE id IN "
+            f"(SELECT copy_of FROM messages WHERE {hidden} AND copy_of IS NOT NULL)",
+            (session_id, message_id),
+        )
+        count = tx.execute(f"UPDATE messages SET active = 0 WHERE {hidden}", (session_id, message_id))
+        rows.recount(tx, session_id)
+        head = tx.value("SELECT max(id) FROM messages WHERE session_id = ? AND active", (session_id,))
+        return {"rewound_count": count, "target_message": _shown(found[0]), "new_head_id": head}
+
+
+def _check_kinds(content: Any, api_content: Any, tool_calls: Any, token_count: Any, timestamp: Any) -> None:
+    for name, value in (("content", content), ("api_content", api_content)):
+        if not (value is None or isinstance(value, str) or _objects(value)):
+            raise ValueError(f"`{name}` is a text or a list of parts.")
+    if not (tool_calls is None or _objects(tool_calls)):
+        raise ValueError("`tool_calls` is a list of calls.")
+    if not (token_count is None or (isinstance(token_count, int) and 0 <= token_count < 2**63)):
+        raise ValueError("`token_count` is a whole number, not negative.")
+    if not (timestamp is None or (isinstance(timestamp, int | float) and math.isfinite(timestamp))):
+        raise ValueError("`timestamp` is a number of seconds.")
+
+
+def _objects(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(part, dict) for part in value)
+
+
+def _shown(row: Row) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in _SHOWN}

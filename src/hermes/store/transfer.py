@@ -1,0 +1,300 @@
+"""Sessions as documents of their own: written out whole, and read in again, all or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from hermes.limits import IMPORT_BYTES_MAX, IMPORT_ROWS_MAX, IMPORT_SESSIONS_MAX
+from hermes.store import rows
+from hermes.store.base import Row
+from hermes.store.coding import checked_id, checked_role, clean_or_none, plain_title
+from hermes.store.engine import Tx
+from hermes.store.parts import Part, reads, writes
+from hermes.store.records import column, exists, next_title, shown, title_holder
+
+FORMAT = "hermes.session/1"
+Redact = Callable[[str], str]
+# Everything a message is, but for its id, which is given anew.
+_OF_MESSAGE = (
+    "role",
+    "content",
+    "run_id",
+    "tool_calls",
+    "tool_call_id",
+    "tool_name",
+    "finish_reason",
+    "reasoning",
+    "opaque",
+    "api_content",
+    "synthetic",
+    "active",
+    "compacted",
+    "timestamp",
+    "token_count",
+)
+_FLAGS = ("synthetic", "active", "compacted")
+_OF_USAGE = (
+    "model",
+    "provider",
+    "task",
+    "calls",
+    "input_tokens",
+    "output_tokens",
+    "cache_read_tokens",
+    "cache_write_tokens",
+    "reasoning_tokens",
+    "actual_cost_usd",
+)
+_TEXTS = (str, type(None))
+_NUMBERS = (int, float)
+# The columns of a session that are carried over, and what each may be.
+_OF_SESSION: dict[str, tuple[type, ...]] = {
+    "owner": (str,),
+    "source": (str,),
+    "kind": (str,),
+    "parent_session_id": _TEXTS,
+    "session_key": _TEXTS,
+    "base_id": _TEXTS,
+    "user_id": _TEXTS,
+    "title": _TEXTS,
+    "model": _TEXTS,
+    "model_config": (dict, type(None)),
+    "instructions": _TEXTS,
+    "system_prompt": _TEXTS,
+    "prompt_digest": _TEXTS,
+    "transcript_digest": _TEXTS,
+    "cwd": _TEXTS,
+    "started_at": _NUMBERS,
+    "last_active": _NUMBERS,
+    "ended_at": (*_NUMBERS, type(None)),
+    "end_reason": _TEXTS,
+    "archived": (bool,),
+    "message_count": (int,),
+    "tool_call_count": (int,),
+    "api_call_count": (int,),
+    "input_tokens": (int,),
+    "output_tokens": (int,),
+    "cache_read_tokens": (int,),
+    "cache_write_tokens": (int,),
+    "reasoning_tokens": (int,),
+    "actual_cost_usd": (*_NUMBERS, type(None)),
+    "preview": _TEXTS,
+}
+
+
+class Transfer(Part):
+    """Out of one database and into another."""
+
+    @reads
+    def export_session(self, tx: Tx, session_id: str, redact: Redact | None = None) -> dict[str, Any] | None:
+        """A session with all its rows, hidden ones flagged; `redact` is applied to every text of it."""
+        found = tx.row("SELECT * FROM sessions WHERE id = ?", (session_id,))
+        if found is None:
+            return None
+        session = shown(found)
+        held = rows.read(tx, "session_id = ? ORDER BY id", (session_id,))
+        place = {row.id: at for at, row in enumerate(held)}
+        out: dict[str, Any] = {"format": FORMAT, "id": session_id}
+        # The message that a fork began with is not told: ids are given anew on the other side.
+        out |= {name: session[name] for name in _OF_SESSION}
+        out["messages"] = [_told(row, place) for row in held]
+        used = tx.rows("SELECT * FROM session_model_usage WHERE session_id = ? ORDER BY 2, 3, 4", (session_id,))
+        out["usage"] = [{name: row[name] for name in _OF_USAGE} for row in used]
+        return _redacted(out, redact) if redact else out
+
+    def export_all(
+        self, source: str | None = None, session_key: str | None = None, redact: Redact | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Every session, parents before what came of them, one at a time."""
+        for session_id in self._ids(source, session_key):
+            if (item := self.export_session(session_id, redact)) is not None:
+                yield item
+
+    @reads
+    def _ids(self, tx: Tx, source: str | None, session_key: str | None) -> list[str]:
+        where, params = "1", []
+        for name, value in (("source", source), ("session_key", session_key)):
+            if value is not None:
+                where += f" AND {name} = ?"
+                params.append(value)
+        sql = f"SELECT id FROM sessions WHERE {where} ORDER BY started_at, id"
+        return [row[0] for row in tx.rows(sql, params)]
+
+    def import_sessions(self, items: Iterable[Mapping[str, Any]], on_conflict: str = "skip") -> dict[str, Any]:
+        """Take sessions in. One that is not sound keeps all of them out; one that is there already is skipped."""
+        if on_conflict != "skip":
+            raise ValueError("`on_conflict` can only be 'skip': what is there already stays.")
+        batch = list(items)
+        errors = _faults(batch)
+        if errors:
+            return {"ok": False, "imported": 0, "skipped": 0, "detached": 0, "errors": errors}
+        return self._take_in(batch)
+
+    @writes
+    def _take_in(self, tx: Tx, batch: list[Mapping[str, Any]]) -> dict[str, Any]:
+        imported: list[Mapping[str, Any]] = []
+        skipped = detached = 0
+        for item in batch:
+            if exists(tx, item["id"]):
+                skipped += 1
+                continue
+            _insert(tx, item)
+            imported.append(item)
+        for item in imported:
+            parent = item.get("parent_session_id")
+            if parent is None:
+                continue
+            if exists(tx, parent):
+                tx.execute("UPDATE sessions SET parent_session_id = ? WHERE id = ?", (parent, item["id"]))
+            else:
+                detached += 1
+        return {"ok": True, "imported": len(imported), "skipped": skipped, "detached": detached, "errors": []}
+
+
+def _told(row: Row, place: Mapping[int | None, int]) -> dict[str, Any]:
+    told = {name: getattr(row, name) for name in _OF_MESSAGE}
+    told = {name: value for name, value in told.items() if value is not None or name == "content"}
+    if row.copy_of in place:
+        told["copy_of"] = place[row.copy_of]
+    return told
+
+
+def _redacted(value: Any, redact: Redact) -> Any:
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, dict):
+        return {key: _redacted(item, redact) for key, item in value.items()}
+    return [_redacted(item, redact) for item in value] if isinstance(value, list) else value
+
+
+def _faults(batch: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What is wrong, each with the place of its session in the list."""
+    if len(batch) > IMPORT_SESSIONS_MAX:
+        return [{"index": IMPORT_SESSIONS_MAX, "message": f"At most {IMPORT_SESSIONS_MAX} sessions are taken at once."}]
+    errors: list[dict[str, Any]] = []
+    seen: set[str] = set()
+    size = 0
+    for index, item in enumerate(batch):
+        try:
+            size += _size_of(item)
+            _check(item, seen)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            errors.append({"index": index, "message": str(error.args[0] if error.args else error)})
+    if size > IMPORT_BYTES_MAX:
+        errors.append({"index": len(batch) - 1, "message": f"At most {IMPORT_BYTES_MAX} bytes are taken at once."})
+    return errors
+
+
+def _size_of(item: Any) -> int:
+    try:
+        return len(msgspec.json.encode(item))
+    except UnicodeEncodeError:
+        return 0
+
+
+def _check(item: Any, seen: set[str]) -> None:
+    if not isinstance(item, Mapping):
+        raise ValueError("A session is an object.")
+    if item.get("format") != FORMAT:
+        raise ValueError(f"`format` is not '{FORMAT}'.")
+    session_id = checked_id(item.get("id"))
+    if session_id in seen:
+        raise ValueError(f"The session '{session_id}' is there twice.")
+    seen.add(session_id)
+    for name, types in _OF_SESSION.items():
+        if name in item and (not isinstance(item[name], types) or (isinstance(item[name], bool) and bool not in types)):
+            raise ValueError(f"`{name}` is not of the right type.")
+    if item.get("parent_session_id") is not None:
+        checked_id(item["parent_session_id"])
+    if item.get("kind", "root") not in ("root", "branch", "delegate", "job"):
+        raise ValueError("`kind` is not one of those that sessions have.")
+    plain_title(item.get("title"))
+    held = item.get("messages", [])
+    if not isinstance(held, list):
+        raise ValueError("`messages` is a list.")
+    if len(held) > IMPORT_ROWS_MAX:
+        raise ValueError(f"A session of {len(held)} messages; at most {IMPORT_ROWS_MAX} are taken.")
+    for at, message in enumerate(held):
+        _check_message(at, message)
+    used = item.get("usage", [])
+    if not isinstance(used, list) or not all(isinstance(one, Mapping) for one in used):
+        raise ValueError("`usage` is a list of objects.")
+    for one in used:
+        if not all(isinstance(one.get(name, ""), str) for name in ("model", "provider", "task")) or not all(
+            isinstance(one.get(name) or 0, _NUMBERS) for name in _OF_USAGE[3:]
+        ):
+            raise ValueError("`usage` holds names and numbers.")
+
+
+def _check_message(at: int, message: Any) -> None:
+    if not isinstance(message, Mapping):
+        raise ValueError(f"`messages[{at}]` is an object.")
+    checked_role(message.get("role"))
+    types: dict[str, tuple[type, ...]] = {
+        "content": (str, list, type(None)),
+        "api_content": (str, list, type(None)),
+        "tool_calls": (list, type(None)),
+        "opaque": (dict, type(None)),
+        "timestamp": _NUMBERS,
+        "token_count": (int, type(None)),
+        "copy_of": (int, type(None)),
+    }
+    types |= dict.fromkeys(("tool_call_id", "tool_name", "finish_reason", "reasoning", "run_id"), _TEXTS)
+    types |= dict.fromkeys(_FLAGS, (bool, int))
+    for name, allowed in types.items():
+        if name in message and not isinstance(message[name], allowed):
+            raise ValueError(f"`messages[{at}].{name}` is not of the right type.")
+    for name in ("content", "api_content", "tool_calls"):
+        value = message.get(name)
+        if isinstance(value, list) and not all(isinstance(part, Mapping) for part in value):
+            raise ValueError(f"`messages[{at}].{name}` is a list of objects.")
+
+
+def _insert(tx: Tx, item: Mapping[str, Any]) -> None:
+    fields = {name: item[name] for name in _OF_SESSION if item.get(name) is not None}
+    for name in ("parent_session_id", "title"):
+        fields.pop(name, None)
+    fields = {name: value if isinstance(value, int | float) else column(name, value) for name, value in fields.items()}
+    owner = fields.setdefault("owner", "default")
+    fields |= {"id": item["id"], "source": fields.get("source") or "import", "kind": fields.get("kind") or "root"}
+    held: list[Mapping[str, Any]] = item.get("messages", [])
+    times = [message["timestamp"] for message in held if message.get("timestamp")]
+    fields.setdefault("started_at", min(times, default=0.0))
+    fields.setdefault("last_active", max(times, default=fields["started_at"]))
+    title = plain_title(item.get("title"))
+    if title is not None:
+        fields["title"] = title if title_holder(tx, owner, title) is None else next_title(tx, owner, title)
+    names = ", ".join(fields)
+    sql = f"INSERT INTO sessions ({names}) VALUES ({', '.join('?' * len(fields))})"
+    tx.execute(sql, list(fields.values()))
+    _insert_messages(tx, item["id"], held)
+    for one in item.get("usage", []):
+        values = [clean_or_none(one.get(name) or "") for name in _OF_USAGE[:3]]
+        numbers = [one.get(name) or 0 for name in _OF_USAGE[3:-1]]
+        tx.execute(
+            f"INSERT INTO session_model_usage VALUES ({', '.join('?' * 11)}) ON CONFLICT DO NOTHING",
+            [item["id"], *values, *numbers, one.get("actual_cost_usd")],
+        )
+    # Counters and hash are those of the document where it has them, and counted where it has not.
+    kept = {name: fields[name] for name in ("last_active", "tool_call_count", "preview") if item.get(name) is not None}
+    for name, value in kept.items():
+        tx.execute(f"UPDATE sessions SET {name} = ? WHERE id = ?", (value, item["id"]))
+    rows.recount(tx, item["id"])
+
+
+def _insert_messages(tx: Tx, session_id: str, held: list[Mapping[str, Any]]) -> None:
+    made: list[Row] = []
+    for message in held:
+        row = Row(session_id, message["role"], message.get("content"), active=bool(message.get("active", True)))
+        for name in _OF_MESSAGE:
+            if name in message and name not in ("role", "content", "active"):
+                value = message[name]
+                setattr(row, name, bool(value) if name in _FLAGS else value)
+        origin = message.get("copy_of")
+        if isinstance(origin, int) and 0 <= origin < len(made):
+            row.copy_of = made[origin].id
+        made.append(row)
+        rows.add(tx, [row])

@@ -1,0 +1,236 @@
+"""Care of the database's file: copies, checks, making it smaller, and saving what is left of a damaged one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+import urllib.parse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hermes.home import make_private_folder, private_opener
+from hermes.limits import QUICK_CHECK_S_MAX
+from hermes.store.base import StoreError
+from hermes.store.engine import Engine, TimeUp, Tx
+from hermes.store.parts import Part
+from hermes.store.schema import STATE
+
+Progress = Callable[[str], None]
+_VACUUM_SHARE = 0.25
+
+
+class Upkeep(Part):
+    """What is done to the file as a whole."""
+
+    def backup(self, path: str | Path) -> None:
+        """A copy of the database as it is now, while it is in use; only its owner can read it."""
+        target = Path(path)
+        if target.exists():
+            raise StoreError("There is such a file already.", where=str(target), hint="name another one")
+        make_private_folder(target.parent)
+        os.close(private_opener(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
+        try:
+            with contextlib.closing(sqlite3.connect(target)) as copy:
+                if self._engine.path is None:
+                    self._engine.alone(lambda db: db.backup(copy))
+                else:
+                    with self._engine.connection() as db:
+                        db.backup(copy)
+                copy.execute("PRAGMA journal_mode=DELETE")
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
+
+    def check(self, deep: bool = False, progress: Progress = lambda _: None) -> list[str]:
+        """What is wrong with the file, in words; nothing when it is sound. Without `deep` it takes seconds at most."""
+        found: list[str] = []
+        checks = [
+            ("pages", "PRAGMA integrity_check" if deep else "PRAGMA quick_check"),
+            ("links", "PRAGMA foreign_key_check"),
+        ]
+        for name, sql in checks:
+            progress(f"checking {name}")
+            found += self._engine.read(lambda tx, sql=sql: _checked(tx, sql, deep))  # type: ignore[misc]
+        if deep and not self._engine.read_only:
+            progress("checking the search index")
+            found += self._engine.write(_index_fault)
+        return found
+
+    def optimize(self) -> dict[str, int]:
+        """Merge the search index and give free pages back."""
+        before = self._size()
+        self._engine.write(lambda tx: tx.execute("INSERT INTO messages_fts(messages_fts) VALUES ('optimize')"))
+        self._engine.write(lambda tx: tx.execute("DELETE FROM state_meta WHERE key = 'purge_due'"))
+        self._engine.alone(_vacuum)
+        return {"bytes_before": before, "bytes_after": self._size()}
+
+    def vacuum_if_worthwhile(self) -> bool:
+        """Give free pages back when they are more than a quarter of the file."""
+        free, pages = (
+            self._engine.read(lambda tx, name=name: tx.value(f"PRAGMA {name}"))  # type: ignore[misc]
+            for name in ("freelist_count", "page_count")
+        )
+        if free <= pages * _VACUUM_SHARE:
+            return False
+        self._engine.alone(_vacuum)
+        return True
+
+    def _size(self) -> int:
+        def pages(tx: Tx) -> int:
+            return int(tx.value("PRAGMA page_count")) * int(tx.value("PRAGMA page_size"))
+
+        return self._engine.read(pages)
+
+
+def _vacuum(db: sqlite3.Connection) -> None:
+    db.execute("VACUUM")
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def _checked(tx: Tx, sql: str, deep: bool) -> list[str]:
+    try:
+        with tx.within(float("inf") if deep else QUICK_CHECK_S_MAX):
+            return [" ".join(map(str, row)) for row in tx.each(sql) if tuple(row) != ("ok",)]
+    except TimeUp:
+        return []
+    except sqlite3.DatabaseError as error:
+        return [f"the check could not go on: {error}"]
+
+
+def _index_fault(tx: Tx) -> list[str]:
+    try:
+        tx.execute("INSERT INTO messages_fts(messages_fts) VALUES ('integrity-check')")
+    except sqlite3.DatabaseError as error:
+        return [f"the search index does not fit the messages: {error}"]
+    return []
+
+
+# --- repair ----------------------------------------------------------------------------------------------------------
+
+
+def repair(path: str | Path) -> dict[str, Any]:
+    """Save what can be saved of a damaged database that nobody uses: a copy first, then its index, then row by row."""
+    path = Path(path)
+    report: dict[str, Any] = {"repaired": False, "strategy": None, "backup_path": None, "rows": 0, "error": None}
+    backup = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(3).hex()}")
+    try:
+        for tail in ("", "-wal"):
+            beside = path.with_name(path.name + tail)
+            if beside.exists():
+                _copy_private(beside, backup.with_name(backup.name + tail))
+        report["backup_path"] = str(backup)
+        for strategy, attempt in (("index", _rebuild), ("salvage", _salvage)):
+            with contextlib.suppress(sqlite3.Error, StoreError):
+                report["rows"] = attempt(path)
+                return {**report, "repaired": True, "strategy": strategy}
+        report["error"] = "Nothing in the file could be read."
+    except OSError as error:
+        report["error"] = f"{error.strerror}: {error.filename}"
+    return report
+
+
+def _copy_private(source: Path, target: Path) -> None:
+    with open(source, "rb") as old, open(target, "wb", opener=private_opener) as new:
+        while chunk := old.read(1 << 20):
+            new.write(chunk)
+        new.flush()
+        os.fsync(new.fileno())
+
+
+def _rebuild(path: Path) -> int:
+    """Enough when all but the index is sound."""
+    engine = Engine(path, STATE)
+    try:
+        engine.alone(engine.rebuild_index)
+        faults = engine.read(lambda tx: _checked(tx, "PRAGMA integrity_check", True)) + engine.write(_index_fault)
+        if faults:
+            raise StoreError(faults[0])
+        return int(engine.read(lambda tx: tx.value("SELECT count(*) FROM messages")))
+    finally:
+        engine._close()
+
+
+def _salvage(path: Path) -> int:
+    """Every row that can be read, in a new file that takes the old one's place."""
+    fresh = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
+    engine = Engine(fresh, STATE)
+    try:
+        with contextlib.closing(
+            sqlite3.connect(f"file:{urllib.parse.quote(str(path))}?mode=ro", uri=True, check_same_thread=False)
+        ) as old:
+            engine.open()
+            tables = [
+                name
+                for (name,) in engine.read(
+                    lambda tx: tx.rows(
+                        "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'messages_fts%' "
+                        "AND name NOT LIKE 'sqlite_%'"
+                    )
+                )
+            ]
+            engine.alone(lambda db: db.execute("PRAGMA foreign_keys=OFF"))
+            copied = {table: engine.write(lambda tx, table=table: _copy_table(old, tx, table)) for table in tables}  # type: ignore[misc]
+        engine.write(_drop_orphans)
+        engine.alone(engine.rebuild_index)
+        if not copied["sessions"]:
+            raise StoreError("No session could be read.")
+    except BaseException:
+        engine._close()
+        _remove(fresh)
+        raise
+    engine._close()
+    _remove(path, keep_main=True)
+    os.replace(fresh, path)
+    return copied["messages"]
+
+
+def _copy_table(old: sqlite3.Connection, tx: Tx, table: str) -> int:
+    """What can be read of a table, from both ends towards a damaged place."""
+    columns = [row[1] for row in tx.rows(f"PRAGMA table_info({table})")]
+    known = {row[1] for row in old.execute(f"PRAGMA table_info({table})")}
+    names = ", ".join(name for name in columns if name in known)
+    if not names:
+        return 0
+    sql = f"INSERT OR IGNORE INTO {table} ({names}) VALUES ({', '.join('?' * (names.count(',') + 1))})"
+    count = 0
+    for order in ("", "ORDER BY 1 DESC"):
+        try:
+            for row in old.execute(f"SELECT {names} FROM {table} {order}"):
+                count += tx.execute(sql, row)
+        except sqlite3.Error:
+            continue
+        break
+    return count
+
+
+def _drop_orphans(tx: Tx) -> None:
+    for table, column, parent, key in (
+        ("messages", "session_id", "sessions", "id"),
+        ("session_model_usage", "session_id", "sessions", "id"),
+        ("session_files", "session_id", "sessions", "id"),
+        ("pending_calls", "session_id", "sessions", "id"),
+        ("run_events", "run_id", "runs", "run_id"),
+        ("run_partials", "run_id", "runs", "run_id"),
+        ("run_controls", "run_id", "runs", "run_id"),
+    ):
+        if table == "messages":
+            # Messages are worth more than the row that names their session.
+            tx.execute(
+                "INSERT OR IGNORE INTO sessions (id, owner, source, kind, started_at, last_active) "
+                "SELECT session_id, 'default', 'repair', 'root', min(timestamp), max(timestamp) FROM messages "
+                "WHERE session_id NOT IN (SELECT id FROM sessions) GROUP BY session_id"
+            )
+        else:
+            tx.execute(f"DELETE FROM {table} WHERE {column} NOT IN (SELECT {key} FROM {parent})")
+    tx.execute("UPDATE sessions SET parent_session_id = NULL WHERE parent_session_id NOT IN (SELECT id FROM sessions)")
+    tx.execute(
+        "UPDATE sessions SET message_count = (SELECT count(*) FROM messages WHERE session_id = sessions.id AND active)"
+    )
+
+
+def _remove(path: Path, *, keep_main: bool = False) -> None:
+    for tail in ("-wal", "-shm", "-journal", *(() if keep_main else ("",))):
+        path.with_name(path.name + tail).unlink(missing_ok=True)

@@ -1,0 +1,246 @@
+"""A conversation that a client brings along finds the session that holds it, and no other."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from hermes.store.bundle import Store
+from hermes.store.sessions import SessionDB
+
+from .conftest import call, listed
+
+BASE = "api-0123456789abcdef"
+
+
+def turns(*texts: Any) -> list[dict[str, Any]]:
+    return [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(texts)]
+
+
+def hold(db: SessionDB, *texts: Any, id: str = BASE, **fields: Any) -> str:
+    """Make a session with a derived id that holds these turns."""
+    db.create_session(id, "api_server", **{"base_id": BASE, **fields})
+    for message in turns(*texts):
+        db.append_message(id, **message)
+    return id
+
+
+def is_new(db: SessionDB, id: str) -> bool:
+    return re.fullmatch(rf"{BASE}-\d+", id) is not None and db.get_session(id) is None
+
+
+@pytest.fixture
+def talked(db: SessionDB) -> SessionDB:
+    hold(db, "hi", "hello", "how?", "so")
+    return db
+
+
+def test_the_first_conversation_keeps_the_plain_id(db: SessionDB) -> None:
+    assert (db.bind_session(BASE, []), db.bind_session(BASE, turns("hi", "hello"))) == (BASE, BASE)
+
+
+def test_binding_writes_nothing(talked: SessionDB) -> None:
+    before = talked.export_session(BASE)
+    for history in ([], turns("hi", "hello", "how?", "so"), turns("other", "one")):
+        talked.bind_session(BASE, history)
+    assert (listed(talked), talked.export_session(BASE)["messages"]) == ([BASE], before["messages"])
+
+
+def test_a_conversation_finds_its_session_again(talked: SessionDB) -> None:
+    assert talked.bind_session(BASE, turns("hi", "hello", "how?", "so")) == BASE
+
+
+def test_equal_openings_of_two_people_stay_apart(db: SessionDB) -> None:
+    first = hold(db, "hi", "hello there", id=db.bind_session(BASE, []))
+    second = hold(db, "hi", "good day", id=db.bind_session(BASE, []))
+    third = hold(db, "hi", "welcome", id=db.bind_session(BASE, []))
+    assert (first, len({first, second, third})) == (BASE, 3)
+    answers = {"hello there": first, "good day": second, "welcome": third}
+    assert {text: db.bind_session(BASE, turns("hi", text)) for text in answers} == answers
+
+
+def test_conversations_that_part_later_stay_apart(db: SessionDB) -> None:
+    first = hold(db, "hi", "hello", "one", "1")
+    second = hold(db, "hi", "hello", "two", "2", id=f"{BASE}-2")
+    assert db.bind_session(BASE, turns("hi", "hello", "one", "1")) == first
+    assert db.bind_session(BASE, turns("hi", "hello", "two", "2")) == second
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        [],
+        turns("hi", "hello"),
+        turns("hi", "hello", "how?", "otherwise"),
+        turns("hi", "edited", "how?", "so"),
+        turns("edited", "hello", "how?", "so"),
+        turns("hi", "hello", "how", "so"),
+        turns("hi", "hello", "how?", "so", "and", "then"),
+        turns("how?", "so"),
+        turns("how?", "so", "hi", "hello"),
+        turns("hihow?", "hello"),
+        turns("hi", "hello\n\nhow?\n\nso"),
+    ],
+)
+def test_another_history_gets_a_new_session(talked: SessionDB, history: list[dict[str, Any]]) -> None:
+    assert is_new(talked, talked.bind_session(BASE, history))
+
+
+def test_new_ids_are_numbered_and_free(talked: SessionDB) -> None:
+    ids = [hold(talked, "x", str(n), id=talked.bind_session(BASE, [])) for n in range(3)]
+    assert len(set(ids)) == 3
+    assert all(re.fullmatch(rf"{BASE}-\d+", id) for id in ids)
+
+
+def test_a_number_in_use_by_somebody_else_is_passed_over(talked: SessionDB) -> None:
+    for n in range(1, 6):
+        talked.create_session(f"{BASE}-{n}", "cli", owner="bob")
+    assert is_new(talked, talked.bind_session(BASE, []))
+
+
+@pytest.mark.parametrize("who", [{"owner": "bob"}, {"session_key": "k2"}, {"session_key": None}])
+def test_another_owner_or_key_never_gets_the_session(db: SessionDB, who: dict[str, Any]) -> None:
+    hold(db, "hi", "hello", owner="alice", session_key="k1")
+    assert db.bind_session(BASE, turns("hi", "hello"), owner="alice", session_key="k1") == BASE
+    assert is_new(db, db.bind_session(BASE, turns("hi", "hello"), **{"owner": "alice", "session_key": "k1", **who}))
+
+
+# ---- what counts as the same answer
+
+
+def with_tools(db: SessionDB) -> None:
+    hold(db, "time?")
+    db.append_message(BASE, "assistant", "Let me look.", tool_calls=[call("c1")])
+    db.append_message(BASE, "tool", "12:00", tool_call_id="c1", tool_name="clock")
+    db.append_message(BASE, "assistant", "", tool_calls=[call("c2")])
+    db.append_message(BASE, "tool", "UTC", tool_call_id="c2", tool_name="clock")
+    db.append_message(BASE, "assistant", "It is noon.")
+
+
+@pytest.mark.parametrize(
+    ("answer", "same"),
+    [
+        ("It is noon.", True),
+        ("Let me look.\n\nIt is noon.", True),
+        ("Let me look.", False),
+        ("Let me look.\nIt is noon.", False),
+        ("Let me look.It is noon.", False),
+        ("It is noon", False),
+        ("", False),
+    ],
+)
+def test_an_answer_is_the_final_one_or_the_whole_text_of_the_turn(db: SessionDB, answer: str, same: bool) -> None:
+    with_tools(db)
+    bound = db.bind_session(BASE, turns("time?", answer))
+    assert bound == BASE if same else is_new(db, bound)
+
+
+def test_a_history_may_show_the_tools_too(db: SessionDB) -> None:
+    with_tools(db)
+    assert db.bind_session(BASE, db.get_messages_as_conversation(BASE)) == BASE
+
+
+def test_every_turn_may_be_given_in_either_way(db: SessionDB) -> None:
+    with_tools(db)
+    for role, text in (("user", "and now?"), ("assistant", "Later.")):
+        db.append_message(BASE, role, text)
+    for answer in ("It is noon.", "Let me look.\n\nIt is noon."):
+        assert db.bind_session(BASE, turns("time?", answer, "and now?", "Later.")) == BASE
+    assert is_new(db, db.bind_session(BASE, turns("time?", "It is one.", "and now?", "Later.")))
+
+
+def test_a_system_message_in_the_history_does_not_matter(talked: SessionDB) -> None:
+    history = [{"role": "system", "content": "Be kind."}, *turns("hi", "hello", "how?", "so")]
+    assert talked.bind_session(BASE, history) == BASE
+
+
+def test_messages_of_parts_are_compared_too(db: SessionDB) -> None:
+    picture = [
+        {"type": "text", "text": "What is this?"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "QUJD" * 3000}},
+    ]
+    hold(db, picture, "a cat")
+    assert db.bind_session(BASE, turns(picture, "a cat")) == BASE
+    assert is_new(db, db.bind_session(BASE, turns([{"type": "text", "text": "What?"}], "a cat")))
+
+
+@pytest.mark.parametrize("text", ["a\ud800b", "a\x00b", " padded\r\n", "e\u0301", "日本", "x" * 100_000])
+def test_text_of_every_kind_is_found_again(db: SessionDB, text: str) -> None:
+    hold(db, text, f"{text}!", f"{text}?", text)
+    assert db.bind_session(BASE, turns(text, f"{text}!", f"{text}?", text)) == BASE
+
+
+@pytest.mark.parametrize(
+    ("stored", "given"), [(("ab", "c"), ("a", "bc")), (("a", ""), ("", "a")), (("a\n", "b"), ("a", "\nb"))]
+)
+def test_texts_cut_elsewhere_are_other_texts(db: SessionDB, stored: tuple[str, str], given: tuple[str, str]) -> None:
+    hold(db, stored[0], "x", stored[1], "y")
+    assert is_new(db, db.bind_session(BASE, turns(given[0], "x", given[1], "y")))
+
+
+def test_among_many_equal_openings_the_right_one_is_found(db: SessionDB) -> None:
+    ids = [hold(db, "hi", f"answer {n}", id=db.bind_session(BASE, [])) for n in range(16)]
+    assert [db.bind_session(BASE, turns("hi", f"answer {n}")) for n in range(16)] == ids
+
+
+# ---- compaction, rewinding, forks
+
+
+@pytest.mark.parametrize(
+    "live",
+    [
+        turns("[summary]", "Noted."),
+        [*turns("[summary]", "Noted."), *turns("how?", "so")],
+        [{"role": "user", "content": "[summary]"}],
+    ],
+)
+def test_a_compacted_session_is_still_found(talked: SessionDB, live: list[dict[str, Any]]) -> None:
+    history = turns("hi", "hello", "how?", "so")
+    talked.archive_and_compact(BASE, live)
+    assert talked.bind_session(BASE, history) == BASE
+    for message in turns("more", "yes"):
+        talked.append_message(BASE, **message)
+    assert talked.bind_session(BASE, history + turns("more", "yes")) == BASE
+    assert is_new(talked, talked.bind_session(BASE, history + turns("more", "no")))
+    assert is_new(talked, talked.bind_session(BASE, turns("hi", "other", "how?", "so", "more", "yes")))
+
+
+def test_a_rewound_session_is_found_by_what_is_left(talked: SessionDB) -> None:
+    talked.rewind_to_message(BASE, talked.get_messages(BASE)[2]["id"])
+    assert talked.bind_session(BASE, turns("hi", "hello")) == BASE
+    for message in turns("why?", "because"):
+        talked.append_message(BASE, **message)
+    assert talked.bind_session(BASE, turns("hi", "hello", "why?", "because")) == BASE
+
+
+def test_a_fork_is_never_found_in_place_of_its_source(talked: SessionDB) -> None:
+    talked.fork_session(BASE, "fork")
+    assert talked.bind_session(BASE, turns("hi", "hello", "how?", "so")) == BASE
+
+
+# ---- leases and chosen ids
+
+
+def test_a_session_in_use_by_another_turn_is_not_given_away(store: Store) -> None:
+    hold(store.sessions, "hi", "hello")
+    token = store.leases.acquire(f"session:{BASE}", "somebody", 60)
+    assert is_new(store.sessions, store.sessions.bind_session(BASE, turns("hi", "hello")))
+    store.leases.release(f"session:{BASE}", token)
+    assert store.sessions.bind_session(BASE, turns("hi", "hello")) == BASE
+
+
+def test_an_id_that_is_leased_but_not_yet_made_is_not_given_away(store: Store) -> None:
+    store.leases.acquire(f"session:{BASE}", "somebody", 60)
+    assert is_new(store.sessions, store.sessions.bind_session(BASE, []))
+
+
+def test_a_session_under_a_chosen_id_is_left_alone(db: SessionDB) -> None:
+    hold(db, "hi", "hello", id="mine", base_id=None)
+    assert db.bind_session(BASE, turns("hi", "hello")) == BASE
+
+
+def test_a_chosen_id_that_looks_derived_is_left_alone(db: SessionDB) -> None:
+    hold(db, "hi", "hello", base_id=None)
+    assert is_new(db, db.bind_session(BASE, turns("hi", "hello")))

@@ -1,0 +1,711 @@
+"""One engine behind every object on a file: shared, committed in groups, private, and never carried across a fork."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes.errors import HermesError
+from hermes.store import engine
+from hermes.store.base import LeaseLost, StoreBusy, StoreError
+from hermes.store.bundle import Async, open_store
+from hermes.store.sessions import SessionDB
+
+from .tools import PATIENCE_S, Turn, at_once, contents, look, mode, run, side, texts, umask, url
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "state.db"
+
+
+@pytest.fixture
+def db(path: Path) -> Iterator[SessionDB]:
+    db = SessionDB(path)
+    db.create_session("s", "cli")
+    yield db
+    db.close()
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Any]:
+    store = open_store(url(path))
+    store.sessions.create_session("s", "cli")
+    yield store
+    store.close()
+
+
+@contextlib.contextmanager
+def held(path: Path) -> Iterator[Callable[[], None]]:
+    """The file locked against writers by somebody else, until released."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield lambda: other.execute("ROLLBACK") and None
+
+
+def descriptors(path: Path) -> int:
+    """How often this process has the file open."""
+    count = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            count += os.readlink(f"/proc/self/fd/{name}") == str(path)
+    return count
+
+
+# ---- one engine per file
+
+
+def test_what_one_object_writes_all_others_on_that_file_see(db: SessionDB, path: Path) -> None:
+    others = [SessionDB(path), SessionDB(str(path)), SessionDB(path.parent / ".." / path.parent.name / path.name)]
+    db.append_message("s", "user", "hello")
+    assert [texts(other, "s") for other in others] == [["hello"]] * 3
+    for other in others:
+        other.close()
+
+
+def test_a_file_is_open_for_one_writer_and_four_readers_however_many_objects_use_it(path: Path) -> None:
+    objects = [SessionDB(path) for _ in range(10)]
+    link = path.with_name("link.db")
+    link.symlink_to(path)
+    objects += [SessionDB(link) for _ in range(5)]
+    objects[0].create_session("s", "cli")
+    at_once(len(objects), lambda number: objects[number].append_message("s", "user", str(number)))
+    counts = at_once(len(objects), lambda number: len(objects[number].get_messages("s")))
+    assert counts == [15] * 15
+    assert 1 <= descriptors(path) <= 5
+    for one in objects:
+        one.close()
+    assert descriptors(path) == 0
+
+
+def test_objects_on_one_file_share_their_threads(path: Path) -> None:
+    with contextlib.closing(SessionDB(path)) as first:
+        first.create_session("s", "cli")
+        at_once(8, lambda _: first.get_messages("s"))
+        before = threading.active_count()
+        others = [SessionDB(path) for _ in range(20)]
+        for other in others:
+            other.append_message("s", "user", "x")
+            other.get_messages("s")
+        assert threading.active_count() <= before + 4
+        for other in others:
+            other.close()
+
+
+def test_an_object_that_closes_takes_nothing_from_the_others(db: SessionDB, path: Path) -> None:
+    other = SessionDB(path)
+    other.close()
+    other.close()
+    db.append_message("s", "user", "still here")
+    assert texts(db, "s") == ["still here"]
+
+
+def test_a_closed_object_says_so(path: Path) -> None:
+    db = SessionDB(path)
+    db.close()
+    with pytest.raises(StoreError):
+        db.get_session("s")
+    with pytest.raises(StoreError):
+        db.create_session("s", "cli")
+
+
+def test_closing_under_load_hangs_nobody_and_loses_nothing(path: Path) -> None:
+    db = SessionDB(path)
+    db.create_session("s", "cli")
+    written: list[int] = []
+    enough = threading.Event()
+
+    def write(number: int) -> None:
+        while True:
+            written.append(db.append_message("s", "user", str(number)))
+            db.get_messages("s", limit=1)
+            if len(written) > 50:
+                enough.set()
+
+    results = at_once(8, write, meanwhile=lambda: (enough.wait(PATIENCE_S), db.close())[1])
+    assert {type(result) for result in results} == {StoreError}
+    kept = {row for (row,) in look(path, "SELECT id FROM messages")}
+    assert set(written) <= kept
+
+
+def test_a_file_can_be_opened_again_after_its_last_object_has_closed(path: Path) -> None:
+    for number in range(3):
+        with contextlib.closing(SessionDB(path)) as db:
+            db.create_session("s", "cli")
+            db.append_message("s", "user", str(number))
+    with contextlib.closing(SessionDB(path)) as db:
+        assert texts(db, "s") == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("turn", range(10))
+def test_closing_the_last_object_leaves_one_file_with_everything_in_it(path: Path, turn: int) -> None:
+    db = SessionDB(path)
+    db.create_session("s", "cli")
+    db.append_message("s", "user", "kept")
+    at_once(8, lambda _: db.get_messages("s"))
+    db.close()
+    assert list(contents(path.parent)) == ["state.db"]
+    assert look(path, "SELECT content FROM messages") == [("kept",)]
+
+
+def test_a_store_and_the_sessions_of_the_same_file_share_it(store: Any, path: Path) -> None:
+    with contextlib.closing(SessionDB(path)) as db:
+        db.append_message("s", "user", "by the object")
+        store.sessions.append_message("s", "user", "by the store")
+        assert texts(db, "s") == ["by the object", "by the store"]
+        at_once(8, lambda _: (db.get_messages("s"), store.sessions.get_messages("s")))
+        assert descriptors(path) <= 5
+
+
+def test_stores_in_memory_know_nothing_of_each_other() -> None:
+    first, second = open_store("sqlite://"), open_store("sqlite://")
+    first.sessions.create_session("s", "cli")
+    assert second.sessions.get_session("s") is None
+    first.close()
+    second.close()
+
+
+def test_a_store_in_memory_touches_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = open_store("sqlite://")
+    store.sessions.create_session("s", "cli")
+    store.sessions.append_message("s", "user", "x")
+    at_once(8, lambda _: store.sessions.get_messages("s"))
+    store.close()
+    assert contents(tmp_path) == {}
+
+
+def test_without_a_path_the_file_is_the_one_of_the_home(home_folder: Path) -> None:
+    with contextlib.closing(SessionDB()) as db:
+        db.create_session("s", "cli")
+        assert db.path == home_folder / "state.db"
+    assert look(home_folder / "state.db", "SELECT id FROM sessions") == [("s",)]
+
+
+@pytest.mark.parametrize("spelling", ["sqlite://{}", "sqlite:///{}"])
+def test_a_url_names_an_absolute_path(path: Path, spelling: str) -> None:
+    with contextlib.closing(open_store(spelling.format(path))) as store:
+        store.sessions.create_session("s", "cli")
+    assert look(path, "SELECT id FROM sessions") == [("s",)]
+
+
+@pytest.mark.parametrize("spelling", ["mysql://here/it", "state.db", ""])
+def test_a_url_of_an_unknown_kind_is_refused(spelling: str) -> None:
+    with pytest.raises(HermesError):
+        open_store(spelling)
+
+
+# ---- commits
+
+
+def test_a_caller_returns_after_the_commit_that_holds_its_work(db: SessionDB, path: Path) -> None:
+    def write(number: int) -> list[bool]:
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+            seen = []
+            for turn in range(20):
+                row = db.append_message("s", "user", f"{number}/{turn}")
+                seen.append(other.execute("SELECT content FROM messages WHERE id = ?", (row,)).fetchone())
+        return [found == (f"{number}/{turn}",) for turn, found in enumerate(seen)]
+
+    assert at_once(8, write) == [[True] * 20] * 8
+
+
+def test_one_failure_hurts_nobody_who_is_committed_with_it(store: Any, path: Path) -> None:
+    current = store.leases.acquire("session:s", "me", 60)
+    failing: list[Callable[[], Any]] = [
+        lambda: store.sessions.append_message("nobody", "user", "x"),
+        lambda: store.sessions.append_message("s", "user", "fenced", lease_token=current + 1),
+        lambda: store.sessions.create_session("s", "cli", exist_ok=False),
+    ]
+
+    def work(number: int) -> Any:
+        if number % 4 == 3:
+            return failing[number // 4 % 3]()
+        return store.sessions.append_message("s", "user", str(number))
+
+    with held(path) as release:
+        results = at_once(24, work, meanwhile=release)
+    assert [isinstance(result, Exception) for result in results] == [number % 4 == 3 for number in range(24)]
+    assert {type(result) for result in results[3:12:4]} == {KeyError, LeaseLost, type(results[11])}
+    assert sorted(texts(store.sessions, "s"), key=int) == [str(n) for n in range(24) if n % 4 != 3]
+    assert store.sessions.get_session("s")["message_count"] == 18
+
+
+def test_a_refused_operation_leaves_nothing_behind(store: Any, path: Path) -> None:
+    before = look(path, "SELECT message_count, last_active FROM sessions")
+    with pytest.raises(LeaseLost):
+        store.sessions.append_message("s", "user", "fenced", lease_token=12345)
+    assert look(path, "SELECT message_count, last_active FROM sessions") == before
+    assert look(path, "SELECT count(*) FROM messages") == [(0,)]
+
+
+def test_a_lock_of_somebody_else_is_waited_for(db: SessionDB, path: Path) -> None:
+    done = threading.Event()
+    with held(path) as release:
+        writer = threading.Thread(target=lambda: (db.append_message("s", "user", "late"), done.set()))
+        writer.start()
+        assert texts(db, "s") == []
+        assert not done.is_set()
+        release()
+        writer.join(PATIENCE_S)
+    assert done.is_set()
+    assert texts(db, "s") == ["late"]
+
+
+def test_a_lock_held_too_long_is_told_as_such_and_trying_again_helps(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("BUSY_S_MAX", "BUSY_TIMEOUT_S"):
+        monkeypatch.setattr(engine, name, 0.01)
+    with contextlib.closing(SessionDB(path)) as db:
+        db.create_session("s", "cli")
+        with held(path) as release:
+            with pytest.raises(StoreBusy) as refusal:
+                db.append_message("s", "user", "x")
+            assert str(path) in str(refusal.value)
+            release()
+            db.append_message("s", "user", "x")
+        assert texts(db, "s") == ["x"]
+
+
+def test_readers_do_not_wait_for_the_writer(db: SessionDB, path: Path) -> None:
+    db.append_message("s", "user", "early")
+    with held(path) as release:
+        writers = [threading.Thread(target=db.append_message, args=("s", "user", "late")) for _ in range(8)]
+        for writer in writers:
+            writer.start()
+        assert at_once(8, lambda _: texts(db, "s")) == [["early"]] * 8
+        release()
+        for writer in writers:
+            writer.join(PATIENCE_S)
+    assert len(texts(db, "s")) == 9
+
+
+# ---- the same as coroutines
+
+
+async def test_every_part_is_offered_as_coroutines(store: Any) -> None:
+    twin = Async(store)
+    assert await twin.sessions.append_message("s", "user", "hello") >= 1
+    assert await twin.leases.acquire("session:s", "me", 60) == 1
+    assert (await twin.idempotency.claim("scope", "key", "print")).state == "new"
+    assert (await twin.jobs.create({"name": "n", "prompt": "p"}))["name"] == "n"
+    assert await twin.runs.unfinished() == []
+    assert await twin.responses.get("resp_1") is None
+    assert [m["content"] for m in await twin.sessions.get_messages("s")] == ["hello"]
+
+
+async def test_a_single_part_can_be_wrapped(db: SessionDB) -> None:
+    twin = Async(db)
+    await twin.append_message("s", "user", content="hello")
+    assert [m["content"] for m in await twin.get_messages("s", limit=1)] == ["hello"]
+
+
+async def test_an_error_reaches_whoever_awaits(db: SessionDB) -> None:
+    with pytest.raises(KeyError):
+        await Async(db).append_message("nobody", "user", "x")
+
+
+async def test_the_loop_goes_on_while_a_write_waits(db: SessionDB, path: Path) -> None:
+    twin = Async(db)
+    async with asyncio.timeout(PATIENCE_S):
+        with held(path) as release:
+            writes = [asyncio.create_task(twin.append_message("s", "user", str(n))) for n in range(50)]
+            assert await twin.get_messages("s") == []
+            assert not any(write.done() for write in writes)
+            release()
+            ids = await asyncio.gather(*writes)
+    assert len(set(ids)) == 50
+    assert sorted(texts(db, "s"), key=int) == [str(n) for n in range(50)]
+
+
+async def test_leaving_an_awaited_write_breaks_nothing(db: SessionDB, path: Path) -> None:
+    twin = Async(db)
+    async with asyncio.timeout(PATIENCE_S):
+        with held(path) as release:
+            left = asyncio.create_task(twin.append_message("s", "user", "left"))
+            await twin.get_messages("s")
+            left.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await left
+            release()
+        await twin.append_message("s", "user", "stays")
+    assert texts(db, "s")[-1] == "stays"
+    assert db.get_session("s")["message_count"] == len(texts(db, "s"))
+
+
+async def test_more_may_wait_at_once_than_one_commit_takes(db: SessionDB, path: Path) -> None:
+    twin = Async(db)
+    async with asyncio.timeout(PATIENCE_S):
+        with held(path) as release:
+            writes = [asyncio.create_task(twin.append_message("s", "user", str(n))) for n in range(600)]
+            await twin.get_session("s")
+            release()
+            ids = await asyncio.gather(*writes)
+    assert len(set(ids)) == 600
+    assert db.get_session("s")["message_count"] == 600
+
+
+async def test_a_closed_store_refuses_coroutines_too(path: Path) -> None:
+    store = open_store(url(path))
+    twin = Async(store)
+    await twin.sessions.create_session("s", "cli")
+    await asyncio.gather(*(twin.sessions.get_session("s") for _ in range(8)))
+    store.close()
+    async with asyncio.timeout(PATIENCE_S):
+        for work in (lambda: twin.sessions.get_session("s"), lambda: twin.sessions.append_message("s", "user", "x")):
+            with pytest.raises(StoreError):
+                await work()
+
+
+# ---- one unit of work
+
+
+def everything(store: Any, token: int) -> str:
+    """One operation of every part."""
+    store.sessions.create_session("new", "cli")
+    store.sessions.append_message("s", "user", "inside", lease_token=token)
+    turn = Turn(store, "s", token=token)
+    turn.begin()
+    store.idempotency.claim("scope", "key", "print", run_id=turn.run_id)
+    store.idempotency.finish("scope", "key", 200, b"{}")
+    store.jobs.create({"id": "0123456789ab", "name": "n"})
+    return turn.run_id
+
+
+TABLES = ("sessions", "messages", "runs", "run_events", "idempotency", "jobs", "leases")
+
+
+def counts(path: Path) -> dict[str, int]:
+    return {table: look(path, f"SELECT count(*) FROM {table}")[0][0] for table in TABLES}
+
+
+def test_a_transaction_commits_all_of_its_work_and_gives_its_result(store: Any, path: Path) -> None:
+    token = store.leases.acquire("session:s", "me", 60)
+    run_id = store.transaction(lambda: everything(store, token))
+    assert counts(path) == {
+        "sessions": 2,
+        "messages": 2,
+        "runs": 1,
+        "run_events": 1,
+        "idempotency": 1,
+        "jobs": 1,
+        "leases": 1,
+    }
+    assert store.runs.get(run_id).state.status == "running"
+
+
+@pytest.mark.parametrize("kind", [ZeroDivisionError, KeyError, OSError, ConnectionResetError, TimeoutError])
+def test_an_exception_undoes_the_whole_transaction(store: Any, path: Path, kind: type[Exception]) -> None:
+    token = store.leases.acquire("session:s", "me", 60)
+    before = counts(path)
+    raised = kind("on purpose")
+
+    def work() -> None:
+        everything(store, token)
+        raise raised
+
+    with pytest.raises(kind) as caught:
+        store.transaction(work)
+    assert caught.value is raised
+    assert counts(path) == before
+    assert store.sessions.get_session("s")["message_count"] == 0
+
+
+def test_a_lease_lost_in_the_middle_undoes_the_whole_transaction(store: Any, path: Path) -> None:
+    token = store.leases.acquire("session:s", "me", 60)
+    before = counts(path)
+
+    def work() -> None:
+        everything(store, token)
+        store.sessions.append_message("s", "assistant", "too late", lease_token=token + 1)
+
+    with pytest.raises(LeaseLost):
+        store.transaction(work)
+    assert counts(path) == before
+
+
+def test_an_operation_refused_inside_a_transaction_leaves_nothing_of_itself(store: Any) -> None:
+    turn = Turn(store, "s", token=store.leases.acquire("session:s", "me", 60))
+    turn.begin()
+
+    def work() -> None:
+        store.sessions.append_message("s", "user", "before")
+        event = turn.event("notice", level="info", code="x", message="x")
+        with pytest.raises(ValueError):
+            turn.append(event, rows=[turn.row("assistant", "half"), turn.row("nobody", "of this role")])
+        store.sessions.append_message("s", "user", "after")
+
+    store.transaction(work)
+    assert texts(store.sessions, "s") == ["What is the time?", "before", "after"]
+    assert [event.type for event in store.runs.read(turn.run_id, 0, 100)] == ["run.started"]
+
+
+def test_a_deletion_that_is_undone_leaves_the_files_of_the_session(store: Any, path: Path) -> None:
+    file = path.parent / "uploads" / "s" / "picture.png"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"x")
+
+    def work() -> None:
+        assert store.sessions.delete_session("s")
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        store.transaction(work)
+    assert store.sessions.get_session("s") is not None
+    assert file.exists()
+
+
+def test_nobody_sees_half_of_a_transaction(store: Any, path: Path) -> None:
+    seen = []
+
+    def work() -> None:
+        store.sessions.append_message("s", "user", "one")
+        seen.append(look(path, "SELECT count(*) FROM messages"))
+        store.sessions.append_message("s", "user", "two")
+
+    store.transaction(work)
+    assert seen == [[(0,)]]
+    assert texts(store.sessions, "s") == ["one", "two"]
+
+
+def test_a_transaction_reads_what_it_has_written(store: Any) -> None:
+    def work() -> list[str]:
+        store.sessions.append_message("s", "user", "one")
+        return texts(store.sessions, "s")
+
+    assert store.transaction(work) == ["one"]
+
+
+def test_a_failed_transaction_takes_nothing_from_others_that_write_beside_it(store: Any) -> None:
+    def work(number: int) -> None:
+        def unit() -> None:
+            store.sessions.append_message("s", "user", f"{number}a")
+            if number % 2:
+                raise ZeroDivisionError
+            store.sessions.append_message("s", "user", f"{number}b")
+
+        store.transaction(unit)
+        store.sessions.append_message("s", "user", f"{number}c")
+
+    results = at_once(12, work)
+    assert [type(result) for result in results] == [type(None), ZeroDivisionError] * 6
+    found = texts(store.sessions, "s")
+    assert sorted(found) == sorted(f"{number}{letter}" for number in range(0, 12, 2) for letter in "abc")
+    for number in range(0, 12, 2):
+        assert found.index(f"{number}b") == found.index(f"{number}a") + 1, "somebody wrote into a transaction"
+
+
+def test_a_transaction_within_a_transaction_is_part_of_it(store: Any) -> None:
+    def inner() -> None:
+        store.sessions.append_message("s", "user", "inner")
+
+    def outer(fails: bool) -> None:
+        store.sessions.append_message("s", "user", "outer")
+        store.transaction(inner)
+        if fails:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        store.transaction(lambda: outer(True))
+    assert texts(store.sessions, "s") == []
+    store.transaction(lambda: outer(False))
+    assert texts(store.sessions, "s") == ["outer", "inner"]
+
+
+async def test_a_transaction_can_be_awaited(store: Any) -> None:
+    def work() -> str:
+        store.sessions.append_message("s", "user", "one")
+        return "done"
+
+    assert await Async(store).transaction(work) == "done"
+    assert texts(store.sessions, "s") == ["one"]
+
+
+# ---- forks
+
+
+FORKED = """
+    import json, os, signal, sys
+    from hermes.store.base import StoreError
+    from hermes.store.sessions import SessionDB
+
+    def give_up(*_):
+        raise TimeoutError("it hangs")
+
+    db = SessionDB(sys.argv[1])
+    db.create_session("s", "cli")
+    db.append_message("s", "user", "before")
+    out, back = os.pipe()
+    child = os.fork()
+    if not child:
+        said = []
+        for work in (lambda: db.append_message("s", "user", "child"), lambda: db.get_messages("s")):
+            signal.signal(signal.SIGALRM, give_up)
+            signal.alarm(3)
+            try:
+                work()
+                said.append("it worked")
+            except StoreError as error:
+                said.append(error.message)
+            except BaseException as error:
+                said.append(repr(error))
+            signal.alarm(0)
+        os.write(back, json.dumps(said).encode())
+        if sys.argv[2] == "at once":
+            os._exit(0)
+        db.close()
+        sys.exit(0)
+    os.close(back)
+    said = json.loads(os.fdopen(out).read())
+    os.waitpid(child, 0)
+    db.append_message("s", "user", "after")
+    found = [m["content"] for m in db.get_messages("s")]
+    db.close()
+    print(json.dumps([said, found]))
+"""
+
+
+@pytest.mark.parametrize("leaving", ["at once", "in an orderly way"])
+@pytest.mark.parametrize("kind", ["file", "memory"])
+def test_the_child_of_a_fork_is_refused_and_the_parent_goes_on(path: Path, kind: str, leaving: str) -> None:
+    said, found = run(FORKED, path if kind == "file" else ":memory:", leaving)
+    assert len(said) == 2
+    for sentence in said:
+        assert "fork" in sentence.lower() and sentence.endswith("."), sentence
+    assert found == ["before", "after"]
+    if kind == "file":
+        assert look(path, "SELECT content FROM messages") == [("before",), ("after",)]
+        assert look(path, "PRAGMA integrity_check") == [("ok",)]
+
+
+# ---- private files
+
+
+@pytest.mark.parametrize("value", [0o000, 0o022, 0o077, 0o777], ids=oct)
+def test_the_files_and_their_folder_are_private_whatever_the_umask(path: Path, value: int) -> None:
+    with umask(value):
+        db = SessionDB(path)
+        db.create_session("s", "cli")
+        db.append_message("s", "user", "x")
+        db.get_messages("s")
+        assert {mode(side(path, suffix)) for suffix in ("", "-wal", "-shm")} == {0o600}
+        assert mode(path.parent) == 0o700
+        db.close()
+        assert mode(path) == 0o600
+
+
+def test_a_store_is_private_too(path: Path) -> None:
+    with umask(0), contextlib.closing(open_store(url(path))) as store:
+        store.sessions.create_session("s", "cli")
+        assert {mode(side(path, suffix)) for suffix in ("", "-wal", "-shm")} == {0o600}
+
+
+# ---- how SQLite is set
+
+
+@pytest.fixture
+def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every statement of every connection made from now on."""
+    said: list[str] = []
+    connect = sqlite3.connect
+
+    def traced(*args: Any, **fields: Any) -> sqlite3.Connection:
+        connection = connect(*args, **fields)
+        connection.set_trace_callback(said.append)
+        return connection
+
+    monkeypatch.setattr(sqlite3, "connect", traced)
+    return said
+
+
+def said_about(statements: list[str], pragma: str) -> list[str]:
+    found = (re.search(rf"pragma\s+{pragma}\s*[=(]\s*'?(\w+)", text, re.IGNORECASE) for text in statements)
+    return [match[1].upper() for match in found if match]
+
+
+def test_the_file_is_in_wal_mode(db: SessionDB, path: Path) -> None:
+    assert look(path, "PRAGMA journal_mode") == [("wal",)]
+
+
+def test_connections_check_foreign_keys_and_sync_as_documented(statements: list[str], path: Path) -> None:
+    with contextlib.closing(SessionDB(path)) as db:
+        db.create_session("s", "cli")
+        assert set(said_about(statements, "foreign_keys")) & {"ON", "1", "TRUE"}
+        opened = len(statements)
+        db.append_message("s", "user", "x")
+    assert set(said_about(statements, "synchronous")) & {"NORMAL", "1"}
+    assert not set(said_about(statements[opened:], "synchronous")) & {"FULL", "2", "EXTRA", "3", "OFF", "0"}
+
+
+def test_only_what_asks_for_it_is_synced_to_the_disk(statements: list[str], path: Path) -> None:
+    with contextlib.closing(open_store(url(path))) as store:
+        token = store.leases.acquire("session:s", "me", 60)
+        turn = Turn(store, "s", token=token)
+        statements.clear()
+        turn.begin()
+        assert not {"FULL", "2"} & set(said_about(statements, "synchronous"))
+        statements.clear()
+        turn.append(turn.event("tool.started", 1, call_id="c", name="write", args={}, effect="effect"), sync=True)
+        synced = said_about(statements, "synchronous")
+        assert synced and synced[0] in ("FULL", "2")
+        statements.clear()
+        turn.append(turn.event("notice", 1, level="info", code="x", message="x"))
+        store.sessions.append_message("s", "user", "x")
+        after = said_about(statements, "synchronous")
+        assert (synced + after)[-1] in ("NORMAL", "1")
+
+
+def test_every_write_takes_the_lock_at_its_beginning(statements: list[str], path: Path) -> None:
+    with contextlib.closing(SessionDB(path)) as db:
+        db.create_session("s", "cli")
+        statements.clear()
+        db.append_message("s", "user", "x")
+    begun = [text.upper().split() for text in statements if text.upper().startswith("BEGIN")]
+    assert begun and all(words[1:2] == ["IMMEDIATE"] for words in begun)
+
+
+def test_rows_that_refer_to_each_other_are_bound_by_foreign_keys(store: Any, path: Path) -> None:
+    referred = {row[2] for row in look(path, "PRAGMA foreign_key_list(messages)")}
+    assert "sessions" in referred
+    token = store.leases.acquire("session:s", "me", 60)
+    everything(store, token)
+    store.leases.release("session:s", token)
+    assert store.sessions.delete_session("s", force=True)
+    assert look(path, "PRAGMA foreign_key_check") == []
+
+
+@pytest.mark.parametrize("content", ["a\x00b", "a\ud800b", "\udfff", "\x00"])
+def test_a_write_never_fails_on_its_content(db: SessionDB, path: Path, content: str) -> None:
+    db.append_message("s", "user", content)
+    [(stored,)] = look(path, "SELECT content FROM messages")
+    assert "\x00" not in stored
+    assert len(stored) == len(content)
+    stored.encode()
+
+
+def test_what_was_deleted_is_not_in_the_file_any_more(path: Path) -> None:
+    with contextlib.closing(SessionDB(path)) as db:
+        for session in ("gone", "kept"):
+            db.create_session(session, "cli", title=f"title {session}")
+            for number in range(20):
+                db.append_message(session, "user", f"{session} secretword{session} {number} " + "x " * 500)
+        assert db.delete_session("gone")
+    found = path.read_bytes()
+    assert b"gone secretwordgone" not in found
+    assert b"title gone" not in found
+    assert b"kept secretwordkept" in found
+    with contextlib.closing(SessionDB(path)) as db:
+        db.optimize()
+    # The words of an index stand there one after the other, each without what it shares with the one before.
+    assert b"secretwordgone" not in path.read_bytes()
+    assert b"wordgone" not in path.read_bytes()

@@ -1,0 +1,618 @@
+"""What can be wrong with the file or the place it lies in: told in a sentence, and never made worse."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Any
+
+import pytest
+
+from hermes.store import engine
+from hermes.store.base import StoreDamaged, StoreError, StoreReadOnly, StoreTooNew
+from hermes.store.bundle import open_store
+from hermes.store.sessions import SessionDB
+from hermes.store.upkeep import repair
+
+from .tools import contents, look, mode, raw, run, texts, umask, url
+
+ROWS = 60
+WORDS = "the quick brown fox jumps over the lazy dog "
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database of some sessions, closed."""
+    path = tmp_path_factory.mktemp("sound") / "state.db"
+    with contextlib.closing(SessionDB(path)) as db:
+        for session in ("a", "b"):
+            db.create_session(session, "cli", title=f"title of {session}")
+            for number in range(ROWS // 2):
+                db.append_message(session, "user", f"{session}{number} {WORDS * 30}")
+    return path
+
+
+@pytest.fixture
+def path(sound: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be spoiled."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    return Path(shutil.copy(sound, folder / "state.db"))
+
+
+def use(path: Path, **fields: Any) -> None:
+    """Open it and touch everything in it."""
+    with contextlib.closing(SessionDB(path, **fields)) as db:
+        for session in db.list_sessions():
+            db.get_messages(session["id"])
+        db.search_messages("fox")
+
+
+def is_a_sentence(error: StoreError) -> bool:
+    return error.message.endswith(".") and error.message[0].isupper() and "Traceback" not in error.message
+
+
+def page_size(path: Path) -> int:
+    return int(look(path, "PRAGMA page_size")[0][0])
+
+
+def spoil(path: Path, first: int, last: int) -> None:
+    """Overwrite a range of bytes with noise."""
+    with path.open("r+b") as file:
+        file.seek(first)
+        file.write(bytes((number * 37 + 11) % 256 for number in range(last - first)))
+
+
+# ---- a file of another Hermes
+
+
+@pytest.mark.parametrize("ahead", [1, 9000])
+@pytest.mark.parametrize("read_only", [False, True], ids=["writing", "reading"])
+def test_a_file_of_a_newer_hermes_is_refused_and_not_touched(path: Path, ahead: int, read_only: bool) -> None:
+    with raw(path) as other:
+        known = other.execute("PRAGMA user_version").fetchone()[0]
+        other.execute(f"PRAGMA user_version = {known + ahead}")
+    before = path.read_bytes()
+    with pytest.raises(StoreTooNew) as refusal:
+        SessionDB(path, read_only=read_only)
+    assert is_a_sentence(refusal.value)
+    assert "newer" in refusal.value.message
+    assert str(path) in str(refusal.value)
+    assert refusal.value.hint
+    assert path.read_bytes() == before
+
+
+def test_after_a_refusal_the_file_can_be_opened_when_it_fits_again(path: Path) -> None:
+    [(known,)] = look(path, "PRAGMA user_version")
+    with raw(path) as other:
+        other.execute(f"PRAGMA user_version = {known + 1}")
+    with pytest.raises(StoreTooNew):
+        SessionDB(path)
+    with raw(path) as other:
+        other.execute(f"PRAGMA user_version = {known}")
+    use(path)
+
+
+def test_a_database_of_another_program_is_refused_and_not_touched(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    with raw(path) as other:
+        other.execute("CREATE TABLE sessions (id INTEGER, whatever TEXT)")
+        other.execute("INSERT INTO sessions VALUES (1, 'theirs')")
+    before = contents(tmp_path)
+    with pytest.raises(StoreError) as refusal:
+        use(path)
+    assert is_a_sentence(refusal.value)
+    assert contents(tmp_path) == before
+
+
+# ---- a damaged search index
+
+INDEX_DAMAGE = {
+    "noise in its words": "UPDATE messages_fts_data SET block = x'00010203' WHERE id > 10",
+    "words cut short": "UPDATE messages_fts_data SET block = substr(block, 1, 2) WHERE id > 10",
+    "a structure that says it is empty": "UPDATE messages_fts_data SET block = x'00010203' WHERE id = 10",
+    "noise in all of it": "UPDATE messages_fts_data SET block = x'ffffffffffff'",
+    "no blocks": "DELETE FROM messages_fts_data",
+    "no structure": "DELETE FROM messages_fts_data WHERE id IN (1, 10)",
+    "no words": "DELETE FROM messages_fts_data WHERE id > 10",
+    "no sizes": "DELETE FROM messages_fts_docsize",
+    "no settings": "DELETE FROM messages_fts_config",
+    "a table of its own gone": "DROP TABLE messages_fts_data",
+    "nothing left": "DROP TABLE messages_fts",
+    "noise in the pages of its words": "messages_fts_data",
+    "noise in the pages of its terms": "messages_fts_idx",
+    "noise in the pages of its sizes": "messages_fts_docsize",
+    "noise in the pages of its settings": "messages_fts_config",
+}
+
+
+def damage_index(path: Path, how: str) -> None:
+    """By a statement, or by noise in the first page of a table."""
+    if " " in how:
+        with raw(path) as other:
+            other.execute(how)
+        return
+    [(root,)] = look(path, "SELECT rootpage FROM sqlite_master WHERE name = ?", how)
+    page = page_size(path)
+    with raw(path) as other:
+        assert other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
+    spoil(path, (root - 1) * page, root * page)
+
+
+def rows(path: Path) -> list[tuple[Any, ...]]:
+    return look(path, "SELECT id, session_id, role, content, timestamp FROM messages ORDER BY id")
+
+
+def index_is_consistent(path: Path) -> None:
+    with raw(path) as other:
+        other.execute("INSERT INTO messages_fts(messages_fts, rank) VALUES ('integrity-check', 1)")
+
+
+@pytest.mark.parametrize("damage", INDEX_DAMAGE.values(), ids=list(INDEX_DAMAGE))
+def test_a_damaged_search_index_is_made_anew_by_itself(path: Path, damage: str) -> None:
+    before = rows(path)
+    damage_index(path, damage)
+    with contextlib.closing(SessionDB(path)) as db:
+        found = {hit["session_id"] for hit in db.search_messages("lazy dog", limit=ROWS)}
+        assert found == {"a", "b"}
+        assert rows(path) == before
+        added = db.append_message("a", "user", "zebra")
+        assert [hit["id"] for hit in db.search_messages("zebra")] == [added]
+        [notice] = db.notices
+        assert "index" in notice and str(path) in notice
+    index_is_consistent(path)
+    with contextlib.closing(SessionDB(path)) as db:
+        assert db.notices == []
+
+
+@pytest.mark.parametrize("damage", INDEX_DAMAGE.values(), ids=list(INDEX_DAMAGE))
+def test_writing_goes_on_over_a_damaged_search_index(path: Path, damage: str) -> None:
+    before = rows(path)
+    damage_index(path, damage)
+    with contextlib.closing(SessionDB(path)) as db:
+        db.append_message("a", "user", "zebra")
+        assert db.delete_session("b")
+        db.append_message("a", "user", "zebra again")
+        kept = [row for row in before if row[1] == "a"]
+        assert rows(path)[:-2] == kept
+        assert len(db.search_messages("zebra")) == 2
+        # A part that nothing here needs may be missing unnoticed.
+        assert len(db.notices) <= 1
+        noticed = bool(db.notices)
+    if noticed:
+        index_is_consistent(path)
+
+
+@pytest.mark.parametrize("damage", [how for how in INDEX_DAMAGE.values() if " " in how])
+def test_an_index_that_is_damaged_while_it_is_in_use_is_made_anew(path: Path, damage: str) -> None:
+    with contextlib.closing(SessionDB(path)) as db:
+        assert db.search_messages("fox")
+        damage_index(path, damage)
+        db.append_message("a", "user", "zebra")
+        assert db.delete_session("b")
+        assert len(db.search_messages("zebra")) == 1
+        assert {hit["session_id"] for hit in db.search_messages("fox", limit=ROWS)} == {"a"}
+        assert len(db.notices) == 1
+    index_is_consistent(path)
+
+
+# ---- a damaged file
+
+
+def middle_pages(path: Path) -> None:
+    size, page = path.stat().st_size, page_size(path)
+    spoil(path, page, size // page * page)
+
+
+def second_half_gone(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def cut_within_a_page(path: Path) -> None:
+    os.truncate(path, page_size(path) + 100)
+
+
+def table_of_contents(path: Path) -> None:
+    spoil(path, 100, page_size(path))
+
+
+def head(path: Path) -> None:
+    spoil(path, 0, 100)
+
+
+DAMAGE: tuple[Callable[[Path], None], ...] = (
+    middle_pages,
+    second_half_gone,
+    cut_within_a_page,
+    table_of_contents,
+    head,
+)
+
+
+@pytest.mark.parametrize("read_only", [False, True], ids=["writing", "reading"])
+@pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__)
+def test_a_damaged_file_is_told_and_left_as_it_is(path: Path, damage: Callable[[Path], None], read_only: bool) -> None:
+    damage(path)
+    before = path.read_bytes()
+    with pytest.raises(StoreDamaged) as refusal:
+        use(path, read_only=read_only)
+    error = refusal.value
+    assert error.exit_code == 74
+    assert is_a_sentence(error)
+    assert str(path) in str(error)
+    assert "repair" in error.hint
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("text", [b"hello\n" * 2000, b"\x00" * 8192, b"SQLite format 3\x00" + b"\xff" * 4080])
+def test_a_file_that_is_no_database_is_refused_and_left_as_it_is(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "state.db"
+    path.write_bytes(text)
+    with pytest.raises(StoreError) as refusal:
+        use(path)
+    assert is_a_sentence(refusal.value)
+    assert str(path) in str(refusal.value)
+    assert path.read_bytes() == text
+
+
+def test_an_empty_file_is_a_new_database(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    path.touch()
+    with contextlib.closing(SessionDB(path)) as db:
+        db.create_session("s", "cli")
+    assert look(path, "SELECT id FROM sessions") == [("s",)]
+
+
+def test_a_folder_in_the_place_of_the_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    path.mkdir()
+    with pytest.raises(StoreError) as refusal:
+        use(path)
+    assert is_a_sentence(refusal.value)
+    assert str(path) in str(refusal.value)
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "folder").write_text("not a folder")
+    with pytest.raises(StoreError) as refusal:
+        use(tmp_path / "folder" / "state.db")
+    assert is_a_sentence(refusal.value)
+
+
+# ---- repair
+
+
+@pytest.mark.parametrize("damage", INDEX_DAMAGE.values(), ids=list(INDEX_DAMAGE))
+def test_repair_of_an_index_keeps_every_row(path: Path, damage: str) -> None:
+    before = rows(path)
+    damage_index(path, damage)
+    spoiled = path.read_bytes()
+    report = repair(path)
+    assert (report["repaired"], report["error"]) == (True, None)
+    assert isinstance(report["strategy"], str)
+    assert rows(path) == before
+    index_is_consistent(path)
+    assert Path(report["backup_path"]).read_bytes() == spoiled
+    assert mode(Path(report["backup_path"])) == 0o600
+
+
+def one_page_of_messages(path: Path) -> None:
+    """A leaf of the table of messages becomes noise, everything else stays."""
+    page = page_size(path)
+    data = path.read_bytes()
+    # Some row in the middle: the text of a message stands in the pages of its table.
+    at = data.index(f"a{ROWS // 4} the quick".encode()) // page * page
+    spoil(path, at, at + page)
+
+
+@pytest.mark.parametrize("value", [0o000, 0o022], ids=oct)
+def test_repair_saves_the_rows_that_can_be_read(path: Path, value: int) -> None:
+    before = {row[0]: row for row in rows(path)}
+    one_page_of_messages(path)
+    spoiled = path.read_bytes()
+    with umask(value):
+        report = repair(path)
+    assert (report["repaired"], report["error"]) == (True, None)
+    kept = rows(path)
+    assert 0 < len(kept) < ROWS
+    assert all(before[row[0]] == row for row in kept), "a row was changed"
+    assert Path(report["backup_path"]).read_bytes() == spoiled
+    assert {mode(file) for file in path.parent.iterdir()} == {0o600}
+    with contextlib.closing(SessionDB(path)) as db:
+        assert db.check(deep=True) == []
+        assert len(db.search_messages("lazy dog", limit=ROWS)) == len(kept)
+        for session in ("a", "b"):
+            assert db.get_session(session)["message_count"] == len(db.get_messages(session))
+        db.append_message("a", "user", "goes on")
+
+
+def test_repair_of_a_sound_file_loses_nothing(path: Path) -> None:
+    before = rows(path)
+    report = repair(path)
+    assert report["error"] is None
+    assert rows(path) == before
+
+
+@pytest.mark.parametrize("damage", [head, table_of_contents], ids=lambda damage: damage.__name__)
+def test_repair_tells_the_truth_about_what_it_could_not_do(path: Path, damage: Callable[[Path], None]) -> None:
+    damage(path)
+    spoiled = path.read_bytes()
+    report = repair(path)
+    copies = [file.read_bytes() for file in path.parent.iterdir()]
+    assert spoiled in copies, "the only copy is gone"
+    if report["repaired"]:
+        use(path)
+    else:
+        assert report["error"]
+        assert path.read_bytes() == spoiled
+
+
+def test_repair_of_what_is_no_database_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    path.write_bytes(b"hello\n" * 2000)
+    report = repair(path)
+    assert not report["repaired"]
+    assert report["error"]
+    assert path.read_bytes() == b"hello\n" * 2000
+
+
+def test_a_sound_database_has_nothing_to_say(path: Path) -> None:
+    with contextlib.closing(SessionDB(path)) as db:
+        assert db.check() == []
+        assert db.check(deep=True) == []
+
+
+def test_a_check_names_what_is_damaged(path: Path) -> None:
+    one_page_of_messages(path)
+    with contextlib.closing(SessionDB(path)) as db:
+        assert db.check(deep=True) != []
+
+
+# ---- a full disk
+
+
+@cache
+def private_mounts() -> tuple[str, ...]:
+    """The command in front of a program that may mount for itself; what it mounts is gone with it."""
+    for prefix in (("unshare", "--mount"), ("unshare", "--mount", "--map-root-user")):
+        mounting = [*prefix, "mount", "-t", "tmpfs", "-o", "size=1m", "none", gettempdir()]
+        with contextlib.suppress(OSError):
+            if subprocess.run(mounting, capture_output=True, check=False).returncode == 0:
+                return prefix
+    pytest.skip("no mount of one's own may be made here")
+
+
+FULL = """
+    import json, os, subprocess, sys
+    from pathlib import Path
+    from hermes.store.base import StoreFull
+    from hermes.store.bundle import open_store
+
+    folder = Path(sys.argv[1])
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", folder], check=True)
+    filler = folder / "filler"
+    filler.write_bytes(b"x" * 1_500_000)
+    store = open_store(f"sqlite://{folder / 'state.db'}")
+    store.sessions.create_session("s", "cli")
+    acknowledged, refusals = [], []
+
+    def write(text):
+        store.sessions.append_message("s", "user", text + "x" * 20_000)
+        acknowledged.append(text)
+
+    def both(text):
+        write(text + "a")
+        write(text + "b")
+
+    while not refusals and len(acknowledged) < 500:
+        try:
+            write(f"{len(acknowledged)} ")
+        except StoreFull as error:
+            refusals.append(error)
+    full = []
+    for work in (lambda: write("more "), lambda: store.transaction(lambda: both("unit "))):
+        known = list(acknowledged)
+        try:
+            work()
+            full.append("it worked")
+        except StoreFull as error:
+            refusals.append(error)
+            acknowledged[:] = known
+    readable = [m["content"].split("x")[0] for m in store.sessions.get_messages("s")]
+    expected = list(acknowledged)
+    counted = store.sessions.get_session("s")["message_count"]
+    os.unlink(filler)
+    write("later ")
+    store.transaction(lambda: both("unit "))
+    after = [m["content"].split("x")[0] for m in store.sessions.get_messages("s")]
+    sound = store.sessions.check(deep=True)
+    store.close()
+    again = open_store(f"sqlite://{folder / 'state.db'}")
+    reopened = [m["content"].split("x")[0] for m in again.sessions.get_messages("s")]
+    again.close()
+    print(json.dumps({
+        "refusals": [[e.message, e.where, e.hint] for e in refusals], "unexpected": full, "readable": readable,
+        "expected": expected, "counted": counted, "after": after, "acknowledged": acknowledged, "sound": sound,
+        "reopened": reopened,
+    }))
+"""
+
+
+def test_a_full_disk_refuses_writes_and_keeps_what_there_is(tmp_path: Path) -> None:
+    said = run(FULL, tmp_path, prefix=private_mounts())
+    assert said["unexpected"] == []
+    assert len(said["refusals"]) == 3
+    for message, where, hint in said["refusals"]:
+        assert "full" in message and message.endswith(".")
+        assert where == str(tmp_path / "state.db")
+        assert hint
+    assert len(said["expected"]) > 10
+    assert said["readable"] == said["expected"]
+    assert said["counted"] == len(said["expected"])
+    assert said["after"] == [*said["expected"], "later ", "unit a", "unit b"]
+    assert said["sound"] == []
+    assert said["reopened"] == said["after"]
+
+
+LIMITED = """
+    import json, resource, sys
+    from hermes.store.base import StoreError
+    from hermes.store.sessions import SessionDB
+
+    db = SessionDB(sys.argv[1])
+    db.create_session("s", "cli")
+    db.append_message("s", "user", "before")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, hard))
+    refusals, written = [], 1
+    while not refusals and written < 500:
+        try:
+            db.append_message("s", "user", "x" * 20_000)
+            written += 1
+        except StoreError as error:
+            refusals.append(error.message)
+    found = len(db.get_messages("s"))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    db.append_message("s", "user", "after")
+    last = db.get_messages("s")[-1]["content"]
+    print(json.dumps([refusals, written, found, last, db.check(deep=True)]))
+    db.close()
+"""
+
+
+def test_a_file_that_may_not_grow_refuses_writes_and_keeps_what_there_is(tmp_path: Path) -> None:
+    refusals, written, found, last, sound = run(LIMITED, tmp_path / "state.db")
+    assert len(refusals) == 1
+    assert refusals[0].endswith(".")
+    assert found == written
+    assert last == "after"
+    assert sound == []
+
+
+# ---- a place where nothing can be written
+
+UNWRITABLE = """
+    import json, subprocess, sys
+    from pathlib import Path
+    from hermes.store.base import StoreError
+    from hermes.store.sessions import SessionDB
+
+    folder = Path(sys.argv[1])
+    path = folder / "state.db"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", folder], check=True)
+    db = SessionDB(path)
+    db.create_session("s", "cli")
+    db.append_message("s", "user", "hello")
+    db.close()
+    subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+    refusals = []
+    for target in (path, folder / "other.db", folder / "deeper" / "other.db"):
+        try:
+            db = SessionDB(target)
+            db.create_session("t", "cli")
+            refusals.append(["it worked"] * 4)
+        except StoreError as error:
+            refusals.append([type(error).__name__, error.message, error.where, error.hint])
+    db = SessionDB(path, read_only=True)
+    texts = [m["content"] for m in db.get_messages("s")]
+    hits = [m["id"] for m in db.search_messages("hello")]
+    db.close()
+    print(json.dumps([refusals, texts, hits]))
+"""
+
+
+def test_a_folder_that_cannot_be_written_to_is_told_and_can_be_read(tmp_path: Path) -> None:
+    refusals, found, hits = run(UNWRITABLE, tmp_path, prefix=private_mounts())
+    for (kind, message, where, hint), name in zip(refusals, ("state.db", "other.db", "deeper/other.db"), strict=True):
+        assert kind == StoreReadOnly.__name__
+        assert message.endswith(".")
+        assert where == str(tmp_path / name)
+        assert hint
+    assert found == ["hello"]
+    assert hits == [1]
+
+
+# ---- a place that takes no write-ahead log
+
+
+@pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "9p"])
+def test_on_a_network_file_system_it_works_without_a_write_ahead_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(engine, "file_system_of", lambda path: kind)
+    path = tmp_path / "state.db"
+    with contextlib.closing(SessionDB(path)) as db, contextlib.closing(SessionDB(path)) as other:
+        db.create_session("s", "cli")
+        db.append_message("s", "user", "hello")
+        assert texts(other, "s") == ["hello"]
+        assert look(path, "PRAGMA journal_mode") == [("delete",)]
+        assert {mode(file) for file in tmp_path.iterdir() if file.is_file()} == {0o600}
+        [notice] = db.notices
+        assert kind in notice
+
+
+def test_a_file_moved_to_a_network_file_system_is_changed_over(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert look(path, "PRAGMA journal_mode") == [("wal",)]
+    monkeypatch.setattr(engine, "file_system_of", lambda path: "nfs")
+    use(path)
+    assert look(path, "PRAGMA journal_mode") == [("delete",)]
+    monkeypatch.undo()
+    use(path)
+    assert look(path, "PRAGMA journal_mode") == [("wal",)]
+
+
+@pytest.mark.parametrize("kind", ["ext4", "tmpfs", "overlay", ""])
+def test_on_other_file_systems_there_is_nothing_to_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(engine, "file_system_of", lambda path: kind)
+    with contextlib.closing(SessionDB(tmp_path / "state.db")) as db:
+        db.create_session("s", "cli")
+        assert look(tmp_path / "state.db", "PRAGMA journal_mode") == [("wal",)]
+        assert db.notices == []
+
+
+def test_the_type_of_a_file_system_is_known(tmp_path: Path) -> None:
+    assert engine.file_system_of(Path("/proc/self/status")) == "proc"
+    assert engine.file_system_of(tmp_path / "not" / "yet" / "there") == engine.file_system_of(tmp_path) != ""
+
+
+# ---- a SQLite that cannot search
+
+
+def test_a_sqlite_without_full_text_search_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "has_fts5", lambda: False)
+    with pytest.raises(StoreError) as refusal:
+        SessionDB(tmp_path / "new" / "state.db")
+    assert "FTS5" in str(refusal.value)
+    assert is_a_sentence(refusal.value)
+    assert not (tmp_path / "new" / "state.db").exists()
+    with pytest.raises(StoreError, match="FTS5"):
+        open_store("sqlite://").open()
+
+
+@pytest.mark.parametrize("read_only", [False, True], ids=["writing", "reading"])
+def test_it_is_refused_before_an_existing_file_is_touched(
+    path: Path, monkeypatch: pytest.MonkeyPatch, read_only: bool
+) -> None:
+    monkeypatch.setattr(engine, "has_fts5", lambda: False)
+    before = contents(path.parent)
+    with pytest.raises(StoreError, match="FTS5"):
+        SessionDB(path, read_only=read_only)
+    assert contents(path.parent) == before
+
+
+def test_this_sqlite_can_search() -> None:
+    assert engine.has_fts5()
+
+
+def test_a_store_is_told_of_damage_at_the_latest_when_it_is_used(path: Path) -> None:
+    head(path)
+    with pytest.raises(StoreDamaged):
+        open_store(url(path)).leases.acquire("session:a", "me", 60)

@@ -1,0 +1,217 @@
+"""Scheduled work: kept as it was given, and handed to one caller when its time has come."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes.store.bundle import open_store
+
+from .tools import Json, at_once, url
+
+JOB: Json = {
+    "name": "Morning news",
+    "prompt": "What is new? 新しい",
+    "skills": ["web", "summary"],
+    "model": "m",
+    "provider": None,
+    "enabled_toolsets": ["web"],
+    "workdir": None,
+    "schedule": {"kind": "interval", "minutes": 30, "display": "every 30m"},
+    "schedule_display": "every 30m",
+    "repeat": {"times": None, "completed": 0},
+    "enabled": True,
+    "state": "scheduled",
+    "created_at": 10.5,
+    "next_run_at": 100.25,
+    "last_run_at": None,
+    "last_status": None,
+    "last_error": None,
+    "session_id": None,
+    "deliver": "local",
+    "timezone": "Europe/Berlin",
+    "origin": {"surface": "cli"},
+    "paused_at": None,
+    "paused_reason": None,
+    "owner": "default",
+}
+
+
+@pytest.fixture(params=["file", "memory"])
+def jobs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    where = url(tmp_path / "state.db") if request.param == "file" else "sqlite://"
+    with contextlib.closing(open_store(where)) as store:
+        yield store.jobs
+
+
+def ids(found: list[Json]) -> list[str]:
+    return [job["id"] for job in found]
+
+
+def make(jobs: Any, number: int, **fields: Any) -> str:
+    """A job that is due at the time of its number."""
+    name = f"{number:012x}"
+    jobs.create({**JOB, "id": name, "name": name, "next_run_at": float(number), **fields})
+    return name
+
+
+def test_a_job_comes_back_as_it_was_given(jobs: Any) -> None:
+    made = jobs.create(JOB)
+    assert re.fullmatch("[0-9a-f]{12}", made["id"])
+    assert {name: made[name] for name in JOB} == JOB
+    assert jobs.get(made["id"]) == made
+
+
+def test_an_id_that_is_given_is_kept(jobs: Any) -> None:
+    assert jobs.create({**JOB, "id": "0123456789ab"})["id"] == "0123456789ab"
+    assert jobs.get("0123456789ab")["name"] == "Morning news"
+
+
+def test_ids_are_not_given_twice(jobs: Any) -> None:
+    assert len({jobs.create(JOB)["id"] for _ in range(50)}) == 50
+
+
+def test_the_dict_that_was_given_is_not_changed(jobs: Any) -> None:
+    given = {"name": "n", "schedule": {"kind": "once"}}
+    jobs.create(given)
+    assert given == {"name": "n", "schedule": {"kind": "once"}}
+
+
+def test_a_job_that_is_not_there_is_none(jobs: Any) -> None:
+    assert jobs.get("0123456789ab") is None
+    assert jobs.update("0123456789ab", name="x") is None
+    assert jobs.delete("0123456789ab") is False
+    assert jobs.list() == []
+
+
+def test_what_is_given_changes_and_the_rest_stays(jobs: Any) -> None:
+    made = jobs.create(JOB)
+    changed = jobs.update(made["id"], name="Evening news", repeat={"times": 3, "completed": 1}, model=None)
+    assert changed == {**made, "name": "Evening news", "repeat": {"times": 3, "completed": 1}, "model": None}
+    assert jobs.get(made["id"]) == changed
+
+
+def test_a_deleted_job_is_gone(jobs: Any) -> None:
+    kept, gone = make(jobs, 1), make(jobs, 2)
+    assert jobs.delete(gone) is True
+    assert jobs.delete(gone) is False
+    assert ids(jobs.list()) == [kept]
+    assert ids(jobs.due(10.0)) == [kept]
+
+
+def test_the_list_can_be_narrowed_to_an_owner_and_to_enabled_jobs(jobs: Any) -> None:
+    first = make(jobs, 1, owner="a")
+    second = make(jobs, 2, owner="b")
+    third = make(jobs, 3, owner="a", enabled=False)
+    assert set(ids(jobs.list())) == {first, second, third}
+    assert set(ids(jobs.list(owner="a"))) == {first, third}
+    assert set(ids(jobs.list(include_disabled=False))) == {first, second}
+    assert ids(jobs.list(owner="a", include_disabled=False)) == [first]
+    assert jobs.list(owner="c") == []
+
+
+def test_jobs_outlive_the_process(tmp_path: Path) -> None:
+    with contextlib.closing(open_store(url(tmp_path / "state.db"))) as store:
+        made = store.jobs.create(JOB)
+    with contextlib.closing(open_store(url(tmp_path / "state.db"))) as store:
+        assert store.jobs.list() == [made]
+
+
+# ---- when their time has come
+
+
+def test_due_are_the_enabled_jobs_whose_time_has_come_the_longest_waiting_first(jobs: Any) -> None:
+    late, later, future = make(jobs, 20), make(jobs, 10), make(jobs, 30)
+    make(jobs, 5, enabled=False)
+    make(jobs, 6, next_run_at=None)
+    assert ids(jobs.due(20.0)) == [later, late]
+    assert ids(jobs.due(9.9)) == []
+    assert ids(jobs.due(1000.0)) == [later, late, future]
+
+
+def test_asking_what_is_due_gives_nothing_away(jobs: Any) -> None:
+    name = make(jobs, 1)
+    assert ids(jobs.due(5.0)) == ids(jobs.due(5.0)) == [name]
+    assert ids(jobs.claim_due(5.0, "me")) == [name]
+
+
+def test_a_job_is_given_to_one_caller(jobs: Any) -> None:
+    names = [make(jobs, number) for number in range(1, 4)]
+    given = jobs.claim_due(10.0, "a")
+    assert ids(given) == names
+    assert given[0]["prompt"] == JOB["prompt"]
+    assert jobs.claim_due(10.0, "b") == []
+    assert jobs.claim_due(10.0, "a") == []
+
+
+def test_no_more_are_given_than_asked_for(jobs: Any) -> None:
+    names = [make(jobs, number) for number in range(1, 16)]
+    assert ids(jobs.claim_due(100.0, "a", limit=4)) == names[:4]
+    assert ids(jobs.claim_due(100.0, "b")) == names[4:14]
+    assert ids(jobs.claim_due(100.0, "c")) == names[14:]
+
+
+def test_a_job_whose_holder_lets_its_time_pass_is_given_again(jobs: Any) -> None:
+    name = make(jobs, 1)
+    assert ids(jobs.claim_due(10.0, "a", ttl=300)) == [name]
+    assert jobs.claim_due(309.0, "b") == []
+    assert ids(jobs.claim_due(311.0, "b")) == [name]
+
+
+def test_a_job_given_back_is_due_at_its_next_time(jobs: Any) -> None:
+    name = make(jobs, 1)
+    jobs.claim_due(10.0, "a")
+    jobs.finish(name, next_run_at=50.0, last_run_at=10.0, last_status="ok", last_run_id="run_1")
+    assert jobs.claim_due(49.0, "b") == []
+    [again] = jobs.claim_due(50.0, "b")
+    assert again["id"] == name
+    assert (again["last_status"], again["last_run_id"], again["last_run_at"]) == ("ok", "run_1", 10.0)
+
+
+def test_a_job_given_back_with_its_old_time_is_due_at_once(jobs: Any) -> None:
+    name = make(jobs, 1)
+    jobs.claim_due(10.0, "a")
+    jobs.finish(name)
+    assert ids(jobs.claim_due(10.0, "b")) == [name]
+
+
+def test_a_job_that_is_over_is_never_due_again(jobs: Any) -> None:
+    name = make(jobs, 1)
+    jobs.claim_due(10.0, "a")
+    jobs.finish(name, next_run_at=None, enabled=False, state="completed")
+    assert jobs.due(1e12) == []
+    assert jobs.get(name)["state"] == "completed"
+
+
+def test_changing_a_job_does_not_give_it_away_twice(jobs: Any) -> None:
+    name = make(jobs, 1)
+    jobs.claim_due(10.0, "a")
+    jobs.update(name, name="other")
+    assert jobs.claim_due(11.0, "b") == []
+
+
+def test_a_disabled_job_is_not_due_until_it_is_enabled(jobs: Any) -> None:
+    name = make(jobs, 1)
+    jobs.update(name, enabled=False, state="paused", paused_reason="holidays")
+    assert jobs.claim_due(10.0, "a") == []
+    jobs.update(name, enabled=True)
+    assert ids(jobs.claim_due(10.0, "a")) == [name]
+
+
+def test_among_threads_each_job_is_given_once(jobs: Any) -> None:
+    names = {make(jobs, number) for number in range(1, 41)}
+
+    def take(number: int) -> list[str]:
+        taken: list[str] = []
+        while given := jobs.claim_due(100.0, f"thread {number}", limit=3):
+            taken += ids(given)
+        return taken
+
+    taken = [name for names_of_one in at_once(8, take) for name in names_of_one]
+    assert len(taken) == 40
+    assert set(taken) == names

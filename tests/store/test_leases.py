@@ -1,0 +1,292 @@
+"""Leases: one holder at a time, tokens that only grow, and writes that name theirs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from hermes.store.base import LeaseLost
+from hermes.store.bundle import open_store
+from hermes.store.leases import this_process
+
+from .tools import Turn, at_once, look, texts, url
+
+NAME = "session:s"
+
+
+@pytest.fixture(params=["file", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    where = url(tmp_path / "state.db") if request.param == "file" else "sqlite://"
+    with contextlib.closing(open_store(where)) as store:
+        store.sessions.create_session("s", "cli")
+        yield store
+
+
+def test_a_free_lease_is_given_and_a_held_one_is_not(store: Any) -> None:
+    assert store.leases.holder(NAME) is None
+    token = store.leases.acquire(NAME, "a", 60)
+    assert isinstance(token, int)
+    assert store.leases.holder(NAME) == "a"
+    assert store.leases.acquire(NAME, "b", 60) is None
+    assert store.leases.holder(NAME) == "a"
+
+
+def test_the_same_holder_does_not_get_it_twice(store: Any) -> None:
+    store.leases.acquire(NAME, this_process(), 60)
+    assert store.leases.acquire(NAME, this_process(), 60) is None
+
+
+def test_tokens_grow_by_one_with_each_acquisition(store: Any) -> None:
+    tokens = []
+    for _ in range(5):
+        tokens.append(store.leases.acquire(NAME, "a", 60))
+        store.leases.release(NAME, tokens[-1])
+    assert tokens == list(range(tokens[0], tokens[0] + 5))
+
+
+def test_a_refused_acquisition_costs_no_token(store: Any) -> None:
+    first = store.leases.acquire(NAME, "a", 60)
+    for _ in range(3):
+        store.leases.acquire(NAME, "b", 60)
+    store.leases.release(NAME, first)
+    assert store.leases.acquire(NAME, "b", 60) == first + 1
+
+
+def test_names_do_not_disturb_each_other(store: Any) -> None:
+    tokens = [store.leases.acquire(name, "a", 60) for name in ("session:x", "session:y", "job:x", "maintenance")]
+    assert None not in tokens
+    store.leases.release("session:x", tokens[0])
+    assert [store.leases.holder(name) for name in ("session:x", "session:y", "job:x")] == [None, "a", "a"]
+
+
+def test_a_lease_whose_time_is_up_is_free(store: Any) -> None:
+    first = store.leases.acquire(NAME, "a", 0)
+    assert store.leases.holder(NAME) is None
+    assert store.leases.acquire(NAME, "b", 60) == first + 1
+    assert store.leases.holder(NAME) == "b"
+
+
+def test_a_renewed_lease_lasts(store: Any) -> None:
+    token = store.leases.acquire(NAME, "a", 60)
+    assert store.leases.renew(NAME, token, 0) is True
+    assert store.leases.holder(NAME) is None
+    other = store.leases.acquire(NAME, "b", 60)
+    assert store.leases.renew(NAME, other, 120) is True
+    assert store.leases.holder(NAME) == "b"
+
+
+def test_only_the_current_token_renews(store: Any) -> None:
+    first = store.leases.acquire(NAME, "a", 0)
+    second = store.leases.acquire(NAME, "b", 60)
+    assert store.leases.renew(NAME, first, 60) is False
+    assert store.leases.renew(NAME, second + 1, 60) is False
+    assert store.leases.renew("session:unknown", 1, 60) is False
+    assert store.leases.holder(NAME) == "b"
+
+
+def test_a_released_lease_is_not_renewed(store: Any) -> None:
+    token = store.leases.acquire(NAME, "a", 60)
+    store.leases.release(NAME, token)
+    assert store.leases.renew(NAME, token, 60) is False
+    assert store.leases.holder(NAME) is None
+
+
+def test_only_the_current_token_releases(store: Any) -> None:
+    first = store.leases.acquire(NAME, "a", 0)
+    store.leases.acquire(NAME, "b", 60)
+    store.leases.release(NAME, first)
+    store.leases.release("session:unknown", 1)
+    assert store.leases.holder(NAME) == "b"
+
+
+def test_tokens_go_on_growing_after_a_restart(tmp_path: Path) -> None:
+    tokens = []
+    for _ in range(3):
+        with contextlib.closing(open_store(url(tmp_path / "state.db"))) as store:
+            tokens.append(store.leases.acquire(NAME, "a", 0))
+    assert tokens == list(range(tokens[0], tokens[0] + 3))
+
+
+def test_tokens_go_on_growing_after_a_session_of_the_same_name_was_deleted(store: Any) -> None:
+    first = store.leases.acquire(NAME, "a", 60)
+    store.leases.release(NAME, first)
+    store.sessions.delete_session("s")
+    store.sessions.create_session("s", "cli")
+    assert store.leases.acquire(NAME, "a", 60) > first
+
+
+def test_among_threads_one_gains_it(store: Any) -> None:
+    tokens = at_once(16, lambda number: store.leases.acquire(NAME, f"thread {number}", 60))
+    assert sum(token is not None for token in tokens) == 1
+
+
+# ---- fenced writes
+
+
+def tool_started(turn: Turn) -> None:
+    turn.append(turn.event("tool.started", 1, call_id="c", name="n", args={}, effect="effect"), sync=True)
+
+
+WRITES: dict[str, Callable[[Turn], Any]] = {
+    "a message": lambda turn: turn.store.sessions.append_message("s", "user", "late", lease_token=turn.token),
+    "an event": lambda turn: turn.append(turn.event("notice", 1, level="info", code="c", message="m")),
+    "a synced event": tool_started,
+    "an event with its row": lambda turn: turn.complete("msg_1", "late"),
+    "open text": lambda turn: turn.store.runs.put_partials(turn.run_id, turn.token, [turn.grown("msg_1", "late")]),
+    "the end": lambda turn: turn.end(),
+}
+
+
+@pytest.fixture(params=WRITES.values(), ids=list(WRITES))
+def write(request: pytest.FixtureRequest) -> Callable[[Turn], Any]:
+    return request.param
+
+
+@pytest.fixture
+def turn(store: Any) -> Turn:
+    turn = Turn(store, "s", token=store.leases.acquire(NAME, "a", 60))
+    turn.begin()
+    return turn
+
+
+def state(turn: Turn) -> Any:
+    """All that a turn can change."""
+    events = [event.as_dict() for event in turn.store.runs.read(turn.run_id, 0, 1000)]
+    session = turn.store.sessions.get_session("s")
+    return events, texts(turn.store.sessions, "s"), session, turn.store.runs.get(turn.run_id).state
+
+
+def test_a_write_under_the_current_token_is_accepted(turn: Turn, write: Callable[[Turn], Any]) -> None:
+    before = state(turn)
+    write(turn)
+    assert state(turn) != before
+
+
+def lose_by_release(turn: Turn) -> None:
+    turn.store.leases.release(NAME, turn.token)
+
+
+def lose_by_taking_over(turn: Turn) -> None:
+    turn.store.leases.renew(NAME, turn.token, 0)
+    assert turn.store.leases.acquire(NAME, "b", 60)
+
+
+def lose_by_release_and_taking_over(turn: Turn) -> None:
+    turn.store.leases.release(NAME, turn.token)
+    assert turn.store.leases.acquire(NAME, "b", 60)
+
+
+def lose_by_a_wrong_number(turn: Turn) -> None:
+    turn.token += 1
+
+
+def lose_by_the_number_of_another_session(turn: Turn) -> None:
+    for _ in range(3):
+        turn.token = turn.store.leases.acquire("session:other", "a", 0)
+
+
+@pytest.mark.parametrize(
+    "lose",
+    [
+        lose_by_release,
+        lose_by_taking_over,
+        lose_by_release_and_taking_over,
+        lose_by_a_wrong_number,
+        lose_by_the_number_of_another_session,
+    ],
+    ids=lambda lose: lose.__name__,
+)
+def test_a_write_under_any_other_token_is_refused_and_changes_nothing(
+    turn: Turn, write: Callable[[Turn], Any], lose: Callable[[Turn], None]
+) -> None:
+    lose(turn)
+    before = state(turn)
+    with pytest.raises(LeaseLost):
+        write(turn)
+    assert state(turn) == before
+
+
+def test_the_new_holder_writes_where_the_old_one_may_not(turn: Turn) -> None:
+    turn.store.leases.renew(NAME, turn.token, 0)
+    old, turn.token = turn.token, turn.store.leases.acquire(NAME, "b", 60)
+    turn.complete("msg_1", "from the new one")
+    turn.token = old
+    with pytest.raises(LeaseLost):
+        turn.complete("msg_2", "from the old one")
+    assert texts(turn.store.sessions, "s") == ["What is the time?", "from the new one"]
+
+
+def test_a_message_without_a_token_is_not_fenced(turn: Turn) -> None:
+    lose_by_taking_over(turn)
+    turn.store.sessions.append_message("s", "user", "by hand")
+    assert texts(turn.store.sessions, "s")[-1] == "by hand"
+
+
+def test_a_lease_is_kept_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    with contextlib.closing(open_store(url(path))) as store:
+        token = store.leases.acquire(NAME, "a", 60)
+        assert look(path, "SELECT name, holder, token FROM leases") == [(NAME, "a", token)]
+
+
+# ---- against a model
+
+
+class Leases(RuleBasedStateMachine):
+    """Any order of calls, beside what should come of them. A lease of no time has lapsed at once."""
+
+    names = st.sampled_from(["session:a", "session:b"])
+    ttls = st.sampled_from([0.0, 1000.0])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = open_store("sqlite://")
+        self.last: dict[str, int] = {}
+        self.held: dict[str, str] = {}
+        self.released: set[str] = set()
+
+    @rule(name=names, holder=st.sampled_from(["x", "y"]), ttl=ttls)
+    def acquire(self, name: str, holder: str, ttl: float) -> None:
+        token = self.store.leases.acquire(name, holder, ttl)
+        assert (token is None) == (name in self.held)
+        if token is not None:
+            assert token > self.last.get(name, 0)
+            self.last[name] = token
+            self.released.discard(name)
+            if ttl:
+                self.held[name] = holder
+
+    @rule(name=names, back=st.integers(0, 2))
+    def release(self, name: str, back: int) -> None:
+        self.store.leases.release(name, self.last.get(name, 0) - back)
+        if not back:
+            self.held.pop(name, None)
+            self.released.add(name)
+
+    @rule(name=names, back=st.integers(0, 2), ttl=ttls)
+    def renew(self, name: str, back: int, ttl: float) -> None:
+        if not back and name not in self.held and name not in self.released:
+            return  # whether a lease that lapsed and that nobody took can be renewed is left open
+        done = self.store.leases.renew(name, self.last.get(name, 0) - back, ttl)
+        assert done == (not back and name in self.held)
+        if done and not ttl:
+            del self.held[name]
+
+    @invariant()
+    def holders_are_known(self) -> None:
+        for name in ("session:a", "session:b"):
+            assert self.store.leases.holder(name) == self.held.get(name)
+
+    def teardown(self) -> None:
+        self.store.close()
+
+
+TestLeasesInAnyOrder = Leases.TestCase
+TestLeasesInAnyOrder.settings = settings(max_examples=50)

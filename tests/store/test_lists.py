@@ -1,0 +1,208 @@
+"""Sessions are listed by filters, page by page, the best match first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hermes.store.sessions import SessionDB
+
+from .conftest import listed, raw, talk
+
+
+@pytest.fixture
+def many(db: SessionDB) -> SessionDB:
+    """Six sessions of different kinds."""
+    talk(db, "a", "hi", source="cli", cwd="/work/one", owner="alice")
+    talk(db, "b", "hi", source="cron", cwd="/work", session_key="k1")
+    talk(db, "c", "hi", source="cli", cwd="/home", owner="bob", session_key="k1")
+    talk(db, "d", "hi", source="api_server", session_key="k2")
+    talk(db, "delegate", "hi", source="subagent", kind="delegate", parent_session_id="a", owner="alice")
+    talk(db, "old", "hi", source="cli")
+    db.update_session("old", archived=True)
+    return db
+
+
+FILTERS: list[tuple[dict[str, Any], list[str]]] = [
+    ({}, ["a", "b", "c", "d"]),
+    ({"source": "cli"}, ["a", "c"]),
+    ({"source": "nobody"}, []),
+    ({"cwd_prefix": "/work"}, ["a", "b"]),
+    ({"cwd_prefix": "/work/"}, ["a"]),
+    ({"cwd_prefix": "%"}, []),
+    ({"cwd_prefix": "/w_rk"}, []),
+    ({"owner": "alice"}, ["a"]),
+    ({"owner": "default"}, ["b", "d"]),
+    ({"session_key": "k1"}, ["b", "c"]),
+    ({"session_key": "k1", "owner": "bob"}, ["c"]),
+    ({"include_children": True}, ["a", "b", "c", "d", "delegate"]),
+    ({"include_children": True, "owner": "alice"}, ["a", "delegate"]),
+    ({"archived": True}, ["old"]),
+    ({"archived": "all"}, ["a", "b", "c", "d", "old"]),
+    ({"archived": "all", "include_children": True}, ["a", "b", "c", "d", "delegate", "old"]),
+    ({"search": "b"}, ["b"]),
+    ({"search": "d", "source": "cli"}, []),
+]
+
+
+@pytest.mark.parametrize(("filters", "found"), FILTERS)
+def test_every_filter_and_its_count(many: SessionDB, filters: dict[str, Any], found: list[str]) -> None:
+    assert (sorted(listed(many, **filters)), many.count_sessions(**filters)) == (found, len(found))
+
+
+def test_a_branch_is_listed_like_a_root(db: SessionDB) -> None:
+    talk(db, "s", "hi")
+    fork = db.fork_session("s")
+    assert (sorted(listed(db)), db.count_sessions()) == (sorted(["s", fork]), 2)
+
+
+def test_an_empty_store_lists_nothing(db: SessionDB) -> None:
+    assert (db.list_sessions(), db.count_sessions()) == ([], 0)
+
+
+# ---- rows
+
+
+def test_a_row_has_preview_and_activity_but_no_prompts(db: SessionDB) -> None:
+    talk(db, "s", "hi", title="Plans", system_prompt="secret words", instructions="private words")
+    [row] = db.list_sessions()
+    assert (row["id"], row["title"], row["preview"], row["message_count"]) == ("s", "Plans", "hi", 1)
+    assert row["last_active"] >= row["started_at"]
+    assert "secret words" not in str(row)
+
+
+def test_a_preview_has_60_characters(db: SessionDB) -> None:
+    text = "".join(f"{n:02d} words " for n in range(50))
+    talk(db, "s", text, "an answer")
+    [row] = db.list_sessions()
+    assert (len(row["preview"]) <= 60, row["preview"][:50]) == (True, text[:50])
+
+
+@pytest.mark.parametrize("letter", ["日", "é", "👍"])
+def test_a_preview_counts_characters_in_every_script(db: SessionDB, letter: str) -> None:
+    talk(db, "s", letter * 200)
+    preview = db.list_sessions()[0]["preview"]
+    assert 50 <= preview.count(letter) <= 60
+    assert len(preview) <= 60
+
+
+def test_a_preview_of_parts_is_their_text(db: SessionDB) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "QUJD" * 5000}}
+    talk(db, "s", [image, {"type": "text", "text": "What is this?"}])
+    preview = db.list_sessions()[0]["preview"]
+    assert "What is this?" in preview
+    assert "QUJD" not in preview
+
+
+def test_a_session_without_messages_has_no_preview(db: SessionDB) -> None:
+    db.create_session("s", "cli")
+    assert not db.list_sessions()[0]["preview"]
+
+
+# ---- order and pages
+
+
+def test_the_last_active_comes_first_unless_asked_otherwise(db: SessionDB) -> None:
+    for id in "abc":
+        talk(db, id, "hi")
+    db.append_message("a", "assistant", "hello")
+    assert (listed(db), listed(db, order="started_at")) == (["a", "c", "b"], ["c", "b", "a"])
+
+
+def test_an_order_that_does_not_exist_is_refused(db: SessionDB) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        db.list_sessions(order="id; drop table sessions")
+
+
+def test_twenty_are_listed_unless_asked_otherwise(db: SessionDB) -> None:
+    for n in range(22):
+        db.create_session(f"s{n:02d}", "cli")
+    newest = [f"s{n:02d}" for n in range(21, -1, -1)]
+    assert listed(db) == newest[:20]
+    assert listed(db, limit=5, offset=3) == newest[3:8]
+    assert (listed(db, limit=100), listed(db, offset=22)) == (newest, [])
+
+
+def pages(db: SessionDB, size: int, between: Any = lambda: None, **filters: Any) -> list[str]:
+    """Every id, page by page."""
+    found: list[str] = []
+    cursor = None
+    while rows := db.list_sessions(limit=size, cursor=cursor, **filters):
+        found += [row["id"] for row in rows]
+        cursor = rows[-1]["cursor"]
+        between()
+    return found
+
+
+@pytest.mark.parametrize("order", ["last_active", "started_at"])
+@pytest.mark.parametrize("size", [1, 3, 7, 100])
+def test_pages_have_neither_gap_nor_repetition(db: SessionDB, order: str, size: int) -> None:
+    for n in range(14):
+        talk(db, f"s{n}", "hi", source="cli" if n % 2 else "cron")
+    db.append_message("s3", "user", "again")
+    assert pages(db, size, order=order) == listed(db, limit=100, order=order)
+    assert pages(db, size, order=order, source="cli") == listed(db, limit=100, order=order, source="cli")
+
+
+def test_pages_have_no_gap_between_sessions_of_the_same_moment(file_db: SessionDB) -> None:
+    for n in range(9):
+        talk(file_db, f"s{n}", "hi")
+    raw(file_db, "update sessions set last_active = 1000, started_at = 1000")
+    found = pages(file_db, 2)
+    assert (sorted(found), len(found)) == ([f"s{n}" for n in range(9)], 9)
+
+
+def test_sessions_that_arrive_while_paging_repeat_nothing(db: SessionDB) -> None:
+    for n in range(9):
+        talk(db, f"s{n}", "hi")
+    arrivals = iter(range(100))
+    found = pages(db, 2, between=lambda: talk(db, f"new{next(arrivals)}", "hi"))
+    assert found == [f"s{n}" for n in range(8, -1, -1)]
+
+
+@pytest.mark.parametrize("cursor", ["nonsense", "!", "0", "é", '{"a": 1}'])
+def test_a_cursor_nobody_was_given_is_refused(db: SessionDB, cursor: str) -> None:
+    talk(db, "s", "hi")
+    with pytest.raises(ValueError, match=r"\w"):
+        db.list_sessions(cursor=cursor)
+
+
+# ---- search in titles and ids
+
+
+def test_exact_comes_before_prefix_before_part(db: SessionDB) -> None:
+    for id, title in [
+        ("1", "plan"),
+        ("2", "planning"),
+        ("3", "my plan"),
+        ("x-plan", None),
+        ("plan-x", None),
+        ("n", "no"),
+    ]:
+        db.create_session(id, "cli", title=title)
+    for id in ("3", "x-plan"):
+        db.append_message(id, "user", "the most recent")
+    found = listed(db, search="plan")
+    assert (found[0], set(found[1:3]), set(found[3:])) == ("1", {"2", "plan-x"}, {"3", "x-plan"})
+    assert db.count_sessions(search="plan") == 5
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_pages_of_a_search_have_neither_gap_nor_repetition(db: SessionDB, size: int) -> None:
+    for n, title in enumerate(["plan", "my plan", "planning", "a plan b", "plans", "no", "the plan"]):
+        db.create_session(f"s{n}", "cli", title=title)
+    assert pages(db, size, search="plan") == listed(db, search="plan")
+
+
+def test_an_exact_id_comes_first_too(db: SessionDB) -> None:
+    db.create_session("plan", "cli")
+    db.create_session("x", "cli", title="plan to do")
+    assert listed(db, search="plan") == ["plan", "x"]
+
+
+@pytest.mark.parametrize(("text", "found"), [("100%", ["p"]), ("a_b", ["u"]), ("%", ["p"]), ("_", ["u"]), ("\\", [])])
+def test_signs_in_a_search_mean_themselves(db: SessionDB, text: str, found: list[str]) -> None:
+    for id, title in {"p": "100% sure", "u": "a_b", "n": "axb 1000"}.items():
+        db.create_session(id, "cli", title=title)
+    assert listed(db, search=text) == found

@@ -1,0 +1,654 @@
+"""Messages come back as they went in, in order, in windows, and in the shape a model is given."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hermes.store.base import LeaseLost
+from hermes.store.bundle import Store
+from hermes.store.sessions import SessionDB
+
+from .conftest import call, contents, raw, talk
+
+PARTS = [
+    {"type": "text", "text": "What is this?"},
+    {"type": "image_url", "image_url": {"url": "https://example.com/a.png", "detail": "low"}},
+]
+
+FIELDS: dict[str, Any] = {
+    "tool_name": "clock",
+    "tool_calls": [call("c1", arguments='{"zone": "UTC"}'), call("c2")],
+    "tool_call_id": "c1",
+    "token_count": 12,
+    "finish_reason": "stop",
+    "reasoning": "Let me think.",
+    "timestamp": 1_700_000_000.25,
+    "run_id": "run_1",
+    "synthetic": True,
+}
+
+ROW_KEYS = {
+    "id",
+    "session_id",
+    "role",
+    "content",
+    "tool_calls",
+    "tool_call_id",
+    "tool_name",
+    "timestamp",
+    "token_count",
+    "finish_reason",
+    "reasoning",
+    "active",
+    "compacted",
+    "synthetic",
+    "run_id",
+}
+
+
+def data_url(size: int, letter: str = "A", media: str = "image/png") -> str:
+    """A data URL of exactly this many characters."""
+    head = f"data:{media};base64,"
+    return head + letter * (size - len(head))
+
+
+def picture(url: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": {"url": url}}]
+
+
+def blobs(db: SessionDB) -> int:
+    return int(raw(db, "select count(*) from blobs")[0][0])
+
+
+# ---- appending
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_every_field_comes_back(db: SessionDB, field: str) -> None:
+    db.create_session("s", "cli")
+    db.append_message("s", "assistant", "x", **{field: FIELDS[field]})
+    assert db.get_messages("s")[0][field] == FIELDS[field]
+
+
+def test_a_message_of_text_alone_has_every_key(db: SessionDB) -> None:
+    before = time.time()
+    [id] = talk(db, "s", "hello")
+    [row] = db.get_messages("s")
+    assert row.keys() >= ROW_KEYS
+    assert (row["id"], row["session_id"], row["role"], row["content"]) == (id, "s", "user", "hello")
+    assert (bool(row["active"]), bool(row["compacted"]), bool(row["synthetic"])) == (True, False, False)
+    assert before <= row["timestamp"] <= time.time()
+    assert not row["tool_calls"]
+
+
+def test_ids_grow_over_all_sessions(db: SessionDB) -> None:
+    ids = [*talk(db, "a", "1", "2"), *talk(db, "b", "3"), db.append_message("a", "user", "4")]
+    assert ids == sorted(set(ids))
+
+
+def test_a_message_for_a_session_that_is_not_there_is_an_error(db: SessionDB) -> None:
+    with pytest.raises(KeyError):
+        db.append_message("s", "user", "hello")
+    assert (db.get_session("s"), db.get_messages("s")) == (None, [])
+
+
+@pytest.mark.parametrize("role", ["", "wizard"])
+def test_a_role_that_does_not_exist_is_refused(db: SessionDB, role: str) -> None:
+    db.create_session("s", "cli")
+    with pytest.raises(ValueError, match=r"\w"):
+        db.append_message("s", role, "hello")
+    assert db.get_messages("s") == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        "",
+        "text",
+        " \r\n\t ",
+        "[]",
+        '[{"type": "text", "text": "x"}]',
+        "null",
+        [],
+        PARTS,
+        [{"type": "text", "text": ""}],
+        [{"type": "thing", "n": 2**70, "f": 1e300}],
+        [{"type": "thing", "n": 1, "f": 1.5, "deep": {"a": [None, True, "ä"]}}],
+        "日本語のテキスト",
+        "a\u200bb",
+        "👩‍👩‍👧 e\u0301",
+    ],
+)
+def test_content_comes_back_as_it_was(db: SessionDB, content: Any) -> None:
+    talk(db, "s", content)
+    assert contents(db, "s") == [content]
+    assert db.get_messages_as_conversation("s") == [{"role": "user", "content": content}]
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), max_size=5))
+def test_any_text_comes_back(texts: list[str]) -> None:
+    db = SessionDB(":memory:")
+    talk(db, "s", *texts)
+    assert contents(db, "s") == texts
+    db.close()
+
+
+@pytest.mark.parametrize("bad", ["a\ud800b", "a\udfffb", "a\x00b", "a\udc00\ud800b", "\x00", "\ud83d"])
+@pytest.mark.parametrize("field", ["content", "reasoning", "api_content", "tool_name", "tool_call_id", "finish_reason"])
+def test_what_cannot_be_stored_is_replaced(db: SessionDB, field: str, bad: str) -> None:
+    db.create_session("s", "cli")
+    db.append_message("s", "tool", **({"content": "x"} | {field: bad}))
+    seen = (
+        db.get_messages_as_conversation("s")[0]["content"] if field == "api_content" else db.get_messages("s")[0][field]
+    )
+    assert "\x00" not in seen
+    assert seen.encode()
+    assert (seen[0], seen[-1]) == ("a", "b") if bad[0] == "a" else seen
+
+
+@pytest.mark.parametrize("bad", ["a\ud800b", "a\x00b"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"content": [{"type": "text", "text": "BAD"}]},
+        {"content": [{"BAD": 1}]},
+        {"content": "x", "tool_calls": [call("BAD", arguments="BAD")]},
+        {"content": "x", "opaque": {"chat_completions": {"note": "BAD"}}},
+        {"content": "x", "api_content": [{"type": "text", "text": "BAD"}]},
+    ],
+)
+def test_no_structure_makes_a_write_fail(db: SessionDB, fields: dict[str, Any], bad: str) -> None:
+    def spoil(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {spoil(key): spoil(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [spoil(item) for item in value]
+        return bad if value == "BAD" else value
+
+    db.create_session("s", "cli")
+    db.append_message("s", "assistant", **spoil(fields))
+    assert json.dumps(db.get_messages_as_conversation("s"), ensure_ascii=False).encode()
+    assert json.dumps(db.get_messages("s"), ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize("field", ["content", "api_content", "opaque"])
+def test_structure_may_be_as_deep_as_json_can_be_read(db: SessionDB, field: str) -> None:
+    deep = json.loads('{"a":' * 800 + "1" + "}" * 800)
+    db.create_session("s", "cli")
+    db.append_message("s", "user", **({"content": "x"} | {field: deep if field == "opaque" else [deep]}))
+    assert len(db.get_messages_as_conversation("s")) == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"content": 7},
+        {"content": {"type": "text"}},
+        {"timestamp": float("nan")},
+        {"timestamp": "yesterday"},
+        {"token_count": 2**70},
+        {"tool_calls": "all"},
+    ],
+    ids=str,
+)
+def test_an_argument_of_the_wrong_kind_is_refused(db: SessionDB, wrong: dict[str, Any]) -> None:
+    db.create_session("s", "cli")
+    with pytest.raises(ValueError, match=r"\w"):
+        db.append_message("s", "user", **({"content": "x"} | wrong))
+    assert (db.get_messages("s"), db.get_session("s")["message_count"]) == ([], 0)
+
+
+def test_titles_and_prompts_may_hold_anything_too(db: SessionDB) -> None:
+    db.create_session("s", "cli\ud800", instructions="a\x00\ud800b", system_prompt="\x00", cwd="/\udcff")
+    db.set_session_title("s", "a\ud800b")
+    assert json.dumps(db.get_session("s"), ensure_ascii=False).encode()
+
+
+def test_fifty_megabytes_come_back(db: SessionDB) -> None:
+    text = "Fifty megabytes of text. " * 2_000_000
+    talk(db, "s", text)
+    assert contents(db, "s") == [text]
+
+
+# ---- large data
+
+
+def test_a_large_data_url_is_kept_once_and_put_back(file_db: SessionDB) -> None:
+    url = data_url(50_000)
+    talk(file_db, "a", picture(url), "nice", picture(url))
+    talk(file_db, "b", [*picture(url), *picture(url)])
+    assert (blobs(file_db), contents(file_db, "a")) == (1, [picture(url), "nice", picture(url)])
+    assert contents(file_db, "b") == [[*picture(url), *picture(url)]]
+    [[longest]] = raw(file_db, "select max(length(coalesce(parts, '')) + length(coalesce(content, ''))) from messages")
+    assert longest < 2000
+
+
+@pytest.mark.parametrize(("size", "kept"), [(4096, 0), (4097, 1)])
+def test_a_data_url_is_large_from_4097_characters_on(file_db: SessionDB, size: int, kept: int) -> None:
+    talk(file_db, "s", picture(data_url(size)))
+    assert (blobs(file_db), contents(file_db, "s")) == (kept, [picture(data_url(size))])
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        data_url(10_001),
+        data_url(10_003, "/"),
+        data_url(10_000) + "==",
+        data_url(9_998) + "B==",
+        data_url(10_000, "é"),
+        data_url(10_000, "%41"),
+        data_url(5_000) + "\n" + "A" * 5_000,
+        data_url(10_000, media="IMAGE/PNG"),
+        data_url(10_000, media="text/plain;charset=utf-8"),
+        data_url(10_000, media=""),
+        "data:image/svg+xml;utf8," + "<svg/>" * 2000,
+        "data:," + "x" * 10_000,
+        "data:" + "x" * 10_000,
+        "DATA:image/png;base64," + "AAAA" * 2500,
+    ],
+)
+def test_every_kind_of_data_url_comes_back_letter_by_letter(db: SessionDB, url: str) -> None:
+    talk(db, "s", picture(url), url, f"before {url} after\n![x]({url})")
+    assert contents(db, "s") == [picture(url), url, f"before {url} after\n![x]({url})"]
+
+
+def test_large_data_comes_back_wherever_it_was(db: SessionDB) -> None:
+    url = data_url(20_000)
+    arguments = json.dumps({"image": url})
+    db.create_session("s", "cli")
+    db.append_message("s", "user", "x", api_content=picture(url))
+    db.append_message("s", "assistant", None, tool_calls=[call("c", arguments=arguments)])
+    db.append_message("s", "tool", url, tool_call_id="c")
+    assert db.get_messages_as_conversation("s") == [
+        {"role": "user", "content": picture(url)},
+        {"role": "assistant", "content": None, "tool_calls": [call("c", arguments=arguments)]},
+        {"role": "tool", "content": url, "tool_call_id": "c"},
+    ]
+
+
+def test_large_data_goes_with_the_last_row_that_shows_it(file_db: SessionDB) -> None:
+    url = data_url(50_000)
+    for id in ("a", "b"):
+        talk(file_db, id, picture(url), "ok", picture(url))
+    file_db.delete_session("a")
+    between = (blobs(file_db), contents(file_db, "b"))
+    file_db.delete_session("b")
+    assert between == (1, [picture(url), "ok", picture(url)])
+    assert blobs(file_db) == 0
+
+
+def test_large_data_of_a_hidden_row_stays(file_db: SessionDB) -> None:
+    url = data_url(50_000)
+    ids = talk(file_db, "s", "hi", "hello", picture(url), "nice")
+    file_db.rewind_to_message("s", ids[2])
+    file_db.archive_and_compact("s", [{"role": "user", "content": "summary"}])
+    assert contents(file_db, "s", include_inactive=True)[2] == picture(url)
+
+
+PLACES: dict[str, dict[str, Any]] = {
+    "a part": {"content": picture(data_url(20_000))},
+    "two parts": {"content": picture(data_url(20_000)) * 2},
+    "text": {"content": data_url(20_000)},
+    "within text": {"content": f"see {data_url(20_000)} and {data_url(20_000)}"},
+    "words for the model": {"content": "x", "api_content": picture(data_url(20_000))},
+    "arguments": {"content": None, "tool_calls": [call("c", arguments=json.dumps({"image": data_url(20_000)}))]},
+    "opaque": {"content": "x", "opaque": {"x": {"image": data_url(20_000)}}},
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_no_large_data_is_left_behind(file_db: SessionDB, place: str) -> None:
+    file_db.create_session("s", "cli")
+    for _ in range(2):
+        file_db.append_message("s", "assistant", **PLACES[place])
+    fork = file_db.fork_session("s")
+    file_db.delete_session("s")
+    told = file_db.get_messages_as_conversation(fork)
+    file_db.archive_and_compact(fork, told)
+    assert file_db.get_messages_as_conversation(fork) == told
+    assert data_url(20_000) in json.dumps(told)
+    file_db.delete_session(fork)
+    assert blobs(file_db) == 0
+
+
+def test_whoever_writes_like_the_store_reads_no_data_of_others(file_db: SessionDB) -> None:
+    talk(file_db, "alice", picture(data_url(50_000)), data_url(50_000), owner="alice")
+    columns = raw(file_db, "select parts, content from messages where session_id = 'alice'")
+    stored = [text for row in columns for text in row if text]
+    told = [*stored, *([{"type": "text", "text": text}] for text in stored)]
+    told += [json.loads(text) for text in stored if text.startswith("[")]
+    talk(file_db, "bob", *told, owner="bob")
+    assert contents(file_db, "bob") == told
+
+
+# ---- counters
+
+
+def test_the_counters_of_a_session_move_with_its_messages(db: SessionDB) -> None:
+    talk(db, "s", "What time is it?")
+    db.append_message("s", "assistant", None, tool_calls=[call("c1"), call("c2")])
+    db.append_message("s", "tool", "1", tool_call_id="c1")
+    db.append_message("s", "tool", "2", tool_call_id="c2")
+    row = db.get_session("s")
+    assert (row["message_count"], row["tool_call_count"]) == (4, 2)
+
+
+def test_a_message_makes_its_session_active(db: SessionDB) -> None:
+    db.create_session("s", "cli")
+    before = time.time()
+    db.append_message("s", "user", "hello")
+    assert before <= db.get_session("s")["last_active"] <= time.time()
+
+
+# ---- windows
+
+
+@pytest.mark.parametrize(
+    ("window", "numbers"),
+    [
+        ({}, "0123456789"),
+        ({"limit": 3}, "012"),
+        ({"limit": 0}, ""),
+        ({"limit": 100}, "0123456789"),
+        ({"offset": 7}, "789"),
+        ({"offset": 2, "limit": 3}, "234"),
+        ({"offset": 10}, ""),
+        ({"after": 6}, "789"),
+        ({"after": 6, "limit": 2}, "78"),
+        ({"after": 9}, ""),
+        ({"before": 3}, "012"),
+        ({"before": 0}, ""),
+        ({"after": 2, "before": 6}, "345"),
+        ({"order": "desc"}, "9876543210"),
+        ({"order": "desc", "limit": 3}, "987"),
+        ({"order": "desc", "limit": 2, "offset": 3}, "65"),
+        ({"order": "desc", "before": 5, "limit": 3}, "432"),
+        ({"order": "desc", "after": 6}, "987"),
+        ({"order": "asc", "after": 3, "limit": 2, "offset": 1}, "56"),
+    ],
+)
+def test_windows_of_a_transcript(db: SessionDB, window: dict[str, Any], numbers: str) -> None:
+    db.create_session("s", "cli")
+    db.create_session("noise", "cli")
+    ids = []
+    for number in range(10):
+        ids.append(db.append_message("s", "user", str(number)))
+        db.append_message("noise", "user", "noise")
+    bounds = {f"{name}_id": ids[window[name]] for name in ("before", "after") if name in window}
+    rest = {name: value for name, value in window.items() if name not in ("before", "after")}
+    assert "".join(contents(db, "s", **bounds, **rest)) == numbers
+
+
+def test_an_order_that_does_not_exist_is_refused(db: SessionDB) -> None:
+    talk(db, "s", "hi")
+    with pytest.raises(ValueError, match=r"\w"):
+        db.get_messages("s", order="sideways; drop table messages")
+
+
+@pytest.mark.parametrize(
+    ("at", "window", "numbers"),
+    [
+        (7, None, "23456789ABC"),
+        (7, 2, "56789"),
+        (7, 0, "7"),
+        (0, 3, "0123"),
+        (14, 3, "BCDE"),
+        (7, 100, "0123456789ABCDE"),
+    ],
+)
+def test_the_neighbours_of_a_message(db: SessionDB, at: int, window: int | None, numbers: str) -> None:
+    db.create_session("s", "cli")
+    db.create_session("noise", "cli")
+    ids = []
+    for number in "0123456789ABCDE":
+        ids.append(db.append_message("s", "user", number))
+        db.append_message("noise", "user", "noise")
+    around = db.get_messages_around("s", ids[at], **({} if window is None else {"window": window}))
+    assert "".join(row["content"] for row in around) == numbers
+
+
+# ---- for the model
+
+
+def test_a_model_gets_exactly_what_it_needs(db: SessionDB) -> None:
+    opaque = {"codex_responses": [{"type": "reasoning", "encrypted_content": "x"}]}
+    db.create_session("s", "cli")
+    db.append_message("s", "user", "hi", timestamp=5.0, token_count=3, run_id="run_1")
+    db.append_message(
+        "s", "assistant", "", tool_calls=[call("c1")], reasoning="hm", opaque=opaque, finish_reason="stop"
+    )
+    db.append_message("s", "tool", "12:00", tool_call_id="c1", tool_name="clock")
+    db.append_message("s", "assistant", "Noon.", synthetic=True)
+    assert db.get_messages_as_conversation("s") == [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "", "tool_calls": [call("c1")], "opaque": opaque},
+        {"role": "tool", "content": "12:00", "tool_call_id": "c1", "tool_name": "clock"},
+        {"role": "assistant", "content": "Noon."},
+    ]
+
+
+def test_the_words_for_the_model_stand_in_for_the_content(db: SessionDB) -> None:
+    db.create_session("s", "cli")
+    db.append_message("s", "user", "hi", api_content="hi\n\n[context]")
+    db.append_message("s", "assistant", PARTS, api_content="")
+    db.append_message("s", "user", "plain", api_content=PARTS)
+    assert [m["content"] for m in db.get_messages_as_conversation("s")] == ["hi\n\n[context]", "", PARTS]
+    assert contents(db, "s") == ["hi", PARTS, "plain"]
+
+
+def test_an_unknown_session_is_an_empty_conversation(db: SessionDB) -> None:
+    assert db.get_messages_as_conversation("s") == []
+
+
+def test_results_stand_in_the_order_of_their_calls(db: SessionDB) -> None:
+    db.create_session("s", "cli")
+    for turn in ("x", "y"):
+        db.append_message("s", "user", turn)
+        db.append_message("s", "assistant", None, tool_calls=[call("c1"), call("c2"), call("c3")])
+        for id in ("c3", "c1", "c2"):
+            db.append_message("s", "tool", f"{turn}-{id}", tool_call_id=id)
+        db.append_message("s", "assistant", f"{turn}-done")
+    assert [m["content"] for m in db.get_messages_as_conversation("s")] == [
+        *["x", None, "x-c1", "x-c2", "x-c3", "x-done"],
+        *["y", None, "y-c1", "y-c2", "y-c3", "y-done"],
+    ]
+
+
+def test_nothing_is_invented_merged_or_repaired(db: SessionDB) -> None:
+    db.create_session("s", "cli")
+    told: list[dict[str, Any]] = [
+        {"role": "user", "content": "one"},
+        {"role": "user", "content": "two"},
+        {"role": "assistant", "content": None, "tool_calls": [call("c1"), call("c2")]},
+        {"role": "tool", "content": "only one", "tool_call_id": "c2"},
+        {"role": "assistant", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "tool", "content": "nobody asked", "tool_call_id": "c9"},
+    ]
+    for message in told:
+        db.append_message("s", **message)
+    assert db.get_messages_as_conversation("s") == told
+
+
+# ---- leases
+
+
+def test_a_write_under_a_lost_lease_is_refused(store: Store) -> None:
+    db = store.sessions
+    talk(db, "s", "hi")
+    old = store.leases.acquire("session:s", "one", 60)
+    db.append_message("s", "assistant", "hello", lease_token=old)
+    store.leases.release("session:s", old)
+    new = store.leases.acquire("session:s", "two", 60)
+    with pytest.raises(LeaseLost):
+        db.append_message("s", "assistant", "late", lease_token=old)
+    db.append_message("s", "assistant", "in time", lease_token=new)
+    assert contents(db, "s") == ["hi", "hello", "in time"]
+    assert db.get_session("s")["message_count"] == 3
+
+
+@pytest.mark.parametrize("token", [0, 1, 99, -1])
+def test_a_token_nobody_was_given_is_no_lease(store: Store, token: int) -> None:
+    talk(store.sessions, "s", "hi")
+    with pytest.raises(LeaseLost):
+        store.sessions.append_message("s", "user", "x", lease_token=token)
+
+
+def test_the_lease_of_another_session_does_not_count(store: Store) -> None:
+    talk(store.sessions, "s", "hi")
+    store.leases.acquire("session:s", "one", 60)
+    store.leases.release("session:other", store.leases.acquire("session:other", "one", 60))
+    token = store.leases.acquire("session:other", "one", 60)
+    with pytest.raises(LeaseLost):
+        store.sessions.append_message("s", "user", "x", lease_token=token)
+
+
+# ---- compaction
+
+SUMMARY = [{"role": "user", "content": "[summary]"}, {"role": "assistant", "content": "Noted."}]
+
+
+def flags(db: SessionDB, session_id: str) -> list[tuple[Any, bool, bool]]:
+    rows = db.get_messages(session_id, include_inactive=True)
+    return [(row["content"], bool(row["active"]), bool(row["compacted"])) for row in rows]
+
+
+def test_compaction_replaces_the_live_rows_and_keeps_the_old_ones(db: SessionDB) -> None:
+    talk(db, "s", "apple", "pear")
+    talk(db, "other", "plum")
+    assert isinstance(db.archive_and_compact("s", SUMMARY), int)
+    assert db.get_messages_as_conversation("s") == SUMMARY
+    assert flags(db, "s") == [
+        ("apple", False, True),
+        ("pear", False, True),
+        ("[summary]", True, False),
+        ("Noted.", True, False),
+    ]
+    assert contents(db, "other") == ["plum"]
+
+
+def test_compaction_keeps_every_part_of_the_new_rows(db: SessionDB) -> None:
+    rows: list[dict[str, Any]] = [
+        {"role": "user", "content": PARTS},
+        {"role": "assistant", "content": None, "tool_calls": [call("c1")], "opaque": {"x": 1}},
+        {"role": "tool", "content": "12:00", "tool_call_id": "c1", "tool_name": "clock"},
+    ]
+    talk(db, "s", "apple")
+    db.archive_and_compact("s", rows)
+    assert db.get_messages_as_conversation("s") == rows
+
+
+def test_a_conversation_goes_on_after_several_compactions(db: SessionDB) -> None:
+    talk(db, "s", "one")
+    for text in ("two", "three"):
+        db.archive_and_compact("s", SUMMARY)
+        db.append_message("s", "user", text)
+    assert contents(db, "s") == ["[summary]", "Noted.", "three"]
+    assert [row for row, active, _ in flags(db, "s") if not active] == ["one", "[summary]", "Noted.", "two"]
+
+
+def test_a_refused_compaction_changes_nothing(db: SessionDB) -> None:
+    talk(db, "s", "apple", "pear")
+    with pytest.raises(ValueError, match=r"\w"):
+        db.archive_and_compact("s", [*SUMMARY, {"role": "wizard", "content": "x"}])
+    assert flags(db, "s") == [("apple", True, False), ("pear", True, False)]
+
+
+def test_rewound_rows_are_not_archived_by_a_compaction(db: SessionDB) -> None:
+    ids = talk(db, "s", "apple", "pear", "plum", "fig")
+    db.rewind_to_message("s", ids[2])
+    db.archive_and_compact("s", SUMMARY)
+    assert [f[1:] for f in flags(db, "s")[:4]] == [(False, True), (False, True), (False, False), (False, False)]
+
+
+# ---- rewinding
+
+
+def test_rewinding_hides_a_message_and_all_after_it(db: SessionDB) -> None:
+    ids = talk(db, "s", "a", "b", "c", "d", "e", "f")
+    talk(db, "other", "x", "y")
+    result = db.rewind_to_message("s", ids[2])
+    assert (result["rewound_count"], result["target_message"]["content"], result["new_head_id"]) == (4, "c", ids[1])
+    assert (contents(db, "s"), contents(db, "other")) == (["a", "b"], ["x", "y"])
+    assert flags(db, "s")[2:] == [(text, False, False) for text in "cdef"]
+
+
+def test_rewinding_to_the_first_message_leaves_none(db: SessionDB) -> None:
+    ids = talk(db, "s", "a", "b")
+    result = db.rewind_to_message("s", ids[0])
+    assert (result["rewound_count"], result["new_head_id"], contents(db, "s")) == (2, None, [])
+    assert db.get_messages_as_conversation("s") == []
+
+
+def test_a_conversation_goes_on_from_where_it_was_rewound_to(db: SessionDB) -> None:
+    ids = talk(db, "s", "a", "b", "c", "d")
+    db.rewind_to_message("s", ids[2])
+    db.append_message("s", "user", "C")
+    assert contents(db, "s") == ["a", "b", "C"]
+
+
+def test_only_user_messages_of_that_session_can_be_rewound_to(db: SessionDB) -> None:
+    ids = talk(db, "s", "a", "b")
+    tool = db.append_message("s", "tool", "t", tool_call_id="c")
+    [other] = talk(db, "other", "x")
+    for target in (ids[1], tool, other, 999_999, 0, -1):
+        with pytest.raises(ValueError, match=r"\w"):
+            db.rewind_to_message("s", target)
+    assert (contents(db, "s"), contents(db, "other")) == (["a", "b", "t"], ["x"])
+
+
+def test_rewinding_after_a_compaction_brings_no_old_row_back(db: SessionDB) -> None:
+    talk(db, "s", "a", "b", "c", "d")
+    db.archive_and_compact("s", [*SUMMARY, {"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}])
+    db.append_message("s", "user", "e")
+    target = db.get_messages("s")[2]["id"]
+    result = db.rewind_to_message("s", target)
+    assert (result["rewound_count"], contents(db, "s")) == (3, ["[summary]", "Noted."])
+    assert flags(db, "s")[:2] == [("a", False, True), ("b", False, True)]
+    assert flags(db, "s")[-3:] == [(text, False, False) for text in "cde"]
+
+
+# ---- all together
+
+KINDS = ["say", "say", "say", "use a tool", "compact", "rewind", "fork"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 20)), max_size=25))
+def test_any_sequence_of_changes_leaves_what_a_plain_list_would_hold(changes: list[tuple[str, int]]) -> None:
+    db = SessionDB(":memory:")
+    db.create_session("s", "cli")
+    session, told = "s", list[dict[str, Any]]()
+    for number, (kind, choice) in enumerate(changes):
+        new: list[dict[str, Any]] = []
+        if kind == "say":
+            new = [{"role": "user", "content": f"u{number} 北"}, {"role": "assistant", "content": f"a{number}"}]
+        elif kind == "use a tool":
+            ids = [f"{number}-1", f"{number}-2"]
+            new = [{"role": "assistant", "content": None, "tool_calls": [call(id) for id in ids]}]
+            new += [{"role": "tool", "content": id, "tool_call_id": id} for id in ids]
+        elif kind == "compact":
+            kept = told[choice:]
+            told = [{"role": "user", "content": f"summary {number}"}, *kept]
+            db.archive_and_compact(session, told)
+        elif kind == "rewind":
+            rows = db.get_messages(session)
+            if users := [at for at, row in enumerate(rows) if row["role"] == "user"]:
+                at = users[choice % len(users)]
+                db.rewind_to_message(session, rows[at]["id"])
+                told = told[:at]
+        elif kind == "fork":
+            session = db.fork_session(session)
+        for message in new:
+            db.append_message(session, **message)
+        told = told + new
+        assert db.get_messages_as_conversation(session) == told
+    assert db.check(deep=True) == []
+    db.close()

@@ -1,0 +1,437 @@
+"""Two processes on one file: nothing is lost, nothing is locked out, and a lease has one holder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes.store.base import LeaseLost, StoreError, StoreReadOnly
+from hermes.store.bundle import open_store
+from hermes.store.leases import this_process
+from hermes.store.sessions import SessionDB
+
+from .tools import contents, finish, kill, look, start, texts, url
+
+THREADS = 8
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Any]:
+    with contextlib.closing(open_store(url(path))) as store:
+        store.sessions.create_session("s", "cli")
+        yield store
+
+
+def together(source: str, *args: object) -> list[Any]:
+    """What the program prints in two processes that begin at the same word."""
+    programs = [start(source, name, *args) for name in ("left", "right")]
+    for program in programs:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n", program.communicate()
+    for program in programs:
+        assert program.stdin is not None
+        program.stdin.write("go\n")
+        program.stdin.flush()
+    return [finish(program) for program in programs]
+
+
+# ---- writing
+
+HAMMER = """
+    import json, sys, threading
+    from hermes.store.bundle import open_store
+
+    name, path, threads, turns, spread = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
+    store = open_store("sqlite://" + path)
+    written, failures = [], []
+
+    def work(number):
+        for turn in range(turns):
+            session = f"s{number % spread}" if spread else f"{name}-{number}-{turn % 3}"
+            text = f"{name}/{number}/{turn}"
+            try:
+                store.sessions.create_session(session, "cli")
+                written.append((number, session, store.sessions.append_message(session, "user", text), text))
+                if turn % 5 == 0:
+                    store.sessions.get_messages(session, limit=5, order="desc")
+            except Exception as error:
+                failures.append(f"{type(error).__name__}: {error}")
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for worker in workers: worker.start()
+    for worker in workers: worker.join()
+    store.close()
+    print(json.dumps([written, failures]))
+"""
+
+
+@pytest.mark.parametrize("spread", [1, 3, 0], ids=["one session", "a few sessions", "many sessions"])
+def test_two_processes_with_eight_threads_each_lose_nothing(path: Path, spread: int) -> None:
+    turns = 40
+    results = together(HAMMER, path, THREADS, turns, spread)
+    assert [failures for _, failures in results] == [[], []]
+    written = [tuple(entry) for entries, _ in results for entry in entries]
+    assert len(written) == 2 * THREADS * turns
+
+    stored = {row: (session, text) for row, session, text in look(path, "SELECT id, session_id, content FROM messages")}
+    assert stored == {row: (session, text) for _, session, row, text in written}
+    for entries, _ in results:
+        for number in range(THREADS):
+            rows = [row for thread, _, row, _ in entries if thread == number]
+            assert all(a < b for a, b in pairwise(rows)), "a later message has a smaller id"
+    counted = "SELECT message_count - (SELECT count(*) FROM messages WHERE session_id = sessions.id) FROM sessions"
+    assert {difference for (difference,) in look(path, counted)} == {0}
+    assert look(path, "PRAGMA integrity_check") == [("ok",)]
+    assert look(path, "PRAGMA user_version") != [(0,)]
+
+
+OPENER = """
+    import json, sys, threading
+    from hermes.store.sessions import SessionDB
+
+    name, path = sys.argv[1:]
+    failures = []
+
+    def work(number):
+        try:
+            db = SessionDB(path)
+            db.create_session(f"{name}{number}", "cli")
+            db.close()
+        except Exception as error:
+            failures.append(f"{type(error).__name__}: {error}")
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for worker in workers: worker.start()
+    for worker in workers: worker.join()
+    print(json.dumps(failures))
+"""
+
+
+def test_processes_that_make_a_file_at_the_same_moment_agree(path: Path) -> None:
+    assert together(OPENER, path) == [[], []]
+    assert look(path, "SELECT count(*) FROM sessions") == [(16,)]
+
+
+def test_a_writer_that_dies_holds_nobody_up(store: Any, path: Path) -> None:
+    source = """
+        import sqlite3, sys
+        other = sqlite3.connect(sys.argv[1], isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        other.execute("UPDATE sessions SET source = 'half'")
+        print("ready", flush=True)
+        sys.stdin.readline()
+    """
+    program = start(source, path)
+    assert program.stdout is not None
+    assert program.stdout.readline() == "ready\n"
+    kill(program)
+    store.sessions.append_message("s", "user", "alive")
+    assert texts(store.sessions, "s") == ["alive"]
+    assert store.sessions.get_session("s")["source"] == "cli"
+
+
+# ---- leases
+
+TAKERS = """
+    import json, os, sys, threading
+    from hermes.store.base import LeaseLost
+    from hermes.store.bundle import open_store
+    from hermes.store.leases import this_process
+
+    name, path, witness, threads, wanted, sessions = *sys.argv[1:4], *map(int, sys.argv[4:])
+    store = open_store("sqlite://" + path)
+    taken, failures = [], []
+
+    def work(number):
+        session = f"s{number % sessions}"
+        old, gained = None, 0
+        while gained < wanted:
+            token = store.leases.acquire(f"session:{session}", this_process(), 60)
+            if token is None:
+                continue
+            gained += 1
+            try:
+                # Somebody else's eye: a file that only one can make.
+                os.close(os.open(f"{witness}-{session}", os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                failures.append("two holders at once")
+            for word in ("in", "out"):
+                store.sessions.append_message(session, "user", f"{word} {token}", lease_token=token)
+            try:
+                if old is not None:
+                    store.sessions.append_message(session, "user", "fenced", lease_token=old)
+                    failures.append("a fenced write was accepted")
+            except LeaseLost:
+                pass
+            os.unlink(f"{witness}-{session}")
+            taken.append((session, token))
+            store.leases.release(f"session:{session}", token)
+            old = token
+
+    def guarded(number):
+        try:
+            work(number)
+        except Exception as error:
+            failures.append(f"{type(error).__name__}: {error}")
+
+    workers = [threading.Thread(target=guarded, args=(number,)) for number in range(threads)]
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for worker in workers: worker.start()
+    for worker in workers: worker.join()
+    store.close()
+    print(json.dumps([taken, failures]))
+"""
+
+
+@pytest.mark.parametrize("sessions", [1, 4], ids=["one session", "many sessions"])
+def test_a_lease_has_one_holder_among_all_threads_of_all_processes(path: Path, tmp_path: Path, sessions: int) -> None:
+    with contextlib.closing(open_store(url(path))) as store:
+        for number in range(sessions):
+            store.sessions.create_session(f"s{number}", "cli")
+    wanted = 4
+    results = together(TAKERS, path, tmp_path / "witness", THREADS, wanted, sessions)
+    assert [failures for _, failures in results] == [[], []]
+    taken = [tuple(entry) for entries, _ in results for entry in entries]
+    assert len(taken) == 2 * THREADS * wanted
+    assert len(set(taken)) == len(taken), "a token was given twice"
+    with contextlib.closing(SessionDB(path, read_only=True)) as db:
+        for number in range(sessions):
+            said = texts(db, f"s{number}")
+            tokens = sorted(token for session, token in taken if session == f"s{number}")
+            assert said == [f"{word} {token}" for token in tokens for word in ("in", "out")]
+
+
+HOLDER = """
+    import sys
+    from hermes.store.bundle import open_store
+    from hermes.store.leases import this_process
+
+    store = open_store("sqlite://" + sys.argv[1])
+    print(store.leases.acquire("session:s", this_process(), 3600), flush=True)
+    sys.stdin.readline()
+"""
+
+
+@contextlib.contextmanager
+def holder(path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process that holds the lease of the session, and its token."""
+    program = start(HOLDER, path)
+    assert program.stdout is not None
+    line = program.stdout.readline()
+    try:
+        yield program, int(line)
+    finally:
+        kill(program)
+
+
+def test_a_holder_whose_process_is_gone_has_lapsed_at_once(store: Any, path: Path) -> None:
+    with holder(path) as (program, token):
+        assert store.leases.acquire("session:s", "me", 60) is None
+        assert store.leases.holder("session:s") is not None
+        kill(program)
+        assert store.leases.holder("session:s") is None
+        assert store.leases.acquire("session:s", "me", 60) == token + 1
+    with pytest.raises(LeaseLost):
+        store.sessions.append_message("s", "user", "from the grave", lease_token=token)
+
+
+def test_a_dead_process_that_nobody_has_buried_has_lapsed_too(store: Any, path: Path) -> None:
+    with holder(path) as (program, token):
+        os.kill(program.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOWAIT)
+        assert store.leases.acquire("session:s", "me", 60) == token + 1
+
+
+def test_a_stopped_process_keeps_its_lease(store: Any, path: Path) -> None:
+    with holder(path) as (program, _):
+        os.kill(program.pid, signal.SIGSTOP)
+        assert store.leases.acquire("session:s", "me", 60) is None
+
+
+def test_a_number_that_now_belongs_to_another_process_does_not_keep_a_lease(store: Any) -> None:
+    host, pid, begun = this_process().rsplit(":", 2)
+    assert (host, pid) == (socket.gethostname(), str(os.getpid()))
+    earlier = f"{host}:{pid}:{float(begun) - 1:.2f}"
+    first = store.leases.acquire("session:s", earlier, 3600)
+    assert store.leases.acquire("session:s", this_process(), 3600) == first + 1
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        "me",
+        "elsewhere.example:1:1",
+        "elsewhere.example:999999999:1",
+        "a:b",
+        "a:b:c",
+        "",
+        "::",
+        f"{socket.gethostname()}",
+    ],
+)
+def test_a_holder_that_names_no_process_of_this_host_never_counts_as_gone(store: Any, named: str) -> None:
+    store.leases.acquire("session:s", named, 3600)
+    assert store.leases.holder("session:s") == named
+    assert store.leases.acquire("session:s", "other", 60) is None
+
+
+# ---- claims
+
+CLAIMER = """
+    import json, sys, threading
+    from hermes.store.bundle import open_store
+
+    name, path = sys.argv[1:]
+    store = open_store("sqlite://" + path)
+    states, jobs, failures = [], [], []
+
+    def work(number):
+        try:
+            for key in range(10):
+                states.append(store.idempotency.claim("scope", f"k{key}", "print", run_id=f"{name}{number}").state)
+            while given := store.jobs.claim_due(100.0, f"{name}{number}", limit=2):
+                jobs.extend(job["id"] for job in given)
+        except Exception as error:
+            failures.append(f"{type(error).__name__}: {error}")
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for worker in workers: worker.start()
+    for worker in workers: worker.join()
+    store.close()
+    print(json.dumps([states, jobs, failures]))
+"""
+
+
+def test_a_key_and_a_job_are_given_to_one_caller_among_all_processes(store: Any, path: Path) -> None:
+    ids = {store.jobs.create({"name": str(number), "enabled": True, "next_run_at": 50.0})["id"] for number in range(30)}
+    results = together(CLAIMER, path)
+    assert [failures for _, _, failures in results] == [[], []]
+    states = [state for entry, _, _ in results for state in entry]
+    assert (states.count("new"), states.count("running")) == (10, 150)
+    given = [job for _, entry, _ in results for job in entry]
+    assert len(given) == 30
+    assert set(given) == ids
+
+
+# ---- reading only
+
+WRITER = """
+    import sys
+    from hermes.store.sessions import SessionDB
+
+    db = SessionDB(sys.argv[1])
+    db.create_session("s", "cli")
+    number = 0
+    while True:
+        number += 1
+        db.append_message("s", "user", str(number))
+        print(number, flush=True)
+        if number == int(sys.argv[2]):
+            sys.stdin.readline()
+"""
+
+
+def test_a_reader_beside_a_writer_sees_whatever_is_committed(path: Path) -> None:
+    program = start(WRITER, path, 200)
+    assert program.stdout is not None
+    try:
+        program.stdout.readline()
+        with contextlib.closing(SessionDB(path, read_only=True)) as db:
+            seen = 0
+            for line in program.stdout:
+                found = texts(db, "s")
+                assert len(found) >= int(line)
+                assert len(found) >= seen
+                assert found == [str(number) for number in range(1, len(found) + 1)]
+                seen = len(found)
+                if int(line) == 200:
+                    break
+            assert db.get_session("s")["message_count"] == 200
+    finally:
+        kill(program)
+
+
+def test_a_reader_finds_what_a_killed_writer_has_committed(path: Path) -> None:
+    program = start(WRITER, path, 50)
+    assert program.stdout is not None
+    for line in program.stdout:
+        if line == "50\n":
+            break
+    kill(program)
+    with contextlib.closing(SessionDB(path, read_only=True)) as db:
+        assert texts(db, "s") == [str(number) for number in range(1, 51)]
+
+
+def test_a_reader_may_not_write(store: Any, path: Path) -> None:
+    with contextlib.closing(SessionDB(path, read_only=True)) as db:
+        for work in (
+            lambda: db.append_message("s", "user", "x"),
+            lambda: db.create_session("t", "cli"),
+            lambda: db.delete_session("s"),
+            lambda: db.set_meta("a", "b"),
+        ):
+            with pytest.raises(StoreReadOnly):
+                work()
+    assert look(path, "SELECT id FROM sessions") == [("s",)]
+
+
+def test_a_reader_needs_a_file_and_makes_none(path: Path) -> None:
+    with pytest.raises((StoreError, FileNotFoundError)) as refusal:
+        SessionDB(path, read_only=True)
+    assert str(path) in str(refusal.value)
+    assert contents(path.parent) == {}
+
+
+def test_a_reader_changes_nothing(path: Path) -> None:
+    with contextlib.closing(SessionDB(path)) as db:
+        db.create_session("s", "cli")
+        db.append_message("s", "user", "hello")
+    before = contents(path.parent)
+    with contextlib.closing(SessionDB(path, read_only=True)) as db:
+        assert texts(db, "s") == ["hello"]
+        assert [found["id"] for found in db.search_messages("hello")]
+    assert contents(path.parent) == before
+
+
+def test_a_reader_keeps_no_writer_out(path: Path) -> None:
+    with contextlib.closing(SessionDB(path)) as db:
+        db.create_session("s", "cli")
+    source = """
+        import json, sys
+        from hermes.store.sessions import SessionDB
+        db = SessionDB(sys.argv[1], read_only=True)
+        print(json.dumps([m["content"] for m in db.get_messages("s")]), flush=True)
+        sys.stdin.readline()
+        print(json.dumps([m["content"] for m in db.get_messages("s")]))
+        db.close()
+    """
+    program = start(source, path)
+    assert program.stdout is not None
+    assert json.loads(program.stdout.readline()) == []
+    with contextlib.closing(SessionDB(path)) as db:
+        db.append_message("s", "user", "hello")
+    with contextlib.closing(SessionDB(path)) as db:
+        db.append_message("s", "user", "again")
+        assert finish(program, "go\n") == ["hello", "again"]

@@ -1,0 +1,486 @@
+"""Words are found in every script, whatever the syntax of the query, and the index stays small."""
+
+from __future__ import annotations
+
+import json
+import random
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hermes.store.bundle import open_store
+from hermes.store.sessions import SessionDB
+
+from .conftest import call, raw, talk
+
+FRUIT = "the apple and the pear, or not: near body and tool content"
+
+KEYS = {
+    "id",
+    "session_id",
+    "role",
+    "snippet",
+    "timestamp",
+    "tool_name",
+    "source",
+    "title",
+    "session_started",
+    "context",
+}
+
+
+def hits(db: SessionDB, query: str, **options: Any) -> list[int]:
+    return [row["id"] for row in db.search_messages(query, **options)]
+
+
+def found(db: SessionDB, query: str, **options: Any) -> set[str]:
+    """The contents of the rows that a query finds."""
+    ids = set(hits(db, query, limit=100, **options))
+    sessions = {row["session_id"] for row in db.search_messages(query, limit=100, **options)}
+    return {row["content"] for s in sessions for row in db.get_messages(s, include_inactive=True) if row["id"] in ids}
+
+
+@pytest.fixture(scope="module")
+def fruit() -> Iterator[SessionDB]:
+    """A store that holds one sentence, and one that has nothing to do with it."""
+    db = SessionDB(":memory:")
+    talk(db, "s", FRUIT, "unrelated words here")
+    yield db
+    db.close()
+
+
+# ---- words and syntax
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("apple", "ab"),
+        ("APPLE", "ab"),
+        ("apple pear", "a"),
+        ("pear apple", "a"),
+        ('"apple pear"', ""),
+        ('"apple and pear"', "a"),
+        ("apple AND plum", "b"),
+        ("pear OR fig", "ac"),
+        ("apple NOT plum", "a"),
+        ("plum OR fig AND tart", "bc"),
+        ("app*", "ab"),
+        ("ap* plu*", "b"),
+        ('"fig tart"*', "c"),
+        ("fig-tart", "c"),
+        ("tart-fig", ""),
+        ("v1.2.3", "c"),
+        ("x@example.com", "c"),
+        ("config.yaml", "c"),
+        ("can't", "c"),
+        ("C++", "c"),
+        ("appl", ""),
+        ("nothing", ""),
+        ("", ""),
+        ("   ", ""),
+    ],
+)
+def test_words_phrases_operators_and_prefixes(db: SessionDB, query: str, expected: str) -> None:
+    texts = {
+        "a": "an apple and pear",
+        "b": "apple, plum",
+        "c": "a fig-tart of v1.2.3 for x@example.com; we can't open config.yaml in C++",
+    }
+    talk(db, "s", *texts.values())
+    answer = db.search_messages(query)
+    assert answer.complete is True
+    assert found(db, query) == {texts[letter] for letter in expected}
+
+
+BROKEN = [
+    "apple AND",
+    "AND apple",
+    "apple OR",
+    "OR apple",
+    "OR",
+    "AND",
+    "NOT",
+    "apple AND AND pear",
+    "apple OR AND pear",
+    '"apple',
+    'apple"',
+    'apple "and the',
+    '"""apple',
+    "(apple",
+    "apple)",
+    "((apple) pear",
+    "apple ()",
+    "() apple",
+    "apple *",
+    "* apple",
+    "apple **",
+    "^apple",
+    "apple ^ pear",
+    "apple + pear",
+    "pear + apple",
+    "body: apple",
+    "tool: apple",
+    "content : apple",
+    "{body tool}: apple",
+    "- body : apple",
+    "-apple",
+    "+apple",
+    "NEAR(apple",
+    "NEAR(apple content)",
+    "apple NEAR pear",
+    "apple,",
+    "apple;",
+    "'apple'",
+    "apple -- pear",
+    "apple\\",
+    "[apple]",
+    "<apple>",
+    "apple\x00",
+    "apple\ud800",
+    "apple \u200b pear",
+    "apple\tpear\r\n",
+    "apple?!",
+    "$apple",
+    "not apple",
+    "apple | pear",
+    "apple & pear",
+    "«apple»",
+    "apple…",
+]
+
+
+@pytest.mark.parametrize("query", BROKEN)
+def test_what_is_not_valid_is_read_as_plain_words(fruit: SessionDB, query: str) -> None:
+    answer = fruit.search_messages(query)
+    assert ([row["session_id"] for row in answer], answer.complete) == (["s"], True)
+
+
+WORDS = ["apple", "pear", "and", "near"]
+SIGNS = ["AND", "OR", "NEAR", "(", ")", "*", "^", "+", "-", ":", "{", "}", ",", "body:", "tool :", "'", ";", "\\", "/"]
+
+
+@given(st.lists(st.sampled_from(WORDS + SIGNS), max_size=12), st.sampled_from(WORDS), st.integers(0, 12))
+def test_signs_between_words_hide_nothing(fruit: SessionDB, soup: list[str], word: str, at: int) -> None:
+    assert len(fruit.search_messages(" ".join([*soup[:at], word, *soup[at:]]))) == 1
+
+
+pieces = st.sampled_from(
+    [*WORDS, *SIGNS, '"', "NOT", "**", "日本", "é", "\x00", "\ud800", "\u200b", " ", "123", "%", "👍"]
+)
+
+
+@given(st.one_of(st.text(max_size=60), st.lists(pieces, max_size=20).map("".join), st.lists(pieces).map(" ".join)))
+def test_no_query_is_an_error(fruit: SessionDB, query: str) -> None:
+    answer = fruit.search_messages(query[:2048])
+    assert isinstance(answer, list)
+    assert answer.complete is True
+
+
+@pytest.mark.parametrize("query", ["x " * 1024, "(" * 2048, '"' * 2048, "a OR " * 409 + "a", "NOT " * 512, "日" * 2048])
+def test_the_longest_queries_are_answered(fruit: SessionDB, query: str) -> None:
+    assert isinstance(fruit.search_messages(query), list)
+
+
+def test_a_longer_query_is_refused(fruit: SessionDB) -> None:
+    with pytest.raises(ValueError, match=r"2,?048"):
+        fruit.search_messages("x" * 2049)
+
+
+# ---- scripts
+
+
+@pytest.mark.parametrize(
+    ("text", "query"),
+    [
+        ("Un café à Zürich", "cafe"),
+        ("Un cafe a Zurich", "café"),
+        ("Un café à Zürich", "ZURICH"),
+        ("cafe\u0301 noir", "café"),
+        ("Żółć naïve Ångström", "angstrom"),
+        ("Привет, мир", "привет"),
+        ("Привет, мир", "МИР"),
+        ("Καλημέρα κόσμε", "κόσμε"),
+        ("مرحبا بالعالم", "بالعالم"),
+        ("שלום עולם", "שלום"),
+        ("สวัสดี ครับ", "สวัสดี"),
+        ("ภาษา ไทย ง่าย", "ไทย"),
+        ("สวัสดีครับ", "ครับ"),
+        ("नमस्ते दुनिया", "दुनिया"),
+        ("Xin chào thế giới", "thế giới"),
+        ("我今天在北京大学学习机器学习", "我"),
+        ("我今天在北京大学学习机器学习", "北京"),
+        ("我今天在北京大学学习机器学习", "京大"),
+        ("我今天在北京大学学习机器学习", "机器学习"),
+        ("我今天在北京大学学习机器学习", "我今天在北京大学学习机器学习"),
+        ("我今天在北京大学学习机器学习", "北京 机器"),
+        ("我今天在北京大学学习机器学习", '"大学学习"'),
+        ("我今天在北京大学学习机器学习", "北京 OR apple"),
+        ("我今天在北京大学学习机器学习", "北京 NOT apple"),
+        ("東京タワーへ行きました", "東京"),
+        ("東京タワーへ行きました", "タワー"),
+        ("東京タワーへ行きました", "行きました"),
+        ("안녕하세요 세계", "안녕하세요"),
+        ("안녕하세요 세계", "안녕"),
+        ("안녕하세요 세계", "계"),
+        ("𠀋と𠮷野家", "𠮷"),
+        ("Pythonで書く", "Python"),
+        ("Pythonで書く", "python"),
+        ("Pythonで書く", "Pyth*"),
+        ("Pythonで書く", "書く"),
+        ("Pythonで書く", "Pythonで書く"),
+        ("版本2.0发布", "2.0"),
+        ("版本2.0发布", "发布"),
+        ("用café写作", "cafe"),
+    ],
+)
+def test_words_of_every_script_are_found(db: SessionDB, text: str, query: str) -> None:
+    talk(db, "s", text, "something else")
+    assert found(db, query) == {text}
+
+
+@pytest.mark.parametrize("query", ["北习", "学大", "器机", '"北京机器"', "日", "北京 NOT 大学", "北京 AND 东京"])
+def test_characters_that_do_not_stand_together_are_not_a_word(db: SessionDB, query: str) -> None:
+    talk(db, "s", "我今天在北京大学学习机器学习")
+    assert hits(db, query) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "query", "marked"),
+    [
+        ("an apple a day", "apple", ">>>apple<<<"),
+        ("Un café noir", "cafe", ">>>café<<<"),
+        ("我在北京大学学习", "京", "我在北>>>京<<<大学学习"),
+        ("我在北京大学学习", "北京", "我在>>>北京<<<大学学习"),
+        ("我在北京大学学习", "大学学习", ">>>大学学习<<<"),
+        ("Pythonで書く", "Python", ">>>Python<<<で書く"),
+        ("Привет, мир", "мир", ">>>мир<<<"),
+    ],
+)
+def test_a_snippet_marks_what_was_found(db: SessionDB, text: str, query: str, marked: str) -> None:
+    talk(db, "s", text)
+    [row] = db.search_messages(query)
+    assert marked in row["snippet"]
+    assert "\u200b" not in row["snippet"]
+
+
+def test_a_snippet_of_a_long_text_is_short_and_shows_the_word(db: SessionDB) -> None:
+    talk(db, "s", "filler words " * 600 + "apple" + " more filler" * 600, "填充" * 2000 + "苹果" + "更多" * 2000)
+    snippets = [db.search_messages(query)[0]["snippet"] for query in ("apple", "苹果")]
+    assert [">>>apple<<<" in snippets[0], ">>>苹果<<<" in snippets[1]] == [True, True]
+    assert max(map(len, snippets)) < 1000
+
+
+# ---- what is looked at
+
+
+def test_a_row_tells_what_was_found_where(db: SessionDB) -> None:
+    db.create_session("s", "cron", title="Plans")
+    id = db.append_message("s", "tool", "an apple", tool_call_id="c", tool_name="market", timestamp=1000.5)
+    [row] = db.search_messages("apple")
+    assert row.keys() >= KEYS
+    assert [row[key] for key in ("id", "session_id", "role", "timestamp", "tool_name", "source", "title")] == [
+        *[id, "s", "tool", 1000.5, "market", "cron", "Plans"]
+    ]
+    assert row["session_started"] == db.get_session("s")["started_at"]
+
+
+def test_a_tool_is_found_by_its_name(db: SessionDB) -> None:
+    db.create_session("s", "cli")
+    id = db.append_message("s", "tool", "result", tool_call_id="c", tool_name="web_search")
+    assert (hits(db, "web_search"), hits(db, "web")) == ([id], [id])
+
+
+def test_the_text_of_parts_is_found_and_their_data_is_not(db: SessionDB) -> None:
+    url = "data:image/png;base64," + "QUJD" * 3000
+    [id] = talk(db, "s", [{"type": "text", "text": "an apple"}, {"type": "image_url", "image_url": {"url": url}}])
+    assert (hits(db, "apple"), hits(db, "QUJD*"), hits(db, "base64")) == ([id], [], [])
+
+
+@pytest.mark.parametrize("filler", ["word ", "字"])
+def test_the_first_16384_characters_are_looked_at(db: SessionDB, filler: str) -> None:
+    head = filler * (16_000 // len(filler))
+    [id] = talk(db, "s", f"{head} apple {filler * 1000} pear")
+    assert (hits(db, "apple"), hits(db, "pear")) == ([id], [])
+
+
+def test_rewound_rows_are_hidden_unless_asked_for(db: SessionDB) -> None:
+    ids = talk(db, "s", "apple one", "two", "apple three")
+    db.rewind_to_message("s", ids[2])
+    assert (hits(db, "apple"), sorted(hits(db, "apple", include_inactive=True))) == ([ids[0]], [ids[0], ids[2]])
+
+
+def test_synthetic_rows_are_never_found(db: SessionDB) -> None:
+    db.create_session("s", "cli")
+    db.append_message("s", "assistant", "[apple 苹果]", synthetic=True)
+    assert (hits(db, "apple"), hits(db, "苹果"), hits(db, "apple", include_inactive=True)) == ([], [], [])
+
+
+def test_compacted_rows_are_found_once(db: SessionDB) -> None:
+    ids = talk(db, "s", "an apple", "东京 pear")
+    for _ in range(2):
+        db.archive_and_compact("s", [{"role": "user", "content": "summary"}])
+    assert (hits(db, "apple"), hits(db, "东京")) == ([ids[0]], [ids[1]])
+
+
+def test_rows_that_a_compaction_keeps_are_found_once(db: SessionDB) -> None:
+    talk(db, "s", "old", "news", "an apple", "东京 pear")
+    kept = [{"role": "user", "content": "an apple"}, {"role": "assistant", "content": "东京 pear"}]
+    for _ in range(2):
+        db.archive_and_compact("s", [{"role": "user", "content": "summary"}, *kept])
+    assert [len(hits(db, query)) for query in ("apple", "东京", "pear", "news")] == [1, 1, 1, 1]
+
+
+def test_what_is_rewound_after_a_compaction_is_not_found(db: SessionDB) -> None:
+    talk(db, "s", "old", "news", "an apple", "pear")
+    kept = [{"role": "user", "content": "an apple"}, {"role": "assistant", "content": "pear"}]
+    db.archive_and_compact("s", [{"role": "user", "content": "summary"}, *kept])
+    db.rewind_to_message("s", db.get_messages("s")[1]["id"])
+    assert [len(hits(db, query)) for query in ("apple", "pear", "news")] == [0, 0, 1]
+
+
+def test_only_what_people_see_is_found(db: SessionDB) -> None:
+    db.create_session("s", "cli")
+    db.append_message("s", "user", "pear", api_content="apple", reasoning="apple")
+    assert hits(db, "apple") == []
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, "abcdt"),
+        ({"source": "cron"}, "b"),
+        ({"role": "user"}, "abcd"),
+        ({"role": "tool"}, "t"),
+        ({"owner": "alice"}, "c"),
+        ({"owner": "default"}, "abdt"),
+        ({"session_key": "k"}, "d"),
+        ({"session_id": "A"}, "at"),
+        ({"session_id": "A", "role": "user"}, "a"),
+        ({"session_id": "none"}, ""),
+    ],
+)
+@pytest.mark.parametrize("word", ["apple", "苹果"])
+def test_every_filter(db: SessionDB, word: str, options: dict[str, Any], expected: str) -> None:
+    talk(db, "A", f"{word} a")
+    db.append_message("A", "tool", f"{word} t", tool_call_id="c", tool_name="x")
+    talk(db, "B", f"{word} b", source="cron")
+    talk(db, "C", f"{word} c", owner="alice")
+    talk(db, "D", f"{word} d", session_key="k")
+    assert sorted(text[-1] for text in found(db, word, **options)) == sorted(expected)
+
+
+# ---- order and pages
+
+
+def test_newest_oldest_and_most_relevant_come_first(db: SessionDB) -> None:
+    db.create_session("s", "cli")
+    texts = {"apple " * 5: 3000.0, "apple " + "filler words " * 80: 1000.0, "an apple in words": 2000.0}
+    best, old, middle = [db.append_message("s", "user", text, timestamp=at) for text, at in texts.items()]
+    assert hits(db, "apple", sort="newest") == [best, middle, old]
+    assert hits(db, "apple", sort="oldest") == [old, middle, best]
+    assert (hits(db, "apple")[0], hits(db, "apple")[-1]) == (best, old)
+
+
+def test_a_sort_that_does_not_exist_is_refused(fruit: SessionDB) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        fruit.search_messages("apple", sort="random()")
+
+
+@pytest.mark.parametrize("sort", ["relevance", "newest", "oldest"])
+def test_pages_of_an_answer_have_neither_gap_nor_repetition(db: SessionDB, sort: str) -> None:
+    ids = talk(db, "s", *[f"apple number {n}" for n in range(25)])
+    assert len(hits(db, "apple", sort=sort)) == 20
+    paged = [id for offset in range(0, 28, 4) for id in hits(db, "apple", sort=sort, limit=4, offset=offset)]
+    assert (paged, sorted(paged)) == (hits(db, "apple", sort=sort, limit=100), ids)
+
+
+# ---- context
+
+
+def test_a_hit_comes_with_its_neighbours_cut_short(db: SessionDB) -> None:
+    db.create_session("s", "cli")
+    db.create_session("other", "cli")
+    for text in ("f" * 500, "b" * 500, "apple", "n" * 500, "g" * 500):
+        db.append_message("s", "user", text)
+        db.append_message("other", "user", "o" * 500)
+    context = json.dumps(db.search_messages("apple")[0]["context"])
+    assert ["b" * 200 in context, "b" * 201 in context] == [True, False]
+    assert ["n" * 200 in context, "n" * 201 in context] == [True, False]
+    assert ["fff" in context, "ggg" in context, "ooo" in context] == [False, False, False]
+
+
+def test_neighbours_in_other_scripts_are_shown_as_they_are(db: SessionDB) -> None:
+    talk(db, "s", "北京大学", "apple", "东京")
+    context = json.dumps(db.search_messages("apple")[0]["context"], ensure_ascii=False)
+    assert ["北京大学" in context, "东京" in context] == [True, True]
+
+
+# ---- the index
+
+
+def test_no_latin_text_is_copied_for_the_index(file_db: SessionDB) -> None:
+    talk(file_db, "s", "plain", "Un café à Zürich", "Привет, мир", "مرحبا", "e\u0301 👍 “quoted” – …")
+    assert raw(file_db, "select count(*) from messages where search_text is not null") == [(0,)]
+
+
+def test_a_copy_for_the_index_has_at_most_16384_characters_of_the_text(file_db: SessionDB) -> None:
+    talk(file_db, "s", "字" * 40_000, "字 and Latin")
+    copies = [text.replace("\u200b", "") for [text] in raw(file_db, "select search_text from messages order by id")]
+    assert [len(text) for text in copies] == [16_384, 11]
+
+
+def test_the_index_agrees_with_the_rows_after_every_kind_of_change(file_db: SessionDB, tmp_path: Path) -> None:
+    db = file_db
+    ids = talk(db, "s", "apple", "北京 pear", [{"type": "text", "text": "plum 苹果"}], "fig", "kiwi", "lime")
+    db.append_message("s", "assistant", None, tool_calls=[call("c")])
+    db.append_message("s", "tool", "x" * 20_000, tool_call_id="c", tool_name="clock")
+    db.append_message("s", "assistant", "[东京]", synthetic=True)
+    db.fork_session("s", "f", at_message_id=ids[2])
+    db.rewind_to_message("s", ids[4])
+    db.archive_and_compact("s", [{"role": "user", "content": "summary 北"}])
+    talk(db, "gone", "北京", "words")
+    db.delete_session("gone")
+    db.import_sessions([db.export_session("f") | {"id": "again"}])
+    db.optimize()
+    db.backup(tmp_path / "copy.db")
+    with closing(sqlite3.connect(tmp_path / "copy.db", isolation_level=None)) as copy:
+        copy.execute("insert into messages_fts (messages_fts, rank) values ('integrity-check', 1)")
+    assert db.check(deep=True) == []
+
+
+def latin_texts(count: int) -> list[str]:
+    """Messages as people write them: a few words often, many words seldom."""
+    chance = random.Random(7)
+    syllables = ["ka", "ri", "to", "men", "sa", "lo", "ver", "in", "del", "po", "u", "stra", "ne", "ing", "er", "ly"]
+    made = {"".join(chance.choices(syllables, k=chance.randint(1, 4))) for _ in range(12_000)}
+    vocabulary = sorted(made, key=lambda word: (len(word), word))
+    weights = list(accumulate(1 / (rank + 2) for rank in range(len(vocabulary))))
+    lengths = [8, 20, 40, 60, 120]
+    return [" ".join(chance.choices(vocabulary, cum_weights=weights, k=chance.choice(lengths))) for _ in range(count)]
+
+
+def test_the_index_of_latin_text_costs_at_most_seven_tenths(tmp_path: Path) -> None:
+    texts = latin_texts(20_000)
+    store = open_store(f"sqlite://{tmp_path / 'state.db'}")
+
+    def write() -> None:
+        for n in range(200):
+            talk(store.sessions, f"s{n}", *texts[n * 100 : n * 100 + 100])
+
+    store.transaction(write)
+    store.sessions.backup(tmp_path / "copy.db")
+    store.close()
+    indexed = (tmp_path / "copy.db").stat().st_size
+    with closing(sqlite3.connect(tmp_path / "copy.db", isolation_level=None)) as copy:
+        assert copy.execute("select count(*) from messages").fetchone() == (20_000,)
+        copy.execute("drop table messages_fts")
+        copy.execute("vacuum")
+    assert indexed <= 1.7 * (tmp_path / "copy.db").stat().st_size

@@ -1,0 +1,425 @@
+"""Sessions leave as plain data and come back the same; bad data brings nothing in; a copy is made while others write."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import sqlite3
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes.store.base import StoreError
+from hermes.store.sessions import SessionDB
+
+from .conftest import BAD_IDS, call, contents, listed, talk
+
+URL = "data:image/png;base64," + "QUJD" * 5000
+PICTURE = [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": {"url": URL}}]
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[SessionDB]:
+    """A second, empty store."""
+    made = SessionDB(tmp_path / "other.db")
+    yield made
+    made.close()
+
+
+def rich(db: SessionDB, id: str = "s") -> None:
+    """A session that has everything a session can have."""
+    db.create_session(
+        *(id, "cli"),
+        model="m",
+        model_config={"temperature": 0.5},
+        instructions="Be brief.",
+        system_prompt="You are.",
+        owner="alice",
+        user_id="u",
+        session_key="k",
+        cwd="/work",
+        title=f"Plans of {id}",
+        base_id="api-1",
+    )
+    db.append_message(id, "user", "old question", timestamp=10.5)
+    db.archive_and_compact(id, [{"role": "user", "content": "summary"}])
+    db.append_message(id, "user", PICTURE, token_count=9, api_content="for the model", run_id="run_1")
+    db.append_message(id, "assistant", None, tool_calls=[call("c1")], reasoning="hm", opaque={"x": [1]})
+    db.append_message(id, "tool", "noon", tool_call_id="c1", tool_name="clock")
+    db.append_message(id, "assistant", "北京 noon", finish_reason="stop")
+    hidden = db.append_message(id, "user", "never mind")
+    db.append_message(id, "assistant", "[Stopped.]", synthetic=True)
+    db.rewind_to_message(id, hidden)
+    db.add_usage(id, {"input_tokens": 10, "output_tokens": 2, "cost_usd": 0.5}, "m", "p")
+    db.add_usage(id, {"input_tokens": 4}, "small", "p", task="compression")
+    db.update_session(id, archived=True)
+    db.end_session(id, "cli_close")
+
+
+def plain(export: dict[str, Any]) -> dict[str, Any]:
+    """An export without what another store numbers anew."""
+    out = copy.deepcopy(export)
+    out.pop("exported_at", None)
+    for row in out["messages"]:
+        row.pop("id", None)
+    return out
+
+
+def renamed(export: dict[str, Any], id: Any, **fields: Any) -> dict[str, Any]:
+    """An export under another id, without a title."""
+    return copy.deepcopy(export) | {"id": id, "title": None, **fields}
+
+
+# ---- out and in
+
+
+def test_a_session_comes_back_the_same_in_another_store(db: SessionDB, other: SessionDB) -> None:
+    rich(db)
+    talk(other, "before", "so that rows have other numbers")
+    export = db.export_session("s")
+    assert export["format"] == "hermes.session/1"
+    report = other.import_sessions([json.loads(json.dumps(export))])
+    assert (report["ok"], report["errors"]) == (True, [])
+    assert plain(other.export_session("s")) == plain(export)
+    same = db.get_session("s")
+    assert {k: v for k, v in other.get_session("s").items() if k in same} == same
+    assert other.get_messages_as_conversation("s") == db.get_messages_as_conversation("s")
+
+
+def test_an_export_has_all_rows_and_flags_the_inactive_ones(db: SessionDB, other: SessionDB) -> None:
+    rich(db)
+    other.import_sessions([db.export_session("s")])
+    for rows in (db.export_session("s")["messages"], other.get_messages("s", include_inactive=True)):
+        flags = [(bool(row["active"]), bool(row["compacted"])) for row in rows]
+        assert flags == [(False, True), *[(True, False)] * 5, (False, False), (False, False)]
+        assert [bool(row["synthetic"]) for row in rows[2:]] == [False] * 5 + [True]
+
+
+def test_large_data_is_inline_and_comes_back(db: SessionDB, other: SessionDB) -> None:
+    rich(db)
+    export = db.export_session("s")
+    assert URL in json.dumps(export)
+    other.import_sessions([export])
+    assert PICTURE in contents(other, "s")
+
+
+def test_usage_travels_along(db: SessionDB, other: SessionDB) -> None:
+    rich(db)
+    export = db.export_session("s")
+    assert sorted((row["model"], row["task"], row["input_tokens"]) for row in export["usage"]) == [
+        ("m", "", 10),
+        ("small", "compression", 4),
+    ]
+    other.import_sessions([export])
+    assert other.export_session("s")["usage"] == export["usage"]
+    assert other.get_session("s")["input_tokens"] == 10
+
+
+def test_what_came_in_is_found(db: SessionDB, other: SessionDB) -> None:
+    rich(db)
+    other.import_sessions([db.export_session("s")])
+    assert [len(other.search_messages(query)) for query in ("question", "北京", "mind", "stopped")] == [1, 1, 0, 0]
+
+
+def test_a_conversation_that_came_in_is_bound_like_any_other(db: SessionDB, other: SessionDB) -> None:
+    talk(db, "api-1", "hi", "hello", base_id="api-1")
+    other.import_sessions([db.export_session("api-1")])
+    history = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    assert other.bind_session("api-1", history) == "api-1"
+    assert other.bind_session("api-1", [*history[:1], {"role": "assistant", "content": "no"}]) != "api-1"
+
+
+def test_a_conversation_goes_on_after_it_came_in(db: SessionDB, other: SessionDB) -> None:
+    rich(db)
+    other.import_sessions([db.export_session("s")])
+    other.append_message("s", "user", "next")
+    assert contents(other, "s")[-1] == "next"
+
+
+def test_rows_of_other_sessions_are_not_touched_by_numbers_that_came_in(db: SessionDB) -> None:
+    rich(db)
+    export = db.export_session("s")
+    talk(db, "t", "mine")
+    before = db.get_messages("s", include_inactive=True)
+    assert db.import_sessions([renamed(export, "copy")])["ok"] is True
+    assert (db.get_messages("s", include_inactive=True), contents(db, "t")) == (before, ["mine"])
+    assert db.get_messages_as_conversation("copy") == db.get_messages_as_conversation("s")
+
+
+def test_all_sessions_leave_one_after_the_other(db: SessionDB, other: SessionDB) -> None:
+    talk(db, "a", "1", source="cli", session_key="k")
+    talk(db, "b", "2", source="cron", session_key="k")
+    talk(db, "c", "3", source="cli")
+    talk(db, "d", "4", source="cli", kind="delegate", parent_session_id="c")
+    stream = db.export_all()
+    assert iter(stream) is iter(stream)
+    assert {item["id"] for item in stream} == {"a", "b", "c", "d"}
+    assert {item["id"] for item in db.export_all(source="cron")} == {"b"}
+    assert {item["id"] for item in db.export_all(session_key="k")} == {"a", "b"}
+    assert {item["id"] for item in db.export_all(source="cli", session_key="k")} == {"a"}
+    other.import_sessions(list(db.export_all()))
+    assert other.count_sessions(include_children=True) == 4
+
+
+def test_reading_one_session_of_many_leaves_the_store_usable(db: SessionDB) -> None:
+    for n in range(5):
+        talk(db, f"s{n}", "hi")
+    stream = iter(db.export_all())
+    next(stream)
+    talk(db, "new", "hi")
+    assert db.delete_session("s3") is True
+    assert sum(1 for _ in stream) >= 3
+
+
+# ---- lineage
+
+
+def family(db: SessionDB) -> list[dict[str, Any]]:
+    talk(db, "root", "a", "b", title="Plans")
+    db.fork_session("root", "fork")
+    talk(db, "delegate", "x", kind="delegate", parent_session_id="fork")
+    return [db.export_session(id) for id in ("delegate", "fork", "root")]
+
+
+def test_lineage_is_kept_whatever_the_order(db: SessionDB, other: SessionDB) -> None:
+    report = other.import_sessions(family(db))
+    assert (report["imported"], report["detached"]) == (3, 0)
+    rows = [other.get_session(id) for id in ("root", "fork", "delegate")]
+    assert [(row["kind"], row["parent_session_id"]) for row in rows] == [
+        ("root", None),
+        ("branch", "root"),
+        ("delegate", "fork"),
+    ]
+
+
+def test_a_session_without_its_parent_is_detached(db: SessionDB, other: SessionDB) -> None:
+    report = other.import_sessions(family(db)[:2])
+    assert (report["ok"], report["imported"], report["detached"]) == (True, 2, 1)
+    assert [other.get_session(id)["parent_session_id"] for id in ("fork", "delegate")] == [None, "fork"]
+
+
+def test_a_parent_that_is_already_there_is_found(db: SessionDB, other: SessionDB) -> None:
+    _, fork, root = family(db)
+    other.import_sessions([root])
+    assert other.import_sessions([fork])["detached"] == 0
+    assert other.get_session("fork")["parent_session_id"] == "root"
+
+
+# ---- conflicts and bad data
+
+
+def test_a_session_that_is_already_there_is_skipped(db: SessionDB, other: SessionDB) -> None:
+    talk(db, "s", "theirs", model="theirs")
+    talk(db, "t", "new")
+    talk(other, "s", "mine")
+    report = other.import_sessions([db.export_session("s"), db.export_session("t")])
+    assert (report["ok"], report["imported"], report["skipped"]) == (True, 1, 1)
+    assert (contents(other, "s"), contents(other, "t"), other.get_session("s")["model"]) == (["mine"], ["new"], None)
+
+
+def test_importing_twice_changes_nothing_the_second_time(db: SessionDB, other: SessionDB) -> None:
+    rich(db)
+    export = db.export_session("s")
+    other.import_sessions([export])
+    report = other.import_sessions([export])
+    assert (report["imported"], report["skipped"]) == (0, 1)
+    assert plain(other.export_session("s")) == plain(export)
+
+
+def test_no_sessions_are_no_error(db: SessionDB) -> None:
+    report = db.import_sessions([])
+    assert (report["ok"], report["imported"], report["errors"]) == (True, 0, [])
+
+
+def test_a_title_stays_with_its_holder(db: SessionDB, other: SessionDB) -> None:
+    talk(db, "s", "hi", title="Plans")
+    other.create_session("holder", "cli", title="Plans")
+    other.import_sessions([db.export_session("s")])
+    assert other.get_session("holder")["title"] == "Plans"
+    assert [row["id"] for row in other.list_sessions() if row["title"] == "Plans"] == ["holder"]
+
+
+def test_one_title_twice_in_one_call_stays_unique(db: SessionDB, other: SessionDB) -> None:
+    talk(db, "s", "hi", title="Plans")
+    export = db.export_session("s")
+    report = other.import_sessions([export, export | {"id": "t"}])
+    titles = [row["title"] for row in other.list_sessions()]
+    assert (report["imported"], titles.count("Plans") <= 1) == (len(titles), True)
+
+
+def test_one_id_twice_in_one_call_is_one_session(db: SessionDB, other: SessionDB) -> None:
+    talk(db, "s", "hi")
+    report = other.import_sessions([db.export_session("s")] * 2)
+    assert report["imported"] == other.count_sessions()
+    assert contents(other, "s") in ([], ["hi"])
+
+
+def test_parents_in_a_circle_stop_nothing(db: SessionDB, other: SessionDB) -> None:
+    talk(db, "s", "hi")
+    export = db.export_session("s")
+    links = {"a": "b", "b": "a", "c": "c"}
+    other.import_sessions([renamed(export, id, kind="delegate", parent_session_id=up) for id, up in links.items()])
+    for id in links:
+        other.delete_session(id)
+    assert other.count_sessions(include_children=True) == 0
+
+
+def refused(db: SessionDB, items: list[Any]) -> None:
+    """None of these gets in, and the report says why."""
+    before = sorted(listed(db, limit=1000, include_children=True, archived="all"))
+    report = db.import_sessions(items)
+    assert (report["ok"], report["imported"]) == (False, 0)
+    assert report["errors"]
+    assert sorted(listed(db, limit=1000, include_children=True, archived="all")) == before
+
+
+@pytest.mark.parametrize("id", [*BAD_IDS, None, 7, ["s"]])
+def test_a_bad_id_keeps_everything_out(db: SessionDB, id: Any) -> None:
+    talk(db, "here", "hi")
+    good = db.export_session("here")
+    refused(db, [renamed(good, "new"), renamed(good, id)])
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda item: None,
+        lambda item: "a line of text",
+        lambda item: [],
+        lambda item: {},
+        lambda item: {k: v for k, v in item.items() if k != "format"},
+        lambda item: item | {"format": "hermes.session/2"},
+        lambda item: item | {"format": None},
+        lambda item: item | {"messages": "none"},
+        lambda item: item | {"messages": {"a": 1}},
+        lambda item: item | {"messages": [None]},
+        lambda item: item | {"messages": ["hi"]},
+        lambda item: item | {"messages": [{}]},
+        lambda item: item | {"messages": [item["messages"][0] | {"role": "wizard"}]},
+        lambda item: item | {"messages": [item["messages"][0] | {"role": None}]},
+        lambda item: item | {"messages": [item["messages"][0] | {"content": 7}]},
+        lambda item: item | {"messages": [item["messages"][0] | {"content": {"a": 1}}]},
+        lambda item: item | {"messages": [item["messages"][0] | {"timestamp": "yesterday"}]},
+        lambda item: item | {"messages": [item["messages"][0] | {"tool_calls": "all"}]},
+        lambda item: renamed(item, "new2", title="x" * 101),
+        lambda item: renamed(item, "new2", title=["x"]),
+        lambda item: renamed(item, "new2", kind="king"),
+        lambda item: renamed(item, "new2", source=None),
+        lambda item: renamed(item, "new2", started_at="yesterday"),
+        lambda item: renamed(item, "new2", parent_session_id=["x"]),
+        lambda item: item | {"usage": "much"},
+        lambda item: item | {"usage": [None]},
+        lambda item: item | {"usage": [{"model": "m", "provider": "p", "task": "", "input_tokens": "many"}]},
+    ],
+)
+def test_bad_data_keeps_everything_out(db: SessionDB, spoil: Any) -> None:
+    talk(db, "here", "hi")
+    good = renamed(db.export_session("here"), "new")
+    refused(db, [good, spoil(renamed(good, "bad"))])
+    refused(db, [spoil(renamed(good, "bad")), good])
+
+
+def test_an_error_says_which_session_it_is_about(db: SessionDB) -> None:
+    talk(db, "here", "hi")
+    good = renamed(db.export_session("here"), "new")
+    [error] = db.import_sessions([good, renamed(good, "a/b")])["errors"]
+    assert error["index"] == 1
+    assert error["message"]
+
+
+@pytest.mark.parametrize("what", ["sessions", "rows", "bytes"])
+def test_more_than_the_limits_is_refused(db: SessionDB, what: str) -> None:
+    talk(db, "here", "hi")
+    good = renamed(db.export_session("here"), "new")
+    [row] = good["messages"]
+    items = {
+        "sessions": [renamed(good, f"n{n}") for n in range(501)],
+        "rows": [good | {"messages": [row | {"id": n} for n in range(10_001)]}],
+        "bytes": [good | {"messages": [row | {"content": "x" * (26 << 20)}]}],
+    }
+    refused(db, items[what])
+
+
+def test_as_much_as_the_limits_allow_comes_in(db: SessionDB) -> None:
+    talk(db, "here", "hi")
+    good = renamed(db.export_session("here"), "new")
+    report = db.import_sessions([renamed(good, f"n{n}") for n in range(500)])
+    assert (report["ok"], report["imported"]) == (True, 500)
+
+
+# ---- secrets
+
+
+def test_known_secrets_are_taken_out_of_an_export(db: SessionDB) -> None:
+    db.create_session("s", "cli", instructions="use sk-known", system_prompt="sk-known", title="about sk-known")
+    db.append_message("s", "user", "my key is sk-known", api_content="sk-known", reasoning="sk-known")
+    db.append_message("s", "assistant", [{"type": "text", "text": "sk-known"}])
+    db.append_message(
+        "s", "assistant", None, tool_calls=[call("c", arguments='{"key": "sk-known"}')], opaque={"x": "sk-known"}
+    )
+
+    def redact(text: str) -> str:
+        return text.replace("sk-known", "[redacted]")
+
+    one = json.dumps(db.export_session("s", redact=redact))
+    [of_all] = [json.dumps(item) for item in db.export_all(redact=redact)]
+    assert ["sk-known" in one, "[redacted]" in one, "sk-known" in of_all] == [False, True, False]
+    assert "sk-known" in json.dumps(db.get_messages("s"))
+
+
+# ---- copies
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022])
+def test_a_copy_is_private_and_whole(db: SessionDB, tmp_path: Path, umask: int) -> None:
+    rich(db)
+    before = os.umask(umask)
+    db.backup(tmp_path / "copy.db")
+    os.umask(before)
+    assert stat.S_IMODE((tmp_path / "copy.db").stat().st_mode) == 0o600
+    restored = SessionDB(tmp_path / "copy.db")
+    assert restored.export_session("s")["messages"] == db.export_session("s")["messages"]
+    assert len(restored.search_messages("北京")) == 1
+    restored.close()
+
+
+def test_a_copy_made_while_others_write_is_sound(db: SessionDB, tmp_path: Path) -> None:
+    talk(db, "s", *["words " * 50] * 200)
+    done = threading.Event()
+    written: list[int] = []
+
+    def write() -> None:
+        while not done.is_set():
+            written.append(db.append_message("s", "user", f"number {len(written)} 北京"))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    for n in range(3):
+        db.backup(tmp_path / f"copy{n}.db")
+    done.set()
+    writer.join()
+    for n in range(3):
+        with closing(sqlite3.connect(tmp_path / f"copy{n}.db", isolation_level=None)) as made:
+            assert made.execute("pragma integrity_check").fetchall() == [("ok",)]
+            made.execute("insert into messages_fts (messages_fts, rank) values ('integrity-check', 1)")
+            [[stored]] = made.execute("select count(*) from messages")
+            [[counted]] = made.execute("select message_count from sessions")
+        assert stored == counted
+        assert 200 <= stored <= 200 + len(written)
+    assert db.get_session("s")["message_count"] == 200 + len(written)
+
+
+def test_a_store_is_not_copied_over_itself(file_db: SessionDB, tmp_path: Path) -> None:
+    rich(file_db)
+    (tmp_path / "link.db").symlink_to(tmp_path / "state.db")
+    for path in (tmp_path / "state.db", tmp_path / "link.db"):
+        with pytest.raises((StoreError, ValueError, OSError)):
+            file_db.backup(path)
+    assert file_db.check(deep=True) == []
+    assert len(file_db.get_messages("s")) == 5

@@ -1,0 +1,363 @@
+"""The running server in its home: one at a time, dead ones in nobody's way, its state readable while it lives."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hermes.errors import HermesError
+from hermes.home import Home, is_served
+from hermes.processes import process_start
+from hermes.server import status
+from hermes.server.status import HomeServed, hold, read_runtime_status, write_runtime_status
+
+SERVE = """
+import sys
+from pathlib import Path
+from hermes.home import Home
+from hermes.server.status import hold, write_runtime_status
+home = Home(Path(sys.argv[1]))
+hold(home)
+write_runtime_status(home, gateway_state="running", host="127.0.0.1", port=8642)
+print("up", flush=True)
+input()
+"""
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "hermes")
+
+
+@pytest.fixture
+def server(home: Home) -> Iterator[subprocess.Popen[str]]:
+    """Another process that serves the home."""
+    command = [sys.executable, "-c", SERVE, str(home.path)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+# ---- the lock
+
+
+def test_a_held_home_is_served_until_it_is_released(home: Home) -> None:
+    before = is_served(home)
+    lock = hold(home)
+    during = is_served(home)
+    lock.release()
+    assert (before, during, is_served(home)) == (False, True, False)
+
+
+def test_the_lock_ends_with_its_block(home: Home) -> None:
+    with pytest.raises(RuntimeError), hold(home):
+        raise RuntimeError
+    assert not is_served(home)
+
+
+def test_releasing_twice_does_not_release_the_next_holder(home: Home) -> None:
+    first = hold(home)
+    first.release()
+    with hold(home):
+        first.release()
+        assert is_served(home)
+        assert home.pid_file.exists()
+
+
+def test_the_pid_file_is_there_while_the_home_is_held(home: Home) -> None:
+    with hold(home):
+        assert home.pid_file.read_text() == f"{os.getpid()}\n"
+    assert not home.pid_file.exists()
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o777], ids=oct)
+def test_the_files_are_private_whatever_the_umask(home: Home, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        with hold(home):
+            write_runtime_status(home, gateway_state="starting")
+            modes = {mode(path) for path in (home.pid_file, home.lock_file, home.state_file)}
+            assert (modes, mode(home.path)) == ({0o600}, 0o700)
+    finally:
+        os.umask(before)
+
+
+def test_a_second_holder_is_refused_also_within_one_process(home: Home) -> None:
+    with hold(home), pytest.raises(HomeServed, match=f"pid {os.getpid()}"):
+        hold(home)
+
+
+def test_a_second_holder_learns_pid_address_and_what_to_do(home: Home, server: subprocess.Popen[str]) -> None:
+    with pytest.raises(HomeServed) as caught:
+        hold(home)
+    assert caught.value.exit_code == 4
+    assert caught.value.message == f"Another server (pid {server.pid}, http://127.0.0.1:8642) holds this home."
+    assert caught.value.where == str(home.path)
+    assert "hermes gateway stop" in caught.value.hint and "--replace" in caught.value.hint
+
+
+def test_the_advice_names_the_profile(home: Home) -> None:
+    work = Home(home.path / "profiles" / "work", "work")
+    with hold(work), pytest.raises(HomeServed, match="hermes -p work gateway stop"):
+        hold(work)
+
+
+@pytest.mark.parametrize(("host", "shown"), [("0.0.0.0", "http://0.0.0.0:1"), ("::1", r"http://\[::1\]:1")])
+def test_an_address_is_shown_as_a_browser_takes_it(home: Home, host: str, shown: str) -> None:
+    with hold(home):
+        write_runtime_status(home, host=host, port=1)
+        with pytest.raises(HomeServed, match=shown):
+            hold(home)
+
+
+def test_a_holder_that_wrote_nothing_is_refused_without_details(home: Home) -> None:
+    with hold(home):
+        home.pid_file.write_text("what?")
+        with pytest.raises(HomeServed, match="Another server holds this home"):
+            hold(home)
+
+
+def test_a_killed_server_blocks_nothing_and_is_not_shown(home: Home, server: subprocess.Popen[str]) -> None:
+    alive = read_runtime_status(home)
+    server.send_signal(signal.SIGKILL)
+    server.wait()
+    left = [path.exists() for path in (home.pid_file, home.lock_file, home.state_file)]
+    assert alive is not None and alive["pid"] == server.pid
+    assert left == [True, True, True]
+    assert read_runtime_status(home) is None
+    with hold(home):
+        assert home.pid_file.read_text() == f"{os.getpid()}\n"
+
+
+def test_the_lock_does_not_pass_to_programs_that_the_server_starts(home: Home) -> None:
+    lock = hold(home)
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False)
+    lock.release()
+    served = is_served(home)
+    child.communicate(b"\n")
+    assert not served
+
+
+def test_a_removed_lock_file_is_made_again(home: Home) -> None:
+    hold(home).release()
+    home.lock_file.unlink()
+    with hold(home):
+        assert is_served(home)
+
+
+def test_whoever_only_asks_does_not_keep_a_server_from_starting(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    asking = hold(home)
+    monkeypatch.setattr(status.time, "sleep", lambda seconds: asking.release())
+    with hold(home):
+        assert is_served(home)
+
+
+def test_a_home_that_cannot_be_locked_is_told_in_a_sentence(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(fd: int, operation: int) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(status.fcntl, "flock", refuse)
+    with pytest.raises(HermesError, match=r"cannot be locked \(No locks available\)"):
+        hold(home)
+
+
+def test_a_pid_file_that_cannot_be_written_gives_the_lock_back(home: Home) -> None:
+    home.pid_file.mkdir(parents=True)
+    with pytest.raises(OSError):
+        hold(home)
+    assert not is_served(home)
+
+
+# ---- the state
+
+
+def test_a_first_state_holds_every_field(home: Home) -> None:
+    write_runtime_status(home, gateway_state="starting")
+    state = read_runtime_status(home)
+    assert state is not None
+    assert tuple(state) == status.FIELDS
+    assert (state["pid"], state["argv"], state["start_time"]) == (os.getpid(), sys.argv, process_start(os.getpid()))
+    assert (state["active_agents"], state["platforms"], state["exit_reason"]) == (0, {}, None)
+
+
+def test_later_fields_join_the_earlier_ones(home: Home) -> None:
+    write_runtime_status(home, gateway_state="starting", host="127.0.0.1", port=1)
+    write_runtime_status(home, gateway_state="running", active_agents=2, platforms={"api_server": {"state": "up"}})
+    state = read_runtime_status(home)
+    assert state is not None
+    assert {name: state[name] for name in ("gateway_state", "host", "port", "active_agents", "platforms")} == {
+        "gateway_state": "running",
+        "host": "127.0.0.1",
+        "port": 1,
+        "active_agents": 2,
+        "platforms": {"api_server": {"state": "up"}},
+    }
+
+
+def test_each_change_is_dated(home: Home) -> None:
+    write_runtime_status(home, updated_at=1.0)
+    write_runtime_status(home, active_agents=1)
+    state = read_runtime_status(home)
+    assert state is not None and state["updated_at"] > 1_000_000_000
+
+
+def test_what_an_earlier_process_wrote_is_not_taken_over(home: Home, server: subprocess.Popen[str]) -> None:
+    server.kill()
+    server.wait()
+    write_runtime_status(home, gateway_state="starting")
+    state = read_runtime_status(home)
+    assert state is not None and (state["pid"], state["port"]) == (os.getpid(), None)
+
+
+@pytest.mark.parametrize("state", status.STATES)
+def test_every_state_can_be_told(home: Home, state: str) -> None:
+    write_runtime_status(home, gateway_state=state)
+    found = read_runtime_status(home)
+    assert found is not None and found["gateway_state"] == state
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"gateway_state": "asleep"}, "never 'asleep'"),
+        ({"gateway_state": None}, "never None"),
+        ({"mood": "good"}, "no field mood"),
+    ],
+)
+def test_an_unknown_field_or_state_is_refused_and_nothing_is_written(
+    home: Home, fields: dict[str, object], text: str
+) -> None:
+    with pytest.raises(ValueError, match=text):
+        write_runtime_status(home, **fields)
+    assert not home.path.exists()
+
+
+def test_changes_from_several_threads_all_arrive(home: Home) -> None:
+    write_runtime_status(home, gateway_state="running")
+    changes: list[dict[str, object]] = [{"host": "h"}, {"port": 7}, {"active_agents": 3}, {"exit_reason": "x"}]
+    threads = [threading.Thread(target=write_runtime_status, args=(home,), kwargs=change) for change in changes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    state = read_runtime_status(home)
+    assert state is not None
+    assert [state["host"], state["port"], state["active_agents"], state["exit_reason"]] == ["h", 7, 3, "x"]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["hermes", "--api-key", "correct horse, battery"],
+        ["hermes", "--api-key=hunter2hunter2"],
+        ["hermes", "-m", "sk-abcdefgh12345678"],
+        ["hermes", "--base-url", "https://me:hunter2hunter2@host/v1"],
+    ],
+)
+def test_credentials_on_the_command_line_are_masked(home: Home, argv: list[str]) -> None:
+    write_runtime_status(home, argv=argv)
+    text = home.state_file.read_text()
+    assert "[redacted]" in text
+    assert not any(secret in text for secret in ("battery", "hunter2", "abcdefgh"))
+
+
+def test_other_arguments_stay_and_masking_twice_changes_nothing(home: Home) -> None:
+    argv = ["hermes", "--token", "hunter2", "gateway", "run", "--port", "8642", "--max-tokens", "123456789"]
+    write_runtime_status(home, argv=argv)
+    write_runtime_status(home, active_agents=1)
+    state = read_runtime_status(home)
+    assert state is not None
+    assert state["argv"] == [*argv[:2], "[redacted]", *argv[3:]]
+
+
+def test_credentials_in_a_reason_are_masked(home: Home) -> None:
+    write_runtime_status(home, exit_reason="401 for sk-abcdefgh12345678", platforms={"a": "api_key=hunter2hunter2"})
+    text = home.state_file.read_text()
+    assert "abcdefgh" not in text and "hunter2" not in text
+
+
+def test_any_text_can_be_written(home: Home) -> None:
+    write_runtime_status(home, exit_reason="\ud800 ä \0")
+    state = read_runtime_status(home)
+    assert state is not None and state["exit_reason"] == "? ä \0"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b"{}",
+        b'{"pid": "1"}',
+        b'{"pid": true}',
+        b'{"pid": 0}',
+        b'{"pid": -1}',
+        b'{"pid": 99999999}',
+        b'{"pid": 1, "start_time": "x"}',
+    ],
+    ids=repr,
+)
+def test_what_cannot_be_read_is_no_state(home: Home, data: bytes) -> None:
+    home.path.mkdir()
+    home.state_file.write_bytes(data)
+    assert read_runtime_status(home) is None
+    write_runtime_status(home, gateway_state="running")
+    assert read_runtime_status(home) is not None
+
+
+def test_a_missing_or_barred_file_is_no_state(home: Home) -> None:
+    before = read_runtime_status(home)
+    home.state_file.mkdir(parents=True)
+    assert (before, read_runtime_status(home)) == (None, None)
+
+
+@pytest.mark.skipif(process_start(os.getpid()) is None, reason="this system does not tell starts")
+def test_a_pid_that_another_process_has_now_is_no_state(home: Home) -> None:
+    write_runtime_status(home, gateway_state="running")
+    state = json.loads(home.state_file.read_bytes())
+    home.state_file.write_text(json.dumps({**state, "start_time": state["start_time"] - 60}))
+    assert read_runtime_status(home) is None
+
+
+def test_a_state_without_a_start_is_believed_by_its_pid(home: Home) -> None:
+    home.path.mkdir()
+    home.state_file.write_text(json.dumps({"pid": os.getpid(), "gateway_state": "running"}))
+    assert read_runtime_status(home) == {"pid": os.getpid(), "gateway_state": "running"}
+
+
+def test_without_a_home_it_is_the_one_of_the_process(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HERMES_HOME", str(home.path))
+    before = read_runtime_status()
+    write_runtime_status(home, gateway_state="running")
+    after = read_runtime_status()
+    assert before is None and after is not None
+
+
+def test_a_profile_that_is_not_there_has_no_state(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HERMES_HOME", str(home.path))
+    monkeypatch.setenv("HERMES_PROFILE", "gone")
+    assert read_runtime_status() is None
+
+
+def test_reading_creates_nothing(home: Home) -> None:
+    read_runtime_status(home)
+    assert not home.path.exists()
