@@ -30,7 +30,7 @@ from hermes.providers.base import WireEvent
 from hermes.providers.registry import provider_for
 from hermes.runs.spec import RouteChoice, RunSpec
 from hermes.runs.writer import RunWriter
-from hermes.store.memory import MemoryStore
+from hermes.store.bundle import AsyncStore, Store
 
 TOKENS = 20_000
 TURNS, TURN_TOKENS = 60, 500
@@ -64,7 +64,7 @@ async def delta_path(window_s: float) -> float:
     frame = b"data: " + chunk_bytes() + b"\n\n"
     best = float("inf")
     for _ in range(ROUNDS):
-        store, bus = MemoryStore(), MemoryBus()
+        store, bus = AsyncStore(Store(None)), MemoryBus()
         await store.runs.create(RunSpec("x", session_id="s", run_id="r"))
         reader = bus.subscribe("r")
         writer = RunWriter("r", store.runs, bus, window_s=window_s)

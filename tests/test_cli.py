@@ -44,7 +44,7 @@ def configure(home: Path, server: ModelServer, more: str = "") -> None:
 
 
 def test_a_home_that_is_open_to_others_is_closed_and_that_is_said(tmp_path: Path) -> None:
-    with serving(Reply(text="ok")) as server:
+    with serving(Reply(text="ok"), Reply(text="ok")) as server:
         configure(tmp_path, server)
         (tmp_path / "config.yaml").chmod(0o644)
         done = run("-z", "hi", home=tmp_path)

@@ -189,7 +189,11 @@ def test_writing_goes_on_over_a_damaged_search_index(path: Path, damage: str) ->
         index_is_consistent(path)
 
 
-@pytest.mark.parametrize("damage", [how for how in INDEX_DAMAGE.values() if " " in how])
+# Its settings are read when the file is opened.
+IN_USE = [how for how in INDEX_DAMAGE.values() if " " in how and "config" not in how]
+
+
+@pytest.mark.parametrize("damage", IN_USE)
 def test_an_index_that_is_damaged_while_it_is_in_use_is_made_anew(path: Path, damage: str) -> None:
     with contextlib.closing(SessionDB(path)) as db:
         assert db.search_messages("fox")

@@ -336,13 +336,20 @@ def test_a_session_can_be_deleted_when_its_lease_is_released(store: Store) -> No
     assert store.sessions.delete_session("s") is True
 
 
-def test_a_session_with_an_unfinished_run_is_not_deleted_without_force(store: Store) -> None:
+def test_a_session_with_a_live_run_is_not_deleted_without_force(store: Store) -> None:
     run = started(store, "s").run_id
+    assert store.leases.acquire("session:s", "somebody", 60)
     with pytest.raises(SessionBusy):
         store.sessions.delete_session("s")
     assert store.runs.get(run) is not None
     assert store.sessions.delete_session("s", force=True) is True
     assert (store.sessions.get_session("s"), store.runs.get(run), store.runs.read(run, 0, 10)) == (None, None, [])
+
+
+def test_a_run_that_nobody_carries_on_keeps_no_session(store: Store) -> None:
+    run = started(store, "s").run_id
+    assert store.sessions.delete_session("s") is True
+    assert store.runs.get(run) is None
 
 
 def test_a_finished_run_goes_with_its_session(store: Store) -> None:

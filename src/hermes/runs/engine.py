@@ -113,7 +113,7 @@ class RunEngine:
         self._live: dict[str, LiveRun] = {}
         self._unkept: set[str] = set()
         self._permits = 0
-        self._leases = SessionLeases(store.leases, self._limits.turn_queue, self._session_lost)
+        self._leases = SessionLeases(self._limits.turn_queue, self._session_lost)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._draining = False
 
@@ -128,6 +128,7 @@ class RunEngine:
                 spec.session_id,
                 spec.run_id,
                 self._limits.session_wait_s if wait_s == -1.0 else wait_s,
+                (self._store if spec.persist else self._ephemeral).leases,
                 unrecorded=_may_go_unrecorded(spec),
             )
         except SessionBusy as error:

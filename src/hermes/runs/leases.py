@@ -22,14 +22,15 @@ class Lease:
     session_id: str
     run_id: str
     turn: asyncio.Future[None]
+    store: LeaseStore
     token: int | None = None
 
 
 class SessionLeases:
     """The leases of one process. `lost` is told the run whose session was taken away."""
 
-    def __init__(self, store: LeaseStore, turn_queue: int, lost: Callable[[str], None]) -> None:
-        self._store, self._turn_queue, self._lost = store, turn_queue, lost
+    def __init__(self, turn_queue: int, lost: Callable[[str], None]) -> None:
+        self._turn_queue, self._lost = turn_queue, lost
         self._lines: dict[str, deque[Lease]] = {}
         self._held: set[Lease] = set()
         self._renewing: asyncio.Task[None] | None = None
@@ -39,12 +40,14 @@ class SessionLeases:
         """How many turns of a session there are before a new one."""
         return len(self._lines.get(session_id, ()))
 
-    async def acquire(self, session_id: str, run_id: str, wait_s: float | None, *, unrecorded: bool) -> Lease:
+    async def acquire(
+        self, session_id: str, run_id: str, wait_s: float | None, store: LeaseStore, *, unrecorded: bool
+    ) -> Lease:
         """Wait in order of arrival. With `unrecorded`, a store that is away is done without."""
         line = self._lines.setdefault(session_id, deque())
         if len(line) > self._turn_queue:
             raise SessionBusy(f"{self._turn_queue} turns of this session are waiting already.")
-        lease = Lease(session_id, run_id, asyncio.get_running_loop().create_future())
+        lease = Lease(session_id, run_id, asyncio.get_running_loop().create_future(), store)
         line.append(lease)
         if line[0] is lease:
             lease.turn.set_result(None)
@@ -76,13 +79,13 @@ class SessionLeases:
     async def _ask_store(self, lease: Lease) -> int | None:
         """The store's answer. Who is called away meanwhile gives back what the answer brings."""
         name = f"session:{lease.session_id}"
-        asked = asyncio.ensure_future(self._store.acquire(name, self._holder, LEASE_TTL_S))
+        asked = asyncio.ensure_future(lease.store.acquire(name, self._holder, LEASE_TTL_S))
         try:
             return await asyncio.shield(asked)
         except asyncio.CancelledError:
             await asyncio.wait([asked])
             if not asked.cancelled() and asked.exception() is None and (token := asked.result()) is not None:
-                await self._store.release(name, token)
+                await lease.store.release(name, token)
             raise
 
     async def release(self, lease: Lease) -> None:
@@ -92,7 +95,7 @@ class SessionLeases:
             self.close()
         try:
             if lease.token is not None:
-                await self._store.release(f"session:{lease.session_id}", lease.token)
+                await lease.store.release(f"session:{lease.session_id}", lease.token)
         finally:
             self._leave(lease)
 
@@ -123,7 +126,7 @@ class SessionLeases:
             await asyncio.sleep(LEASE_RENEW_S)
             for lease in tuple(self._held):
                 try:
-                    kept = lease.token is not None and await self._store.renew(
+                    kept = lease.token is not None and await lease.store.renew(
                         f"session:{lease.session_id}", lease.token, LEASE_TTL_S
                     )
                 except Exception as error:  # noqa: BLE001  (the store may be back before the lease has run out)

@@ -132,7 +132,7 @@ class Tx:
     def within(self, seconds: float) -> Iterator[None]:
         """Raise `TimeUp` when what is read inside takes longer."""
         until = time.monotonic() + seconds
-        self._db.set_progress_handler(lambda: time.monotonic() > until, 1000)
+        self._db.set_progress_handler(lambda: time.monotonic() > until, 50_000)
         try:
             yield
         except sqlite3.OperationalError as error:
@@ -152,14 +152,19 @@ class _Job:
     __slots__ = ("bare", "done", "error", "future", "loop", "mended", "result", "sync", "work")
 
     def __init__(
-        self, work: Callable[[Any], Any], sync: bool, loop: asyncio.AbstractEventLoop | None, *, bare: bool = False
+        self,
+        work: Callable[[Any], Any],
+        sync: bool = False,
+        loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        bare: bool = False,
     ) -> None:
         self.work, self.sync, self.loop, self.bare = work, sync, loop, bare
         self.mended = False
         self.result: Any = None
         self.error: BaseException | None = None
         self.future: asyncio.Future[Any] | None = loop.create_future() if loop else None
-        self.done = None if loop else threading.Event()
+        self.done: threading.Event | None = None
 
     def settle(self) -> None:
         """On the loop: tell whoever waits."""
@@ -177,7 +182,7 @@ class Engine:
 
     Whatever waits for the writer is committed together, each in a savepoint of its own, so that one failure hurts
     nobody else; every caller goes on after the commit that holds its work. Readers never wait for the writer. A
-    database in memory has the writer's connection only.
+    database in memory has one connection and no threads: whoever asks does the work.
     """
 
     def __init__(self, path: Path | None, schema: Schema, *, read_only: bool = False, read_threads: int = 4) -> None:
@@ -205,16 +210,19 @@ class Engine:
         """Do it in a transaction, or in the one that this thread is in; returns after the commit."""
         if (tx := getattr(self._here, "tx", None)) is not None:
             return tx.nested(work)  # type: ignore[no-any-return]
-        return self._wait(_Job(work, sync, None))  # type: ignore[no-any-return]
+        return self._wait(_Job(work, sync))  # type: ignore[no-any-return]
 
     def alone(self, work: Callable[[sqlite3.Connection], R]) -> R:
         """Do it with the writer's connection, outside of any transaction; other writers wait."""
-        return self._wait(_Job(work, False, None, bare=True))  # type: ignore[no-any-return]
+        return self._wait(_Job(work, bare=True))  # type: ignore[no-any-return]
 
     def _wait(self, job: _Job) -> Any:
-        self._submit(job)
-        assert job.done is not None
-        job.done.wait()
+        if self.path is None:
+            self._carry_out_here(job)
+        else:
+            job.done = threading.Event()
+            self._submit(job)
+            job.done.wait()
         if job.error is not None:
             raise job.error
         return job.result
@@ -235,6 +243,8 @@ class Engine:
 
     async def write_soon(self, work: Callable[[Tx], R], *, sync: bool = False) -> R:
         """The same as `write`, for a loop."""
+        if self.path is None:
+            return self.write(work)
         job = _Job(work, sync, asyncio.get_running_loop())
         self._submit(job)
         assert job.future is not None
@@ -381,6 +391,15 @@ class Engine:
         finally:
             self._here.tx = None
 
+    def _carry_out_here(self, job: _Job) -> None:
+        """A database in memory is nobody's but this process's: what is to be done is done at once."""
+        with self._lock:
+            self._check_usable()
+            if job.bare:
+                self._carry_out_bare(job)
+            else:
+                self._carry_out([job])
+
     def _carry_out_bare(self, job: _Job) -> None:
         try:
             job.result = job.work(self._ready_db())
@@ -413,7 +432,7 @@ class Engine:
             job.error = self._explained(job.error)
             return
         job.mended = True
-        mend = _Job(self._mend_index, False, None, bare=True)
+        mend = _Job(self._mend_index, bare=True)
         self._carry_out_bare(mend)
         if not mend.result:
             job.error = self._explained(job.error)
@@ -426,10 +445,9 @@ class Engine:
         """Wake the callers: one call per loop, however many they are."""
         loops: dict[asyncio.AbstractEventLoop, list[_Job]] = {}
         for job in batch:
-            if job.loop is None:
-                assert job.done is not None
+            if job.done is not None:
                 job.done.set()
-            else:
+            elif job.loop is not None:
                 loops.setdefault(job.loop, []).append(job)
         for loop, jobs in loops.items():
             with suppress(RuntimeError):  # the loop is gone, and whoever waited with it
@@ -461,7 +479,7 @@ class Engine:
             except TimeUp:
                 return False
 
-        job = _Job(bounded, False, None)
+        job = _Job(bounded)
         self._carry_out([job])
         if job.error is not None:
             log.warning("upkeep of %s: %s", self.path, job.error)
@@ -729,6 +747,9 @@ class Engine:
             self._idle_readers.pop().close()
         self._queue.put(None)
         self._threads.close()
+        if self.path is None and self._db is not None:
+            self._db.close()
+            self._db = None
         if writer is not None and writer is not threading.current_thread():
             writer.join()
 

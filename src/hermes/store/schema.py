@@ -44,6 +44,7 @@ _SESSIONS = (
     )""",
     "CREATE UNIQUE INDEX sessions_title ON sessions(owner, title) WHERE title IS NOT NULL",
     "CREATE INDEX sessions_active ON sessions(last_active, id)",
+    "CREATE INDEX sessions_owner ON sessions(owner, last_active, id)",
     "CREATE INDEX sessions_started ON sessions(started_at, id)",
     "CREATE INDEX sessions_parent ON sessions(parent_session_id) WHERE parent_session_id IS NOT NULL",
     "CREATE INDEX sessions_base ON sessions(base_id, last_active) WHERE base_id IS NOT NULL",
@@ -153,7 +154,8 @@ _RUNS = (
     )""",
     "CREATE INDEX runs_created ON runs(created_at)",
     "CREATE INDEX runs_session ON runs(session_id, created_at)",
-    "CREATE INDEX runs_unfinished ON runs(session_id) WHERE ended_at IS NULL",
+    "CREATE INDEX runs_owner ON runs(owner, created_at)",
+    "CREATE INDEX runs_unfinished ON runs(created_at) WHERE ended_at IS NULL",
     """CREATE TABLE run_events (
       run_id TEXT NOT NULL REFERENCES runs(run_id) ON DELETE CASCADE,
       seq INTEGER NOT NULL,

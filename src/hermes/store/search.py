@@ -5,11 +5,18 @@ from __future__ import annotations
 import re
 import sqlite3
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hermes.limits import QUERY_CHARS_MAX, SEARCH_CONTEXT_CHARS, SEARCH_S_MAX, SNIPPET_TOKENS, SORTED_MATCHES_MAX
+from hermes.limits import (
+    CHOSEN_ROWS_MAX,
+    QUERY_CHARS_MAX,
+    SEARCH_CONTEXT_CHARS,
+    SEARCH_S_MAX,
+    SNIPPET_TOKENS,
+    SORTED_MATCHES_MAX,
+)
 from hermes.store.coding import clean, spaced, unspaced
 from hermes.store.engine import TimeUp, Tx
 from hermes.store.parts import Part, reads
@@ -23,7 +30,7 @@ JOIN sessions s ON s.id = m.session_id WHERE messages_fts MATCH ? {where} ORDER 
 _SHOWN = f"""SELECT m.id, m.session_id, m.role, m.timestamp, m.tool_name, s.source, s.title,
   s.started_at AS session_started, snippet(messages_fts, -1, '>>>', '<<<', '…', {SNIPPET_TOKENS}) AS snippet
 FROM messages_fts f JOIN messages m ON m.id = f.rowid JOIN sessions s ON s.id = m.session_id
-WHERE messages_fts MATCH ? AND f.rowid = ?"""
+WHERE messages_fts MATCH ? AND """
 
 
 class Found(list[dict[str, Any]]):
@@ -59,23 +66,17 @@ class Search(Part):
         if not expression or limit <= 0:
             return Found()
         where, params = "" if include_inactive else " AND (m.active OR m.compacted)", []
-        for sql, value in (
-            ("s.source = ?", source),
-            ("m.role = ?", role),
-            ("s.owner = ?", owner),
-            ("s.session_key = ?", session_key),
-            ("m.session_id = ?", session_id),
-        ):
-            if value is not None:
-                where += f" AND {sql}"
-                params.append(value)
-        if session_id is not None:
-            # The index is ordered by id: it need not look outside of what the session spans.
-            span = tx.row("SELECT min(id), max(id) FROM messages WHERE session_id = ?", (session_id,))
-            if span is None or span[0] is None:
-                return Found()
-            where += " AND f.rowid BETWEEN ? AND ?"
-            params += [span[0], span[1]]
+        if role is not None:
+            where += " AND m.role = ?"
+            params.append(role)
+        of_sessions = {"source": source, "owner": owner, "session_key": session_key, "id": session_id}
+        chosen = {name: value for name, value in of_sessions.items() if value is not None}
+        if chosen:
+            sql = " AND ".join(f"s.{name} = ?" for name in chosen)
+            if _is_small(tx, sql, chosen):
+                sql = f"+f.rowid IN (SELECT m.id FROM sessions s JOIN messages m ON m.session_id = s.id WHERE {sql})"
+            where += f" AND {sql}"
+            params += chosen.values()
         try:
             return _found(tx, expression, where, params, limit, offset, sort)
         except sqlite3.OperationalError as error:
@@ -85,15 +86,39 @@ class Search(Part):
             return _found(tx, plain_query(query), where, params, limit, offset, sort)
 
 
+def _is_small(tx: Tx, condition: str, values: Mapping[str, Any]) -> bool:
+    """Whether the chosen sessions hold so little that it is quicker to begin with them."""
+    sql = f"SELECT sum(s.message_count) FROM sessions s WHERE {condition}"
+    return int(tx.value(sql, list(values.values())) or 0) <= CHOSEN_ROWS_MAX
+
+
 def _found(tx: Tx, expression: str, where: str, params: Sequence[Any], limit: int, offset: int, sort: str) -> Found:
     ids, complete = _ordered(tx, expression, where, params, limit, offset, sort)
     found = Found()
     found.complete = complete
+    rows = _details(tx, expression, [message_id for message_id, _ in ids])
     for message_id, score in ids:
-        row = tx.row(_SHOWN, (expression, message_id))
-        if row is not None:
+        if (row := rows.get(message_id)) is not None:
             told = dict(row) | {"snippet": unspaced(row["snippet"] or ""), "score": score}
             found.append(told | {"context": _context(tx, row["session_id"], message_id)})
+    found.complete = complete and len(found) == len(ids)
+    return found
+
+
+def _details(tx: Tx, expression: str, ids: Sequence[int]) -> dict[int, sqlite3.Row]:
+    """What is shown of these matches."""
+    if "*" not in expression:
+        return {
+            message_id: row for message_id in ids if (row := tx.row(_SHOWN + "f.rowid = ?", (expression, message_id)))
+        }
+    # The many words of a prefix are looked up once for all, not for each.
+    found: dict[int, sqlite3.Row] = {}
+    try:
+        with tx.within(SEARCH_S_MAX):
+            for row in tx.each(_SHOWN + f"+f.rowid IN ({', '.join('?' * len(ids))})", [expression, *ids]):
+                found[row["id"]] = row
+    except TimeUp:
+        pass
     return found
 
 
@@ -107,7 +132,9 @@ def _ordered(
     seconds, complete = SEARCH_S_MAX, True
     if sort == "relevance":
         # Ranking has to look at every match before it gives the first; the newest matches come at once.
-        ids, complete = _gather(tx, expression, where, params, limit, offset, "f.rank", seconds * 0.8)
+        # (`rank` would score them all before it looks at what else is asked of them.)
+        order = "bm25(messages_fts)" if "+f.rowid IN" in where else "f.rank"
+        ids, complete = _gather(tx, expression, where, params, limit, offset, order, seconds * 0.8)
         if complete:
             return ids, True
         sort, seconds = "newest", seconds * 0.2
@@ -141,7 +168,7 @@ def _gather(
 ) -> tuple[Ids, bool]:
     """Matches in an order, as far as the time reaches. False: it did not."""
     found: Ids = []
-    score = "-f.rank" if order == "f.rank" else "NULL"
+    score = "NULL" if order.startswith("f.rowid") else f"-{order}"
     try:
         with tx.within(seconds):
             sql = _MATCHES.format(score=score, where=where, order=order)
