@@ -60,7 +60,9 @@ class App:
             background=self._in_background,
         )
         log = RunLog(MemoryBus(), window_s=settings.get("agent.delta_window_ms") / 1000)
-        limits = EngineLimits(turn_queue=settings.get("sessions.turn_queue"))
+        limits = EngineLimits(
+            turn_queue=settings.get("sessions.turn_queue"), resume_within_s=settings.get("runs.resume_within_seconds")
+        )
         self.engine = RunEngine(self.store, self._ephemeral, log, self._execute, secrets=self._secrets, limits=limits)
 
     async def _execute(self, live: LiveRun) -> Result:

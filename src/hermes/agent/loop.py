@@ -15,13 +15,14 @@ from hermes.agent.closing import close_cancelled, close_completed, close_failed,
 from hermes.agent.content import text_of
 from hermes.agent.failures import Failure, Kind, explain
 from hermes.agent.fitting import compact, fit
-from hermes.agent.opening import open_turn
-from hermes.agent.parts import ToolCall
+from hermes.agent.opening import open_turn, reopen_turn
+from hermes.agent.parts import Assembled, ToolCall
 from hermes.agent.step import Answered, ModelStep
 from hermes.agent.turn import Services, Turn
 from hermes.limits import INVALID_STEPS_MAX
 from hermes.runs.control import Stopped
 from hermes.runs.engine import LiveRun, Result
+from hermes.runs.resume import Resumption
 from hermes.runs.writer import LogEnded
 from hermes.store.base import LeaseLost, Row
 from hermes.tools import arguments
@@ -34,10 +35,14 @@ log = logging.getLogger(__name__)
 
 async def run_turn(live: LiveRun, services: Services) -> Result:
     """Run a turn from its spec to its result; whatever happens, it ends on record."""
-    turn, fault = await open_turn(live, services)
+    resumed = live.resumption
+    turn, fault = await (open_turn if resumed is None else reopen_turn)(live, services)
     try:
-        failure = fault or await fit(turn, "start")
-        done = await (TurnLoop(turn).run() if failure is None else close_failed(turn, failure))
+        if resumed is not None and resumed.verdict != "go_on":
+            done = await TurnLoop(turn).close_off(resumed)
+        else:
+            failure = fault or (await fit(turn, "start") if resumed is None else None)
+            done = await (TurnLoop(turn).run() if failure is None else close_failed(turn, failure))
     except Stopped:
         done = await close_cancelled(turn)
     except asyncio.CancelledError:
@@ -68,15 +73,18 @@ class TurnLoop:
         self._spec, self._log = turn.live.spec, turn.live.log
         self._round = self._tool_round(turn)
         self._invalid_steps = 0
-        self._calls = 0
+        self._calls = sum(m["role"] == "tool" for m in turn.messages[turn.history_length :])
 
     async def run(self) -> Result:
         """The steps, to the turn's end."""
         turn = self._turn
         repairs = 0
-        while self._log.step < turn.steps_max + repairs:
-            self._log.step += 1
-            answered = await self._ask(turn, tools=self._may_call())
+        picked_up = await self._pick_up()
+        while picked_up is not None or self._log.step < turn.steps_max + repairs:
+            if picked_up is None:
+                self._log.step += 1
+            answered = picked_up or await self._ask(turn, tools=self._may_call())
+            picked_up = None
             if answered.failure is not None:
                 return await self._fail(answered)
             calls = answered.message.tool_calls
@@ -100,12 +108,68 @@ class TurnLoop:
     def _may_call(self) -> bool:
         return self._spec.max_tool_calls is None or self._calls < self._spec.max_tool_calls
 
-    async def _ask(self, turn: Turn, *, tools: bool = True) -> Answered:
-        """One model call, its message on record unless it failed."""
+    # --- going on where a log ends --------------------------------------------------------------------------------
+
+    async def _pick_up(self) -> Answered | None:
+        """What the model had said when the run was cut off, or says now in the place of what was lost."""
+        turn, resumed = self._turn, self._live.resumption
+        if resumed is None:
+            return None
+        said = self._said()
+        before = await self._round.judge(said.message.tool_calls, resumed) if said else {}
+        known = {state: [c for c, b in before.items() if b.known == state] for state in ("not_done", "unclear")}
+        data = {"reason": resumed.reason, "cut": resumed.cut}
+        event = self._log.event("run.resumed", **data, repeated=known["not_done"], unknown=known["unclear"])
+        await self._log.append(event, closes=[p.stream_id for p in resumed.partials if p.kind == "tool"])
+        if resumed.message_id:
+            if said is not None and not said.message.tool_calls and (fault := self._structure_fault(said.text)):
+                turn.nudges = [prompt.repair(fault)]
+            return await self._ask(turn, tools=self._may_call(), again=resumed)
+        if said is None or (said.message.tool_calls and not self._open_calls(said.message.tool_calls)):
+            return None
+        return said
+
+    def _said(self) -> Answered | None:
+        """The last message of the model in this turn."""
+        row, resumed = self._turn.said, self._live.resumption
+        if row is None or resumed is None:
+            return None
+        calls = [ToolCall.from_dict(call) for call in row.tool_calls or ()]
+        message = Assembled(tool_calls=calls, finish_reason=row.finish_reason)  # type: ignore[arg-type]
+        return Answered(message, row.content if isinstance(row.content, str) else "", None, resumed.said_id, row)
+
+    def _open_calls(self, calls: list[ToolCall]) -> list[ToolCall]:
+        resumed = self._live.resumption
+        return [call for call in calls if resumed is None or call.id not in resumed.finished]
+
+    async def close_off(self, resumed: Resumption) -> Result:
+        """End a run that is not to go on; what it had said and begun is put on record."""
+        turn, said = self._turn, self._said()
+        calls = self._open_calls(said.message.tool_calls) if said is not None and not resumed.message_id else []
+        if calls:
+            await self._round.judge(calls, resumed)
+            outcomes: list[Outcome] = []
+            await self._round.close_off(calls, outcomes)
+            self._take_in(outcomes)
+        if resumed.verdict == "cancelled":
+            self._live.controls.stop.request(resumed.stop_reason or "stop", resumed.stopped_by)
+            return await close_cancelled(turn, open_answer(turn))
+        kind: Kind = "crash_loop" if resumed.verdict == "crash_loop" else "server_restarted"
+        answered = open_answer(turn)
+        provider, has_text = turn.route.provider, answered is not None
+        failure = explain(kind, status=None, provider=provider, words="", has_text=has_text, own_limit=False)
+        return await close_failed(turn, failure, answered)
+
+    # --- asking ---------------------------------------------------------------------------------------------------
+
+    async def _ask(self, turn: Turn, *, tools: bool = True, again: Resumption | None = None) -> Answered:
+        """One model call, its message on record unless it failed. One that was cut off is made again."""
         if self._live.controls.stop.reason is not None:
             raise Stopped
-        turn.message_id = f"msg_{secrets.token_hex(12)}"
-        answered = await ModelStep(turn, turn.message_id, partial(compact, turn), tools=tools).run()
+        turn.message_id = again.message_id if again else f"msg_{secrets.token_hex(12)}"
+        tried = again.attempts if again else 0
+        step = ModelStep(turn, turn.message_id, partial(compact, turn), tools=tools, attempts=tried)
+        answered = await step.run()
         answered.message_id = turn.message_id
         turn.nudges = []
         if answered.failure is None:
@@ -146,8 +210,8 @@ class TurnLoop:
 
     async def _act(self, calls: list[ToolCall]) -> list[ToolCall]:
         """Run the server's calls; the client's own come back, to be answered by it."""
-        turn = self._turn
         client, server, refused = self._whose(calls)
+        server = self._open_calls(server)
         applied: list[str] = []
 
         def steer() -> str:
@@ -160,9 +224,7 @@ class TurnLoop:
             try:
                 await self._round.run(server, steer, outcomes, refused)
             finally:
-                for outcome in outcomes:
-                    told = {"content": outcome.content, "tool_call_id": outcome.call.id, "tool_name": outcome.name}
-                    turn.messages.append({"role": "tool", **told})
+                self._take_in(outcomes)
             self._calls += len(server)
             only_invalid = not client and all(outcome.invalid for outcome in outcomes)
             self._invalid_steps = self._invalid_steps + 1 if only_invalid else 0
@@ -170,6 +232,19 @@ class TurnLoop:
             where = next((outcome.call.id for outcome in outcomes if outcome.steered), "next_message")
             await self._log.emit("steer.applied", steer_ids=applied, where=where)
         return client
+
+    def _take_in(self, outcomes: list[Outcome]) -> None:
+        """The results, behind the message that asked for them and in its order."""
+        messages = self._turn.messages
+        for outcome in outcomes:
+            told = {"content": outcome.content, "tool_call_id": outcome.call.id, "tool_name": outcome.name}
+            messages.append({"role": "tool", **told})
+        first = len(messages)
+        while first and messages[first - 1]["role"] == "tool":
+            first -= 1
+        asked = messages[first - 1].get("tool_calls") or () if first else ()
+        place = {call["id"]: at for at, call in enumerate(asked)}
+        messages[first:] = sorted(messages[first:], key=lambda m: place.get(m.get("tool_call_id"), len(place)))
 
     def _whose(self, calls: list[ToolCall]) -> tuple[list[ToolCall], list[ToolCall], dict[str, Answer]]:
         """The client's calls, with arguments that parse; the server's; and the client's that cannot be passed on."""
@@ -238,6 +313,7 @@ class TurnLoop:
             unattended=get("approvals.unattended"),
             approval_s=get("approvals.timeout"),
             clarify_s=get("agent.clarify_timeout"),
+            before=live.resumption,
         )
 
         loop = asyncio.get_running_loop()

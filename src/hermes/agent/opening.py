@@ -13,6 +13,7 @@ from hermes.agent.failures import Failure
 from hermes.agent.prompt import PromptInputs
 from hermes.agent.surroundings import gather
 from hermes.agent.turn import Services, Turn
+from hermes.config import Settings
 from hermes.errors import ConfigError
 from hermes.limits import LEAN_WINDOW_TOKENS
 from hermes.providers.base import Message, Route, ToolSchema
@@ -28,14 +29,10 @@ _KINDS = {"subagent": "delegate", "job": "job"}
 
 async def open_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | None]:
     """The turn, its beginning on record. A route that cannot be had is a failure to be told."""
-    spec, fault = live.spec, None
+    spec = live.spec
     settings, notice = services.settings()
     session = await live.store.sessions.get_session(live.transcript_id)
-    try:
-        found = routes.routes(settings, spec.route, session["model"] if session and spec.route is None else None)
-        found = [_with_window(route, services) for route in found]
-    except ConfigError as error:
-        found, fault = [routes.LOCAL], Failure("unknown", None, "", str(error), False, "agent_incomplete")
+    found, fault = _routes(live, services, settings, session)
     history = await _history(live, session)
     try:
         content = await received(spec.user_message, services, spec.session_id)
@@ -50,16 +47,67 @@ async def open_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | 
     turn = Turn(live, services, settings, found, [*history, *new], len(history))
     turn.stored = spec.persist and (spec.history is None or spec.base_id is not None)
     turn.user_message = new[0] if new else None
-    turn.at = 1 if len(found) > 1 and services.learnt.rests(found[0].key) else 0
-    turn.instructions = spec.instructions or ""
-    turn.reasoning = _reasoning(turn)
-    turn.client_tools = client_tools
-    turn.tools = _offered(turn)
+    _equip(turn, client_tools)
     await _record(turn, await set_system_prompt(turn, session), content, new_session=session is None)
     notices = [*live.notices, *([("settings_kept", notice)] if notice else [])]
     for code, words in notices:
         await live.log.emit("notice", level="warn", code=code, message=live.secrets.redact(words))
     return turn, fault
+
+
+async def reopen_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | None]:
+    """The turn of a run that was cut off, with all that it has said and done so far."""
+    spec, resumed = live.spec, live.resumption
+    assert resumed is not None
+    settings, _ = services.settings()
+    session = await live.store.sessions.get_session(live.transcript_id)
+    found, fault = _routes(live, services, settings, session)
+    rows = await live.store.runs.rows(spec.run_id)
+    own = [row.as_message() for row in rows]
+    stored = spec.history is None or spec.base_id is not None
+    if stored:
+        messages = await live.store.sessions.get_messages_as_conversation(spec.session_id)
+    else:
+        messages = [*(spec.history or ()), *own]
+    turn = Turn(live, services, settings, found, messages, len(messages) - len(own))
+    turn.stored = stored
+    turn.user_row = next((row for row in rows if row.role == "user"), None)
+    turn.user_message = next((m for m in messages[turn.history_length :] if m["role"] == "user"), None)
+    turn.message_id, turn.said = (
+        resumed.message_id,
+        next((row for row in reversed(rows) if row.role == "assistant"), None),
+    )
+    try:
+        client_tools = {tool.name: tool for tool in map(_client_tool, spec.client_tools)}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        client_tools = {}
+    _equip(turn, client_tools)
+    await set_system_prompt(turn, session)
+    for usage in resumed.usage:
+        turn.totals.add(usage)
+    live.log.step = resumed.step
+    return turn, fault
+
+
+def _routes(
+    live: LiveRun, services: Services, settings: Settings, session: Mapping[str, Any] | None
+) -> tuple[list[Route], Failure | None]:
+    chosen = live.spec.route
+    try:
+        found = routes.routes(settings, chosen, session["model"] if session and chosen is None else None)
+        return [_with_window(route, services) for route in found], None
+    except ConfigError as error:
+        return [routes.LOCAL], Failure("unknown", None, "", str(error), False, "agent_incomplete")
+
+
+def _equip(turn: Turn, client_tools: dict[str, ToolSchema]) -> None:
+    """What the turn has at hand."""
+    rests = turn.services.learnt.rests
+    turn.at = 1 if len(turn.routes) > 1 and rests(turn.routes[0].key) else 0
+    turn.instructions = turn.live.spec.instructions or ""
+    turn.reasoning = _reasoning(turn)
+    turn.client_tools = client_tools
+    turn.tools = _offered(turn)
 
 
 def _with_window(route: Route, services: Services) -> Route:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -101,6 +102,12 @@ class ToolCall:
     name: str
     arguments: str
     extra: Any = None
+
+    @classmethod
+    def from_dict(cls, call: Mapping[str, Any]) -> ToolCall:
+        """A call of a message again."""
+        function = call["function"]
+        return cls(call["id"], function["name"], function["arguments"], call.get("extra_content"))
 
     def as_dict(self) -> dict[str, Any]:
         """The canonical form in messages."""

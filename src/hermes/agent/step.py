@@ -46,13 +46,13 @@ def stalled_warning(names: tuple[str, ...]) -> str:
 class ModelStep:
     """Asks the model once, by as many attempts as it takes and is allowed."""
 
-    def __init__(self, turn: Turn, message_id: str, compact: Compact, *, tools: bool = True) -> None:
+    def __init__(self, turn: Turn, message_id: str, compact: Compact, *, tools: bool = True, attempts: int = 0) -> None:
         self._turn, self._id, self._compact, self._tools = turn, message_id, compact, tools
         self._log = turn.live.log
         self._stop = turn.live.controls.stop
         self._caller = Caller(turn.services.http, self._stop, self._deliver, self._tell_waiting)
         self._tried: Counter[Action] = Counter()
-        self._attempts = 0
+        self._attempts = attempts
         self._offered = self._thought = False
         self._credential: Credential | None = None
         self._nudge = ""

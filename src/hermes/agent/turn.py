@@ -109,6 +109,7 @@ class Turn:
     user_row: Row | None = None
     user_message: Message | None = None
     message_id: str = ""
+    said: Row | None = None
     system: str = ""
     instructions: str = ""
     tools: dict[str, ToolDef] = field(default_factory=dict)

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from hermes.guards.secrets import Secrets
-from hermes.limits import CLOSE_S_MAX
+from hermes.limits import CLOSE_S_MAX, CONTROL_POLL_S, LEASE_TTL_S, RESUME_SCAN_S
 from hermes.runs.control import RunControls
-from hermes.runs.events import Event
+from hermes.runs.events import Event, RunState
 from hermes.runs.leases import Lease, SessionLeases
 from hermes.runs.log import RunLog
+from hermes.runs.resume import Resumption, look
 from hermes.runs.spec import Applied, Control, RunSpec
 from hermes.runs.writer import LogEnded, RunWriter
 from hermes.store.base import LeaseLost, Row, RunRecord, SessionBusy, Store, StoreError
@@ -69,11 +70,25 @@ class LiveRun:
     notices: list[tuple[str, str]] = field(default_factory=list)
     deadline_timer: asyncio.TimerHandle | None = None
     session_lost: bool = False
+    resumption: Resumption | None = None
 
     @property
     def transcript_id(self) -> str:
         """Under what the rows are kept: the session, or, for a run that keeps nothing, the run itself."""
         return self.spec.session_id if self.spec.persist else self.spec.run_id
+
+
+class _Left(Exception):
+    """A run that waited to be started when its server ended, and is not to be started any more."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__("The server was restarted before this turn began.")
+        self.code = code
+
+
+def _was_left(record: RunRecord) -> bool:
+    """Whether nobody can be about to start it: a run is made a moment before its first event."""
+    return record.state.last_seq > 0 or time.time() - record.created_at > LEASE_TTL_S
 
 
 def _may_go_unrecorded(spec: RunSpec) -> bool:
@@ -92,6 +107,7 @@ class EngineLimits:
     turn_queue: int = 16
     session_wait_s: float | None = 30.0
     submitted_wait_s: float | None = 600.0
+    resume_within_s: float = 3600.0
 
 
 class RunEngine:
@@ -115,6 +131,7 @@ class RunEngine:
         self._permits = 0
         self._leases = SessionLeases(self._limits.turn_queue, self._session_lost)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._watching: set[asyncio.Task[None]] = set()
         self._draining = False
 
     # --- admission ----------------------------------------------------------------------------------------------
@@ -124,13 +141,7 @@ class RunEngine:
         self._check_open()
         self._permits += 1
         try:
-            lease = await self._leases.acquire(
-                spec.session_id,
-                spec.run_id,
-                self._limits.session_wait_s if wait_s == -1.0 else wait_s,
-                (self._store if spec.persist else self._ephemeral).leases,
-                unrecorded=_may_go_unrecorded(spec),
-            )
+            lease = await self._gain(spec, self._limits.session_wait_s if wait_s == -1.0 else wait_s)
         except SessionBusy as error:
             self._permits -= 1
             self._check_open()
@@ -146,6 +157,41 @@ class RunEngine:
             await admission.release()
             self._check_open()
         return admission
+
+    async def _gain(self, spec: RunSpec, wait_s: float | None) -> Lease:
+        """The session's lease. A run that was begun there and has no end goes first: it is taken up, or closed."""
+        until = None if wait_s is None else time.monotonic() + wait_s
+        leases = (self._store if spec.persist else self._ephemeral).leases
+        unrecorded, next_in_line = _may_go_unrecorded(spec), False
+        while True:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            lease = await self._leases.acquire(
+                spec.session_id, spec.run_id, left, leases, unrecorded=unrecorded, next_in_line=next_in_line
+            )
+            if not spec.persist or lease.token is None:
+                return lease
+            try:
+                orphan = await self._orphan(spec)
+            except StoreError:
+                if unrecorded:
+                    return lease
+                await self._leases.release(lease)
+                raise
+            except BaseException:
+                await self._leases.release(lease)
+                raise
+            if orphan is None:
+                return lease
+            await self._take_up(orphan, lease)
+            next_in_line = True
+
+    async def _orphan(self, spec: RunSpec) -> RunRecord | None:
+        """A run of the session that was begun elsewhere and has no end."""
+        for record in await self._store.runs.unfinished(spec.session_id):
+            known = record.spec.run_id == spec.run_id or record.spec.run_id in self._live
+            if record.state.started_at is not None and not known:
+                return record
+        return None
 
     async def _give_back(self, admission: Admission) -> None:
         self._permits -= 1
@@ -218,7 +264,8 @@ class RunEngine:
         elif shutdown or stop.reason not in (None, "deadline"):
             await live.log.emit("run.cancelled", by=stop.by, reason=stop.reason or "server_shutdown", **nothing)
         else:
-            kind = "deadline" if stop.reason else error.code if isinstance(error, Refused) else "unknown"
+            told = isinstance(error, Refused | _Left)
+            kind = "deadline" if stop.reason else error.code if told else "unknown"  # type: ignore[attr-defined]
             await live.log.emit("run.failed", failure=kind, error=str(error), code=kind, retryable=True, **nothing)
         await self._forget(live)
 
@@ -241,15 +288,114 @@ class RunEngine:
         await store.runs.create(spec)
         if not spec.persist:
             self._unkept.add(spec.run_id)
+        return self._alive(spec, store)
+
+    def _alive(self, spec: RunSpec, store: Store, last_seq: int = 0, state: RunState | None = None) -> LiveRun:
         secrets = self._secrets(spec)
-        writer = self._log.open(spec.run_id, store.runs, token=None, secrets=secrets)
+        writer = self._log.open(spec.run_id, store.runs, token=None, secrets=secrets, last_seq=last_seq, state=state)
         live = LiveRun(spec, store, writer, RunControls(), secrets)
         if spec.deadline_seconds is not None:
-            live.deadline_at = time.monotonic() + spec.deadline_seconds
+            used = time.time() - state.started_at if state is not None and state.started_at is not None else 0.0
+            left = max(0.0, spec.deadline_seconds - used)
+            live.deadline_at = time.monotonic() + left
             stop = live.controls.stop
-            live.deadline_timer = asyncio.get_running_loop().call_later(spec.deadline_seconds, stop.request, "deadline")
+            live.deadline_timer = asyncio.get_running_loop().call_later(left, stop.request, "deadline")
         self._live[spec.run_id] = live
         return live
+
+    # --- runs that were cut off -----------------------------------------------------------------------------------
+
+    def keep_going(self) -> None:
+        """From now on, take up runs that were cut off, and look for controls that other processes have left."""
+        if not self._watching:
+            for work in (self._scan(), self._poll_controls()):
+                task = asyncio.create_task(work)
+                self._watching.add(task)
+                task.add_done_callback(self._watching.discard)
+
+    async def _scan(self) -> None:
+        while not self._draining:
+            try:
+                await self.resume_all()
+            except StoreError as error:
+                log.warning("runs that were cut off could not be looked for: %s", error)
+            await asyncio.sleep(RESUME_SCAN_S)
+
+    async def resume_all(self) -> list[str]:
+        """Take up, or close, every run without an end that nobody carries on. Their ids."""
+        taken: list[str] = []
+        for record in await self._store.runs.unfinished():
+            spec = record.spec
+            if spec.run_id in self._live or self._draining or not _was_left(record):
+                continue
+            if record.state.started_at is None and record.state.last_seq:
+                await self._queue_again(record)
+                taken.append(spec.run_id)
+                continue
+            lease = await self._leases.acquire_if_free(spec.session_id, spec.run_id, self._store.leases)
+            if lease is None:
+                continue
+            # While the lease was waited for, whoever had it may have come to an end.
+            now = await self._store.runs.get(spec.run_id)
+            if now is None or now.state.ended or now.state.last_seq != record.state.last_seq:
+                await self._leases.release(lease)
+                continue
+            await self._take_up(now, lease)
+            taken.append(spec.run_id)
+        return taken
+
+    async def _take_up(self, record: RunRecord, lease: Lease) -> None:
+        """Go on with a run whose session is held; it gives the lease back at its end."""
+        lease.run_id = record.spec.run_id
+        self._permits += 1
+        admission = Admission(record.spec.run_id, record.spec.session_id, lease, self._give_back)
+        try:
+            live = await self._revived(record, lease.token)
+        except BaseException:
+            await admission.release()
+            raise
+        if live.resumption is None:  # it was made, and never begun
+            await self._end_unstarted(live, _Left("server_restarted"))
+            await admission.release()
+        else:
+            self._begin(live, admission)
+
+    async def _queue_again(self, record: RunRecord) -> None:
+        """A run that was submitted and not begun waits for its session once more."""
+        live = await self._revived(record, None)
+        found, live.resumption = live.resumption, None
+        if found is not None and found.verdict == "cancelled":
+            live.controls.stop.request(found.stop_reason or "stop", found.stopped_by)
+        if found is not None and found.verdict != "go_on":
+            await self._end_unstarted(live, _Left(found.verdict))
+        else:
+            self._spawn(self._start_queued(live))
+
+    async def _revived(self, record: RunRecord, token: int | None) -> LiveRun:
+        """A run as its log leaves it."""
+        spec, store = record.spec, self._store.runs
+        events, partials = await store.durable(spec.run_id), await store.partials(spec.run_id)
+        if not events:
+            return self._alive(spec, self._store)
+        found = look(events, partials, on_detach=spec.on_detach, now=time.time(), within_s=self._limits.resume_within_s)
+        log.info("run %s is taken up again (%s, %s)", spec.run_id, found.reason, found.verdict)
+        live = self._alive(spec, self._store, found.next_seq - 1, record.state)
+        live.resumption, live.log.token = found, token
+        live.controls.seen |= found.controls
+        live.controls.steers += found.steers
+        live.log.restore(found.partials)
+        return live
+
+    async def _poll_controls(self) -> None:
+        while not self._draining:
+            await asyncio.sleep(CONTROL_POLL_S)
+            mine = [run_id for run_id, live in self._live.items() if live.spec.persist]
+            try:
+                for run_id in await self._store.runs.controlled(mine) if mine else ():
+                    for control in await self._store.runs.take_controls(run_id):
+                        await self.control(run_id, control)
+            except StoreError as error:
+                log.warning("controls of other processes could not be looked for: %s", error)
 
     def _begin(self, live: LiveRun, admission: Admission) -> None:
         if live.spec.persist:
@@ -263,6 +409,8 @@ class RunEngine:
             if live.session_lost:
                 raise LeaseLost(f"The run {live.spec.run_id} has lost its session.") from None
             await self._close_broken(live)
+            raise
+        except LeaseLost:
             raise
         except Exception:
             await self._close_broken(live)
@@ -378,7 +526,7 @@ class RunEngine:
         """Record a control and apply it. A repeated id does nothing."""
         live = self._live.get(run_id)
         if live is None:
-            return "unknown" if await self.get(run_id) is None else "not_active"
+            return await self._leave_control(run_id, control)
         if control.control_id in live.controls.seen:
             return "applied"
         live.controls.seen.add(control.control_id)
@@ -390,6 +538,16 @@ class RunEngine:
         except (LogEnded, LeaseLost):
             return "not_active"
         return applied[0]
+
+    async def _leave_control(self, run_id: str, control: Control) -> Applied:
+        """A control for a run that another process carries on, or that is to be taken up."""
+        record = await self.get(run_id)
+        if record is None:
+            return "unknown"
+        if record.state.ended:
+            return "not_active"
+        await self._store.runs.add_control(run_id, control)
+        return "applied"
 
     def _apply(self, live: LiveRun, control: Control) -> Applied:
         controls, data = live.controls, control.data
@@ -408,6 +566,8 @@ class RunEngine:
     async def drain(self, seconds: float) -> None:
         """Take nothing new, let runs go on for a while, then stop what is left; nothing ends without a record."""
         self._draining = True
+        for watch in tuple(self._watching):
+            watch.cancel()
         self._leases.turn_away()
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=seconds)

@@ -194,6 +194,15 @@ class Cuts:
             self._packed.append(number)
         self._seq, self._at_ms = seq, max(self._at_ms, at_ms)
 
+    @classmethod
+    def load(cls, packed: str) -> Cuts:
+        """Those that were stored, to be gone on with."""
+        cuts = cls()
+        seqs, _, times = _unpacked(packed)
+        if seqs:
+            cuts._packed, cuts._seq, cuts._at_ms = bytearray(b64decode(packed)), seqs[-1], times[-1]
+        return cuts
+
     def pack(self) -> str:
         """As text, for storing."""
         return b64encode(self._packed).decode()

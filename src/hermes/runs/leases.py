@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hermes.limits import LEASE_POLL_S, LEASE_RENEW_S, LEASE_TTL_S
+from hermes.limits import LEASE_POLL_S, LEASE_RENEW_S, LEASE_TRY_S, LEASE_TTL_S
 from hermes.processes import this_process
 from hermes.store.base import LeaseStore, SessionBusy, StoreError
 
@@ -41,14 +41,21 @@ class SessionLeases:
         return len(self._lines.get(session_id, ()))
 
     async def acquire(
-        self, session_id: str, run_id: str, wait_s: float | None, store: LeaseStore, *, unrecorded: bool
+        self,
+        session_id: str,
+        run_id: str,
+        wait_s: float | None,
+        store: LeaseStore,
+        *,
+        unrecorded: bool,
+        next_in_line: bool = False,
     ) -> Lease:
-        """Wait in order of arrival. With `unrecorded`, a store that is away is done without."""
+        """Wait in order of arrival, or as the next one. With `unrecorded`, a store that is away is done without."""
         line = self._lines.setdefault(session_id, deque())
-        if len(line) > self._turn_queue:
+        if len(line) > self._turn_queue and not next_in_line:
             raise SessionBusy(f"{self._turn_queue} turns of this session are waiting already.")
         lease = Lease(session_id, run_id, asyncio.get_running_loop().create_future(), store)
-        line.append(lease)
+        line.insert(1 if next_in_line else len(line), lease)
         if line[0] is lease:
             lease.turn.set_result(None)
         try:
@@ -87,6 +94,15 @@ class SessionLeases:
             if not asked.cancelled() and asked.exception() is None and (token := asked.result()) is not None:
                 await lease.store.release(name, token)
             raise
+
+    async def acquire_if_free(self, session_id: str, run_id: str, store: LeaseStore) -> Lease | None:
+        """The session, if nobody has it or waits for it."""
+        if session_id in self._lines:
+            return None
+        try:
+            return await self.acquire(session_id, run_id, LEASE_TRY_S, store, unrecorded=False)
+        except SessionBusy:
+            return None
 
     async def release(self, lease: Lease) -> None:
         """Give the session to whoever is next."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
 from hermes.bus.memory import MemoryBus
 from hermes.guards.secrets import Secrets
-from hermes.limits import PAGE_EVENTS_MAX
-from hermes.runs.events import Event
+from hermes.limits import PAGE_EVENTS_MAX, STORE_POLL_S
+from hermes.runs.events import Event, RunState
 from hermes.runs.writer import RunWriter
 from hermes.store.base import RunStore, StoreError
 
@@ -21,9 +22,27 @@ class RunLog:
         self._window_s = window_s
         self._writers: dict[str, RunWriter] = {}
 
-    def open(self, run_id: str, store: RunStore, *, token: int | None, secrets: Secrets) -> RunWriter:
-        """The writer of a run that begins."""
-        writer = RunWriter(run_id, store, self._bus, token=token, window_s=self._window_s, secrets=secrets)
+    def open(
+        self,
+        run_id: str,
+        store: RunStore,
+        *,
+        token: int | None,
+        secrets: Secrets,
+        last_seq: int = 0,
+        state: RunState | None = None,
+    ) -> RunWriter:
+        """The writer of a run that begins, or goes on behind what is stored of it."""
+        writer = RunWriter(
+            run_id,
+            store,
+            self._bus,
+            token=token,
+            window_s=self._window_s,
+            secrets=secrets,
+            last_seq=last_seq,
+            state=state,
+        )
         self._writers[run_id] = writer
         return writer
 
@@ -67,7 +86,11 @@ class RunLog:
                     if any(map(_ends, page)):
                         return
                 if over:
-                    return
+                    # Somebody else may be writing it: then there is more to come.
+                    if live.closed or writer is not None or not await self._goes_on(run_id, store):
+                        return
+                    await asyncio.sleep(STORE_POLL_S)
+                    continue
                 while not live.overflowed and not live.closed:
                     fresh = [event for event in await live.take() if event.seq > cursor]
                     if not fresh:
@@ -78,6 +101,11 @@ class RunLog:
                         return
         finally:
             self._bus.unsubscribe(run_id, live)
+
+    @staticmethod
+    async def _goes_on(run_id: str, store: RunStore) -> bool:
+        record = await store.get(run_id)
+        return record is not None and not record.state.ended and record.state.status != "interrupted"
 
 
 def _ends(event: Event) -> bool:

@@ -97,10 +97,11 @@ class RunWriter:
         secrets: Secrets | None = None,
         clock: Callable[[], float] = time.time,
         last_seq: int = 0,
+        state: RunState | None = None,
     ) -> None:
         self.run_id = run_id
         self.token = token
-        self.state = RunState()
+        self.state = state or RunState()
         self.step = 0
         self._store, self._bus, self._clock, self._window_s = store, bus, clock, window_s
         self._secrets = secrets or Secrets()
@@ -114,6 +115,7 @@ class RunWriter:
         self._join_timer: asyncio.TimerHandle | None = None
         self._save_timer: asyncio.TimerHandle | None = None
         self._unsaved = 0
+        self._told_at = 0.0
         self._last_delta_at = float("-inf")
         self._loop = asyncio.get_running_loop()
 
@@ -230,6 +232,20 @@ class RunWriter:
             await asyncio.shield(self._enqueue(_Commit(self._loop.create_future())))
         elif self._draining is not None:
             await asyncio.wait([self._draining])
+
+    def restore(self, partials: Sequence[Partial]) -> None:
+        """Go on with the open messages of a run that was cut off."""
+        for partial in partials:
+            message_id = partial.stream_id.removesuffix(":reasoning")
+            if partial.kind == "text":
+                stream = self._open(partial.stream_id, "text", "text.delta", {"message_id": message_id})
+            elif partial.kind == "reasoning":
+                fixed = {"message_id": message_id, "form": partial.form}
+                stream = self._open(partial.stream_id, "reasoning", "reasoning.delta", fixed)
+            else:
+                continue
+            stream.pieces, stream.length, stream.step = [partial.text], len(partial.text), partial.step
+            stream.cuts, stream.last_seq, stream.saved_seq = Cuts.load(partial.cuts), partial.last_seq, partial.last_seq
 
     # --- durable ------------------------------------------------------------------------------------------------
 
@@ -375,7 +391,9 @@ class RunWriter:
         self._bus.publish(self.run_id, event)
 
     def _now(self) -> float:
-        return round(self._clock(), 3)
+        # A clock that is set back does not set the log back.
+        self._told_at = max(self._told_at, round(self._clock(), 3))
+        return self._told_at
 
     async def close(self) -> None:
         """Leave nothing behind: timers and tasks of this log end here."""

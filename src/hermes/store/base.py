@@ -212,6 +212,10 @@ class RunStore(Protocol):
         """Leave a control for whoever holds the run. False: it was left before."""
         ...
 
+    async def controlled(self, run_ids: Sequence[str]) -> builtins.list[str]:
+        """Which of these runs have controls that nobody has taken."""
+        ...
+
     async def take_controls(self, run_id: str) -> builtins.list[Control]:
         """The controls that nobody has taken yet, oldest first; they are taken now."""
         ...

@@ -15,7 +15,7 @@ from hermes.runs.replay import replay
 from hermes.runs.spec import Control, RunSpec
 from hermes.store import rows as messages
 from hermes.store.base import EventsExpired, LeaseLost, Partial, Row, RunRecord
-from hermes.store.coding import clean, pack, pack_content, pack_or_none, unpack
+from hermes.store.coding import Blobs, clean, pack, pack_content, pack_or_none, unpack
 from hermes.store.engine import Tx
 from hermes.store.leases import is_current
 from hermes.store.parts import Part, reads, writes
@@ -29,6 +29,7 @@ _STATE = (
     "session_id, status, started_at, ended_at, last_event, last_seq, failure, error, usage, final_row, route, open, "
     "log_expired"
 )
+_UNCLAIMED = "NOT EXISTS (SELECT 1 FROM idempotency i WHERE i.run_id = runs.run_id AND i.expires_at > ?)"
 _CLOSING = ("message.completed", "reasoning.completed")
 
 
@@ -86,8 +87,10 @@ class Runs(Part):
         elif rows:
             messages.add(tx, rows)
         if annotate is not None:
-            words = pack_content(annotate[1], {})
+            blobs: Blobs = {}
+            words = pack_content(annotate[1], blobs)
             tx.execute("UPDATE messages SET api_content = ? WHERE id = ?", (words, annotate[0]))
+            messages.keep_blobs(tx, annotate[0], blobs)
         for row in rows:
             for event, name in row.told:
                 event.data[name] = row.id
@@ -105,7 +108,7 @@ class Runs(Part):
                         data.get("provider", ""),
                         data.get("task", ""),
                     )
-            tx.many(_EVENT, [(run_id, e.seq, e.ts, e.type, e.step, pack(e.data)) for e in events])
+            tx.many(_EVENT, [(run_id, e.seq, e.ts, e.type, e.step, _packed(e)) for e in events])
             _put_state(tx, run_id, state, events)
         for stream_id in closes:
             tx.execute("DELETE FROM run_partials WHERE run_id = ? AND stream_id = ?", (run_id, stream_id))
@@ -128,6 +131,7 @@ class Runs(Part):
     @reads
     def read(self, tx: Tx, run_id: str, after: int, limit: int) -> list[Event]:
         """A page of the log behind `after`, with the deltas of its texts put in between again."""
+        limit = max(1, limit)
         expired = tx.value("SELECT log_expired FROM runs WHERE run_id = ?", (run_id,))
         if expired:
             raise EventsExpired(f"The events of {run_id} are no longer kept.")
@@ -210,10 +214,19 @@ class Runs(Part):
 
     @writes
     def add_control(self, tx: Tx, run_id: str, control: Control) -> bool:
-        """Leave a control for whoever holds the run. False: it was left before."""
+        """Leave a control for whoever holds the run. False: it was left before, or there is no such run."""
+        if tx.value("SELECT 1 FROM runs WHERE run_id = ?", (run_id,)) is None:
+            return False
         data = pack({"data": dict(control.data), "by": control.by, "surface": control.surface})
         values = (control.control_id, run_id, control.control, data, time.time())
         return tx.execute("INSERT INTO run_controls VALUES (?, ?, ?, ?, ?, NULL) ON CONFLICT DO NOTHING", values) > 0
+
+    @reads
+    def controlled(self, tx: Tx, run_ids: Sequence[str]) -> builtins.list[str]:
+        """Which of these runs have controls that nobody has taken."""
+        marks = ", ".join("?" * len(run_ids))
+        sql = f"SELECT DISTINCT run_id FROM run_controls WHERE taken_at IS NULL AND run_id IN ({marks})"
+        return [row[0] for row in tx.rows(sql, run_ids)]
 
     @writes
     def take_controls(self, tx: Tx, run_id: str) -> builtins.list[Control]:
@@ -237,8 +250,8 @@ class Runs(Part):
     ) -> dict[str, int]:
         """Let go of what was kept long enough, a few hundred at a time.
 
-        Both tables are by kind, with `""` for all others; a kind without hours keeps its log as long as the run. Of
-        each owner and kind the newest `max_stored` stay. A run with an unexpired idempotency record keeps its log.
+        Both tables are by kind. `run_days` has `""` for all others; a kind without hours keeps its log as long as the
+        run. Of each owner and kind the newest `max_stored` stay. A run with an unexpired idempotency record stays.
         """
         now = time.time() if now is None else now
         done = {"logs": 0, "runs": 0}
@@ -247,17 +260,16 @@ class Runs(Part):
                 done["logs"] += count
         kinds = tuple(kind for kind in run_days if kind)
         for kind, days in run_days.items():
-            while count := self._drop_runs(kind, kinds, now - days * 86_400):
+            while count := self._drop_runs(kind, kinds, now - days * 86_400, now):
                 done["runs"] += count
-        while count := self._drop_surplus(max_stored):
+        while count := self._drop_surplus(max_stored, now):
             done["runs"] += count
         return done
 
     @writes
     def _expire_logs(self, tx: Tx, kind: str, before: float, now: float) -> int:
         found = tx.rows(
-            "SELECT run_id FROM runs WHERE kind = ? AND ended_at < ? AND NOT log_expired AND NOT EXISTS "
-            "(SELECT 1 FROM idempotency i WHERE i.run_id = runs.run_id AND i.expires_at > ?) LIMIT ?",
+            f"SELECT run_id FROM runs WHERE kind = ? AND ended_at < ? AND NOT log_expired AND {_UNCLAIMED} LIMIT ?",
             (kind, before, now, SWEEP_BATCH_ROWS),
         )
         for (run_id,) in found:
@@ -267,20 +279,21 @@ class Runs(Part):
         return len(found)
 
     @writes
-    def _drop_runs(self, tx: Tx, kind: str, named: tuple[str, ...], before: float) -> int:
+    def _drop_runs(self, tx: Tx, kind: str, named: tuple[str, ...], before: float, now: float) -> int:
         which = "kind = ?" if kind else f"kind NOT IN ({', '.join('?' * len(named))})"
         return tx.execute(
-            f"DELETE FROM runs WHERE run_id IN (SELECT run_id FROM runs WHERE {which} AND ended_at < ? LIMIT ?)",
-            (*((kind,) if kind else named), before, SWEEP_BATCH_ROWS),
+            "DELETE FROM runs WHERE run_id IN "
+            f"(SELECT run_id FROM runs WHERE {which} AND ended_at < ? AND {_UNCLAIMED} LIMIT ?)",
+            (*((kind,) if kind else named), before, now, SWEEP_BATCH_ROWS),
         )
 
     @writes
-    def _drop_surplus(self, tx: Tx, max_stored: int) -> int:
+    def _drop_surplus(self, tx: Tx, max_stored: int, now: float) -> int:
         return tx.execute(
             "DELETE FROM runs WHERE run_id IN (SELECT run_id FROM (SELECT run_id, ended_at, row_number() OVER "
-            "(PARTITION BY owner, kind ORDER BY created_at DESC, rowid DESC) AS place FROM runs) "
-            "WHERE place > ? AND ended_at IS NOT NULL LIMIT ?)",
-            (max_stored, SWEEP_BATCH_ROWS),
+            "(PARTITION BY owner, kind ORDER BY created_at DESC, rowid DESC) AS place FROM runs) AS runs "
+            f"WHERE place > ? AND ended_at IS NOT NULL AND {_UNCLAIMED} LIMIT ?)",
+            (max_stored, now, SWEEP_BATCH_ROWS),
         )
 
 
@@ -369,6 +382,13 @@ def _record_of(found: sqlite3.Row) -> RunRecord:
 
 
 # --- events and partials ---------------------------------------------------------------------------------------------
+
+
+def _packed(event: Event) -> str:
+    text = pack(event.data)
+    if "\ufffd" in text:
+        event.data = unpack(text)  # what is shown is what is stored
+    return text
 
 
 def _events(tx: Tx, run_id: str, sql: str, params: Sequence[Any]) -> list[Event]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from hermes.runs.control import Questions, RunControls
 from hermes.runs.events import Event
+from hermes.runs.resume import Resumption
 from hermes.runs.writer import RunWriter
 
 
@@ -39,17 +40,22 @@ class Asking:
         unattended: str,
         approval_s: float,
         clarify_s: float,
+        before: Resumption | None = None,
     ) -> None:
         self._log, self._controls = log, controls
         self._mode, self._answerable, self._unattended = mode, answerable, unattended
         self._approval_s, self._clarify_s = approval_s, clarify_s
         self._one_at_a_time = asyncio.Lock()
+        # What was asked and answered before the run was cut off.
+        self._granted = set(before.granted) if before else set()
+        self._asked = dict(before.asked) if before else {}
+        self._answers = dict(before.answers) if before else {}
 
     async def approve(self, request: ApprovalRequest) -> tuple[bool, str]:
         """Whether it may be done, and the comment of whoever said so."""
-        if self._mode == "off":
+        if self._mode == "off" or request.call_id in self._granted:
             return True, ""
-        approval_id = f"apr_{secrets.token_hex(8)}"
+        approval_id = self._asked.pop(request.call_id, f"apr_{secrets.token_hex(8)}")
         if not self._answerable:
             choice = "once" if self._unattended == "allow" else "deny"
             await self._resolved(approval_id, choice, "rule", {})
@@ -76,7 +82,7 @@ class Asking:
         """The user's answer, or None when nobody gave one."""
         if not self._answerable:
             return None
-        request_id = f"clr_{secrets.token_hex(8)}"
+        request_id = self._asked.pop(call_id, f"clr_{secrets.token_hex(8)}")
         event = self._log.event("clarify.requested", request_id=request_id, call_id=call_id, question=question)
         event.data |= {"choices": list(choices), "expires_at": time.time() + self._clarify_s}
         answer, by = None, "interrupt"
@@ -92,6 +98,8 @@ class Asking:
         future = questions.ask(question_id)
         try:
             await self._log.append(event)
+            if (known := self._answers.pop(question_id, None)) is not None and not future.done():
+                future.set_result(known)
             async with asyncio.timeout(seconds):
                 answer = await future
             return (answer if answer.get("answer", "") is not None else None), "user"

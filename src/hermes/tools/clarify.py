@@ -25,6 +25,7 @@ TOOL = ToolDef(
         "additionalProperties": False,
     },
     run=_run,
+    effect="read",
     timeout_s=None,
     alone=True,
     preview=lambda args: str(args["question"]),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hermes.tools.asking import Asking
 
 Effect = Literal["read", "idempotent", "effect"]
+Reconciled = Literal["done", "not_done", "unclear"]
 Args = dict[str, Any]
 Answer = dict[str, Any]
 
@@ -50,7 +51,11 @@ class ToolContext:
 
 @dataclass(frozen=True, slots=True)
 class ToolDef:
-    """One tool. `run` is a coroutine function, or blocking and then run in a thread of its own."""
+    """One tool. `run` is a coroutine function, or blocking and then run in a thread of its own.
+
+    `reconcile` looks at the world and says what became of a call that was cut off; it is given the call's
+    `tool.started`.
+    """
 
     name: str
     description: str
@@ -63,6 +68,7 @@ class ToolDef:
     available: Callable[[Settings], str | None] = lambda _: None
     preview: Callable[[Args], str] = lambda args: json.dumps(args, ensure_ascii=False)
     alone: bool = False
+    reconcile: Callable[[ToolContext, Args, Mapping[str, Any]], Reconciled | Awaitable[Reconciled]] | None = None
 
     def effect_of(self, args: Args) -> Effect:
         """The class of this call."""

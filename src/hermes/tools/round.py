@@ -16,11 +16,12 @@ from hermes.agent.parts import ToolCall
 from hermes.guards.secrets import redact_tree
 from hermes.limits import PREVIEW_CHARS_MAX, STUBBORN_S_MAX
 from hermes.runs.control import Stop
+from hermes.runs.resume import Resumption
 from hermes.runs.writer import LogEnded, RunWriter
 from hermes.store.base import Row, StoreError
 from hermes.threads import Threads
 from hermes.tools import arguments
-from hermes.tools.registry import Answer, Args, Effect, ToolContext, ToolDef, ToolError, render
+from hermes.tools.registry import Answer, Args, Effect, Reconciled, ToolContext, ToolDef, ToolError, render
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,15 @@ class Work:
     same_as: Work | None = None
     done: asyncio.Event = field(default_factory=asyncio.Event)
     outcome: Outcome | None = None
+    repeated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What is known of a call that was cut off, and what it had said."""
+
+    known: Reconciled
+    output: str
 
 
 class LoopGuard:
@@ -98,6 +108,7 @@ class ToolRound:
         self._slots = asyncio.Semaphore(parallel_max)
         self._redact = redact
         self._guard = LoopGuard()
+        self._before: dict[str, Before] = {}
 
     async def run(
         self, calls: Sequence[ToolCall], steer: Callable[[], str], out: list[Outcome], refused: Mapping[str, Answer]
@@ -123,6 +134,47 @@ class ToolRound:
             raise
         finally:
             out += (work.outcome for work in works if work.outcome is not None)
+
+    async def judge(self, calls: Sequence[ToolCall], found: Resumption) -> dict[str, Before]:
+        """What becomes of the calls that were cut off: done already, to be made again, or nobody knows."""
+        for call in calls:
+            started = found.started.get(call.id)
+            if started is None or call.id in found.finished:
+                continue
+            work = self._settle(call)
+            known = await self._reconciled(work, started.data) if work.tool is not None else "unclear"
+            if known is None:
+                harmless = started.data["effect"] in ("read", "idempotent")
+                known = "not_done" if harmless else "unclear"
+            self._before[call.id] = Before(known, found.output_of(call.id))
+        return self._before
+
+    async def _reconciled(self, work: Work, started: Mapping[str, Any]) -> Reconciled | None:
+        tool = work.tool
+        if tool is None or tool.reconcile is None:
+            return None
+        ctx = self._context(work.call.id, tool)
+        try:
+            if inspect.iscoroutinefunction(tool.reconcile):
+                return await tool.reconcile(ctx, work.args, started)  # type: ignore[no-any-return]
+            look = tool.reconcile
+            return await self._threads.call(lambda: look(ctx, work.args, started))  # type: ignore[no-any-return]
+        except Exception as error:  # noqa: BLE001  (then nobody knows)
+            self._crash(tool, error)
+            return "unclear"
+
+    async def close_off(self, calls: Sequence[ToolCall], out: list[Outcome]) -> None:
+        """Put on record that calls were cut off, without making any of them again."""
+        for call in calls:
+            before = self._before.get(call.id)
+            work = self._settle(call)
+            if before is not None and before.known == "unclear":
+                await self._finish(work, "unknown", _unknown(before.output), time.monotonic())
+            elif before is not None and before.known == "done":
+                await self._finish(work, "ok", dict(_DONE), time.monotonic())
+            else:
+                await self._finish(work, "interrupted", {"status": "interrupted"}, time.monotonic())
+            out += [work.outcome] if work.outcome is not None else []
 
     def _settle(self, call: ToolCall) -> Work:
         name = arguments.settle_name(call.name, self._tools)
@@ -172,6 +224,13 @@ class ToolRound:
         if work.refusal is not None or work.tool is None:
             await self._finish(work, "error", work.refusal or {}, began, steer=steer)
             return
+        before = self._before.pop(work.call.id, None)
+        if before is not None and before.known != "not_done":
+            known = before.known == "done"
+            answer = dict(_DONE) if known else _unknown(before.output)
+            await self._finish(work, "ok" if known else "unknown", answer, began, steer=steer)
+            return
+        work.repeated = before is not None
         status, answer, effect = await self._guarded(work.tool, work)
         if hint := self._guard.hint(work.tool.name, work.args, status, effect, render(answer)):
             answer.setdefault("hint", hint)
@@ -251,12 +310,20 @@ class ToolRound:
             content = f"{content}\n\n{words}"
         event = self._log.event("tool.finished", call_id=work.call.id, name=name, status=status, code=code, row=None)
         event.data |= {"duration_ms": round((time.monotonic() - began) * 1000), "chars": len(content)}
-        event.data |= {"spilled": None, "repeated": False}
+        event.data |= {"spilled": None, "repeated": work.repeated}
         row = Row(self._transcript_id, "tool", content, self._log.run_id, tool_call_id=work.call.id, tool_name=name)
         row.told = ((event, "row"),)
         # From here on the commit goes through, also when this task is cancelled while it waits for it.
         work.outcome = Outcome(work.call, status, content, name, code, work.refusal is not None, bool(words))
         await self._log.append(event, rows=[row], closes=self._log.end_output(work.call.id))
+
+
+_DONE: Answer = {"status": "done", "note": "The server stopped while this call ran; it had taken effect."}
+
+
+def _unknown(output: str) -> Answer:
+    note = "The server stopped while this call ran. It may have taken effect; check before repeating it."
+    return {"status": "interrupted", "outcome": "unknown", "note": note, "output_so_far": output}
 
 
 def _invalid(message: str) -> Answer:

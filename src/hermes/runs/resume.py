@@ -1,0 +1,122 @@
+"""Where a log ends that has no end: what is to become of its run, and what is known to go on with. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from hermes.limits import RESUME_SEQ_STEP, RESUMES_MAX
+from hermes.runs.control import StopReason
+from hermes.runs.events import Event
+from hermes.store.base import Partial
+
+Verdict = Literal["go_on", "cancelled", "server_restarted", "crash_loop"]
+
+
+@dataclass(slots=True)
+class Resumption:
+    """What a log says about a run that was cut off.
+
+    `message_id` names the model call that was open; without one, what follows the last message is still to be done.
+    """
+
+    verdict: Verdict
+    reason: Literal["crash", "shutdown"]
+    next_seq: int
+    step: int = 0
+    message_id: str = ""
+    attempts: int = 0
+    said_id: str = ""
+    partials: list[Partial] = field(default_factory=list)
+    started: dict[str, Event] = field(default_factory=dict)
+    finished: set[str] = field(default_factory=set)
+    granted: set[str] = field(default_factory=set)
+    asked: dict[str, str] = field(default_factory=dict)
+    answers: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    steers: list[tuple[str, str]] = field(default_factory=list)
+    controls: set[str] = field(default_factory=set)
+    usage: list[dict[str, Any]] = field(default_factory=list)
+    stopped_by: str = ""
+    stop_reason: StopReason | Literal[""] = ""
+
+    @property
+    def cut(self) -> dict[str, int]:
+        """How much of each open message is there: what was shown beyond it is lost."""
+        return {p.stream_id: len(p.text) for p in self.partials if p.kind == "text"}
+
+    def output_of(self, call_id: str) -> str:
+        """What a tool had said when it was cut off."""
+        return "".join(p.text for p in self.partials if p.kind == "tool" and p.stream_id.rpartition("/")[0] == call_id)
+
+
+def look(
+    events: Sequence[Event], partials: Sequence[Partial], *, on_detach: str, now: float, within_s: float
+) -> Resumption:
+    """Read a log that was begun and has no end."""
+    last = max([event.seq for event in events] + [partial.last_seq for partial in partials])
+    found = Resumption("go_on", "crash", (last // RESUME_SEQ_STEP + 1) * RESUME_SEQ_STEP, partials=list(partials))
+    resumes = 0
+    for event in events:
+        resumes = _take(found, event, resumes)
+    found.step = max((event.step for event in events), default=0)
+    found.reason = "shutdown" if events[-1].type == "run.interrupted" else "crash"
+    if found.stop_reason:
+        found.verdict = "cancelled"
+    elif on_detach != "continue" or now - events[-1].ts > within_s:
+        found.verdict = "server_restarted"
+    elif resumes >= RESUMES_MAX:
+        found.verdict = "crash_loop"
+    return found
+
+
+def _take(found: Resumption, event: Event, resumes: int) -> int:
+    """Take one event into account; how often the run was taken up since it last got further."""
+    kind, data = event.type, event.data
+    if kind == "run.resumed":
+        return resumes + 1
+    if kind == "model.started":
+        again = data["message_id"] == found.message_id
+        found.message_id, found.attempts = data["message_id"], found.attempts + 1 if again else 1
+    elif kind == "message.completed":
+        found.message_id, found.said_id, found.attempts = "", data["message_id"], 0
+        found.started, found.finished = {}, set()
+        return 0
+    elif kind == "tool.started":
+        found.started[data["call_id"]] = event
+    elif kind == "tool.finished":
+        found.finished.add(data["call_id"])
+        return 0
+    elif kind == "usage":
+        found.usage.append(data)
+    elif kind == "steer.applied":
+        found.steers = [steer for steer in found.steers if steer[0] not in data["steer_ids"]]
+    elif kind == "control.received":
+        _take_control(found, data)
+    elif kind in ("approval.requested", "clarify.requested"):
+        found.asked[data["call_id"]] = data.get("approval_id") or data["request_id"]
+    elif kind in ("approval.resolved", "clarify.resolved"):
+        _take_answer(found, kind, data)
+    return resumes
+
+
+def _take_control(found: Resumption, data: Mapping[str, Any]) -> None:
+    control, said = data["control"], data["data"]
+    found.controls.add(data["control_id"])
+    if control in ("interrupt", "cancel"):
+        found.stop_reason, found.stopped_by = said.get("reason") or "stop", data["by"]
+    elif control == "steer":
+        found.steers.append((data["control_id"], str(said["text"])))
+    else:
+        # The answer is on record, though the call that asked may not have heard it.
+        question = said.get("id") or next(reversed(found.asked.values()), "")
+        found.answers[question] = {**said, "by": data["by"], "surface": data["surface"]}
+
+
+def _take_answer(found: Resumption, kind: str, data: Mapping[str, Any]) -> None:
+    question = data.get("approval_id") or data.get("request_id")
+    call_id = next((call for call, asked in found.asked.items() if asked == question), None)
+    if call_id is not None:
+        del found.asked[call_id]
+        if kind == "approval.resolved" and data["choice"] != "deny":
+            found.granted.add(call_id)

@@ -1,0 +1,512 @@
+"""Runs that were cut off: each is taken up where its log ends, or closed with the truth, and nothing is done twice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes.home import Home
+from hermes.runs.events import Cuts, Event
+from hermes.runs.spec import Control
+from hermes.store.base import Partial, Row
+from hermes.tools.asking import ApprovalRequest
+from hermes.tools.registry import ToolContext
+from support.model_server import Call, ModelServer, Reply
+
+from .house import House, check_laws, reading, sent, tool
+
+SESSION = "the-session"
+MESSAGE = "msg_000000000000000000000001"
+MEANWHILE = 4096
+
+
+class Left:
+    """A run as a process left it that was killed: its log, written as that process would have written it."""
+
+    def __init__(self, house: House, server: ModelServer, **fields: Any) -> None:
+        fields = {"persist": True, "session_id": SESSION, "answerable": True, **fields}
+        self.house, self.spec = house, house.spec(server, "do it", **fields)
+        self.seq, self.ts = 0, time.time()
+        self.step = 0
+
+    def event(self, type_: str, **data: Any) -> Event:
+        self.seq += 1
+        return Event(self.spec.run_id, type_, 0 if type_.startswith("run.") else self.step, data, self.seq, self.ts)
+
+    async def add(self, *events: Event, rows: Sequence[Row] = (), **options: Any) -> None:
+        await self.house.app.store.runs.append(self.spec.run_id, None, events, rows, **options)
+
+    async def begin(self) -> Left:
+        await self.house.app.store.runs.create(self.spec)
+        started = self.event("run.started", kind="run", model="m", provider="p", user_row=None, session_id=SESSION)
+        row = Row(SESSION, "user", "do it", self.spec.run_id, told=((started, "user_row"),))
+        await self.add(started, rows=[row], session={"id": SESSION, "source": "api_server"})
+        return self
+
+    async def ask(self, message_id: str = MESSAGE) -> None:
+        self.step += 1
+        await self.add(self.event("model.started", attempt=1, message_id=message_id, model="m", provider="p"))
+
+    async def say(self, text: str, message_id: str = MESSAGE, calls: Sequence[Call] = ()) -> None:
+        """A message of the model, whole."""
+        await self.ask(message_id)
+        cuts = Cuts()
+        if text:
+            self.seq += 1
+            cuts.add(self.seq, len(text), self.ts)
+        asked = [
+            {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": json.dumps(c.arguments)}}
+            for c in calls
+        ]
+        done = self.event("message.completed", message_id=message_id, row=None, text_length=len(text))
+        done.data |= {"cuts": cuts.pack(), "tool_calls": [], "finish_reason": "tool_calls" if calls else "stop"}
+        row = Row(SESSION, "assistant", text, self.spec.run_id, tool_calls=asked or None, told=((done, "row"),))
+        await self.add(done, rows=[row])
+
+    async def start(self, call: Call, effect: str) -> None:
+        await self.add(self.event("tool.started", call_id=call.id, name=call.name, effect=effect, args={}))
+
+    async def finish(self, call: Call, content: str) -> None:
+        done = self.event("tool.finished", call_id=call.id, name=call.name, status="ok", row=None)
+        row = Row(SESSION, "tool", content, self.spec.run_id, tool_call_id=call.id, tool_name=call.name)
+        row.told = ((done, "row"),)
+        await self.add(done, rows=[row])
+
+    async def leave_text(self, text: str, stream_id: str = MESSAGE, kind: str = "text", form: str = "") -> None:
+        cuts = Cuts()
+        self.seq += 1
+        cuts.add(self.seq, len(text), self.ts)
+        left = Partial(stream_id, kind, self.step, text, cuts.pack(), self.seq, form)
+        await self.house.app.store.runs.put_partials(self.spec.run_id, None, [left])
+
+    async def taken_up(self) -> list[dict[str, Any]]:
+        """The whole log, once somebody has gone on with it."""
+        assert await self.house.engine.resume_all() == [self.spec.run_id]
+        return await self.log()
+
+    async def log(self) -> list[dict[str, Any]]:
+        events = [event.as_dict() async for event in self.house.engine.subscribe(self.spec.run_id)]
+        check_laws(events)
+        async with asyncio.timeout(5):
+            while await self.house.app.store.leases.holder(f"session:{SESSION}") is not None:
+                await asyncio.sleep(0.01)
+        return events
+
+
+def of(events: list[dict[str, Any]], *types: str) -> list[dict[str, Any]]:
+    return [event for event in events if event["type"] in types]
+
+
+async def rows_of(house: House) -> list[tuple[str, Any]]:
+    return [(row.role, row.content) for row in await house.rows(SESSION)]
+
+
+# ---- where a log may end
+
+
+async def test_a_run_without_a_model_call_goes_on_as_normal(house: House, server: ModelServer) -> None:
+    server.script = [Reply(text="Done.")]
+    left = await Left(house, server).begin()
+    events = await left.taken_up()
+    assert [event["type"] for event in events][-1] == "run.completed"
+    [resumed] = of(events, "run.resumed")
+    assert (resumed["reason"], resumed["cut"], resumed["repeated"], resumed["unknown"]) == ("crash", {}, [], [])
+    assert await rows_of(house) == [("user", "do it"), ("assistant", "Done.")]
+    assert sent(server.requests[0]) == [("user", "do it")]
+
+
+async def test_numbers_go_on_at_the_next_round_one(house: House, server: ModelServer) -> None:
+    server.script = [Reply(text="Done.")]
+    left = await Left(house, server).begin()
+    events = await left.taken_up()
+    assert of(events, "run.resumed")[0]["seq"] == MEANWHILE
+    record = await house.engine.get(left.spec.run_id)
+    assert record is not None and (record.resumes, record.state.status) == (1, "completed")
+
+
+async def test_text_that_was_shown_is_gone_on_with(house: House, server: ModelServer) -> None:
+    server.handler = lambda request: Reply(text="Once upon a time.")
+    left = await Left(house, server).begin()
+    await left.ask()
+    await left.leave_text("Once upon")
+    events = await left.taken_up()
+    assert of(events, "run.resumed")[0]["cut"] == {MESSAGE: 9}
+    deltas = of(events, "text.delta")
+    assert (deltas[0]["offset"], deltas[0]["text"]) == (0, "Once upon")
+    assert {e["message_id"] for e in deltas} == {MESSAGE}
+    [done] = of(events, "message.completed")
+    text = (await rows_of(house))[-1][1]
+    assert text.startswith("Once upon") and done["text_length"] == len(text)
+    assert [e["attempt"] for e in of(events, "model.started")] == [1, 2]
+
+
+async def test_a_call_of_the_model_that_gave_nothing_is_made_again(house: House, server: ModelServer) -> None:
+    server.script = [Reply(text="Done.")]
+    left = await Left(house, server).begin()
+    await left.ask()
+    events = await left.taken_up()
+    assert {e["message_id"] for e in of(events, "model.started", "message.completed")} == {MESSAGE}
+    assert (await rows_of(house))[-1] == ("assistant", "Done.")
+
+
+async def test_an_answer_whose_end_was_not_recorded_is_only_closed(house: House, server: ModelServer) -> None:
+    left = await Left(house, server).begin()
+    await left.say("Done.")
+    events = await left.taken_up()
+    assert events[-1]["type"] == "run.completed" and server.requests == []
+    assert await rows_of(house) == [("user", "do it"), ("assistant", "Done.")]
+
+
+async def test_calls_that_were_not_begun_are_made(house: House, server: ModelServer) -> None:
+    made: list[str] = []
+    house.offer(tool("act", lambda ctx, args: made.append(ctx.call_id) or {"ok": True}))
+    server.script = [Reply(text="Done.")]
+    left = await Left(house, server, toolsets=frozenset({"x"})).begin()
+    await left.say("", calls=[Call("act", {"a": "1"}, id="c1"), Call("act", {"a": "2"}, id="c2")])
+    await left.start(Call("act", {}, id="c1"), "effect")
+    await left.finish(Call("act", {}, id="c1"), '{"ok": true}')
+    events = await left.taken_up()
+    assert made == ["c2"], "a finished call was made again"
+    assert [e["repeated"] for e in of(events, "tool.finished") if "repeated" in e] == [False]
+    assert [content for role, content in await rows_of(house) if role == "tool"] == ['{"ok": true}'] * 2
+
+
+@pytest.mark.parametrize("effect", ["read", "idempotent"])
+async def test_a_harmless_call_is_made_again(house: House, server: ModelServer, effect: str) -> None:
+    made: list[str] = []
+    marks = reading(effect=effect)
+    house.offer(tool("look", lambda ctx, args: made.append(ctx.call_id) or {"ok": True}, **marks))
+    server.script = [Reply(text="Done.")]
+    left = await Left(house, server, toolsets=frozenset({"x"})).begin()
+    await left.say("", calls=[Call("look", {}, id="c1")])
+    await left.start(Call("look", {}, id="c1"), effect)
+    events = await left.taken_up()
+    assert made == ["c1"]
+    assert of(events, "run.resumed")[0]["repeated"] == ["c1"]
+    assert of(events, "tool.finished")[0]["repeated"] is True
+
+
+async def test_a_call_with_effects_is_told_as_unknown(house: House, server: ModelServer) -> None:
+    made: list[str] = []
+    house.offer(tool("act", lambda ctx, args: made.append(ctx.call_id) or {"ok": True}))
+    server.script = [Reply(text="I checked.")]
+    left = await Left(house, server, toolsets=frozenset({"x"})).begin()
+    await left.say("", calls=[Call("act", {}, id="c1")])
+    await left.start(Call("act", {}, id="c1"), "effect")
+    await left.leave_text("half of it", "c1/stdout", "tool", "stdout")
+    events = await left.taken_up()
+    assert made == []
+    assert of(events, "run.resumed")[0]["unknown"] == ["c1"]
+    assert of(events, "tool.finished")[0]["status"] == "unknown"
+    told = json.loads((await rows_of(house))[-2][1])
+    assert (told["status"], told["outcome"], told["output_so_far"]) == ("interrupted", "unknown", "half of it")
+    again = [event.type async for event in house.engine.subscribe(left.spec.run_id)]
+    assert "tool.output" not in again
+
+
+@pytest.mark.parametrize(
+    ("known", "calls", "status", "repeated"),
+    [("done", 0, "ok", False), ("not_done", 1, "ok", True), ("unclear", 0, "unknown", False)],
+)
+async def test_a_tool_that_can_look_is_asked_first(
+    house: House, server: ModelServer, known: str, calls: int, status: str, repeated: bool
+) -> None:
+    made: list[str] = []
+    asked: list[str] = []
+
+    async def reconcile(ctx: ToolContext, args: Any, started: Any) -> Any:
+        asked.append(started["call_id"])
+        return known
+
+    house.offer(tool("act", lambda ctx, args: made.append(ctx.call_id) or {"ok": True}, reconcile=reconcile))
+    server.script = [Reply(text="Done.")]
+    left = await Left(house, server, toolsets=frozenset({"x"})).begin()
+    await left.say("", calls=[Call("act", {}, id="c1")])
+    await left.start(Call("act", {}, id="c1"), "effect")
+    events = await left.taken_up()
+    assert (asked, len(made)) == (["c1"], calls)
+    [finished] = of(events, "tool.finished")
+    assert (finished["status"], finished["repeated"]) == (status, repeated)
+
+
+async def test_a_stop_that_was_asked_for_is_carried_out(house: House, server: ModelServer) -> None:
+    left = await Left(house, server).begin()
+    await left.ask()
+    await left.leave_text("Once")
+    stop = {"control_id": "x", "control": "cancel", "data": {"reason": "stop"}, "by": "user", "surface": "http"}
+    await left.add(left.event("control.received", **stop))
+    events = await left.taken_up()
+    assert (events[-1]["type"], events[-1]["by"], events[-1]["reason"]) == ("run.cancelled", "user", "stop")
+    assert await rows_of(house) == [("user", "do it"), ("assistant", "Once")]
+    assert server.requests == []
+
+
+# ---- questions
+
+
+def asking_tool(granted: list[bool]) -> Any:
+    async def act(ctx: ToolContext, args: Any) -> Any:
+        granted.append((await ctx.asking.approve(ApprovalRequest(ctx.call_id, "command", "rm", "why not")))[0])
+        return {"ok": granted[-1]}
+
+    return tool("act", act, effect="read")
+
+
+async def test_an_open_approval_keeps_its_id_and_can_be_answered(house: House, server: ModelServer) -> None:
+    granted: list[bool] = []
+    house.offer(asking_tool(granted))
+    server.script = [Reply(text="Done.")]
+    left = await Left(house, server, toolsets=frozenset({"x"})).begin()
+    await left.say("", calls=[Call("act", {}, id="c1")])
+    await left.start(Call("act", {}, id="c1"), "read")
+    await left.add(left.event("approval.requested", approval_id="apr_1", call_id="c1", expires_at=left.ts - 5))
+    assert await house.engine.resume_all() == [left.spec.run_id]
+    async for event in house.engine.subscribe(left.spec.run_id, MEANWHILE):
+        if event.type == "approval.requested":
+            assert event.data["approval_id"] == "apr_1" and event.data["expires_at"] > time.time()
+            answer = Control("approve", {"id": "apr_1", "choice": "once"})
+            assert await house.engine.control(left.spec.run_id, answer) == "applied"
+    assert granted == [True]
+
+
+async def test_an_approval_that_was_given_is_not_asked_for_again(house: House, server: ModelServer) -> None:
+    granted: list[bool] = []
+    house.offer(asking_tool(granted))
+    server.script = [Reply(text="Done.")]
+    left = await Left(house, server, toolsets=frozenset({"x"})).begin()
+    await left.say("", calls=[Call("act", {}, id="c1")])
+    await left.start(Call("act", {}, id="c1"), "read")
+    await left.add(left.event("approval.requested", approval_id="apr_1", call_id="c1", expires_at=left.ts + 60))
+    await left.add(left.event("approval.resolved", approval_id="apr_1", choice="once", by="user"))
+    events = await left.taken_up()
+    assert granted == [True] and len(of(events, "approval.requested")) == 1
+
+
+async def test_an_answer_on_record_is_heard_although_nobody_was_left_to_hear_it(
+    house: House, server: ModelServer
+) -> None:
+    granted: list[bool] = []
+    house.offer(asking_tool(granted))
+    server.script = [Reply(text="Done.")]
+    left = await Left(house, server, toolsets=frozenset({"x"})).begin()
+    await left.say("", calls=[Call("act", {}, id="c1")])
+    await left.start(Call("act", {}, id="c1"), "read")
+    await left.add(left.event("approval.requested", approval_id="apr_1", call_id="c1", expires_at=left.ts + 60))
+    said = {"control_id": "x", "control": "approve", "data": {"id": "apr_1", "choice": "once"}}
+    await left.add(left.event("control.received", **said, by="user", surface="http"))
+    await left.taken_up()
+    assert granted == [True]
+
+
+async def test_words_of_the_user_are_not_lost(house: House, server: ModelServer) -> None:
+    house.offer(tool("act", **reading()))
+    server.script = [Reply(tool_calls=[Call("act", {}, id="c9")]), Reply(text="Done.")]
+    left = await Left(house, server, toolsets=frozenset({"x"})).begin()
+    steer = {"control_id": "s1", "control": "steer", "data": {"text": "mind the gap"}, "by": "user", "surface": ""}
+    await left.add(left.event("control.received", **steer))
+    events = await left.taken_up()
+    assert of(events, "steer.applied")[0]["steer_ids"] == ["s1"]
+    assert "mind the gap" in json.dumps(server.requests[1].body)
+
+
+# ---- what is not gone on with
+
+
+async def test_a_run_that_somebody_waited_for_is_closed_with_its_text(house: House, server: ModelServer) -> None:
+    left = await Left(house, server, on_detach="cancel").begin()
+    await left.ask()
+    await left.leave_text("Once upon")
+    events = await left.taken_up()
+    assert (events[-1]["type"], events[-1]["failure"], events[-1]["code"]) == ("run.failed",) + (
+        "server_restarted",
+    ) * 2
+    assert await rows_of(house) == [("user", "do it"), ("assistant", "Once upon")]
+    assert server.requests == []
+
+
+async def test_what_is_too_old_is_closed(house: House, server: ModelServer) -> None:
+    left = Left(house, server)
+    left.ts -= 3700
+    await left.begin()
+    events = await left.taken_up()
+    assert events[-1]["failure"] == "server_restarted"
+    [user, closing] = await house.rows(SESSION)
+    assert (user.role, closing.role, closing.synthetic) == ("user", "assistant", True)
+
+
+@pytest.mark.parametrize(("progress", "end"), [(False, "run.failed"), (True, "run.completed")])
+async def test_a_run_that_gets_no_further_is_given_up(
+    house: House, server: ModelServer, progress: bool, end: str
+) -> None:
+    server.script = [Reply(text="Done.")]
+    left = await Left(house, server).begin()
+    for number in range(3):
+        if progress and number == 2:
+            await left.say("", calls=[Call("act", {}, id="c1")])
+            await left.finish(Call("act", {}, id="c1"), "{}")
+        await left.add(left.event("run.resumed", reason="crash", cut={}, repeated=[], unknown=[]))
+    events = await left.taken_up()
+    assert events[-1]["type"] == end
+    assert end == "run.completed" or events[-1]["failure"] == "crash_loop"
+
+
+async def test_calls_of_a_run_that_is_closed_have_results(house: House, server: ModelServer) -> None:
+    house.offer(tool("act"))
+    left = await Left(house, server, toolsets=frozenset({"x"}), on_detach="cancel").begin()
+    await left.say("", calls=[Call("act", {"a": "1"}, id="c1"), Call("act", {"a": "2"}, id="c2")])
+    await left.start(Call("act", {}, id="c1"), "effect")
+    events = await left.taken_up()
+    assert [(e["call_id"], e["status"]) for e in of(events, "tool.finished")] == [
+        ("c1", "unknown"),
+        ("c2", "interrupted"),
+    ]
+    assert [role for role, _ in await rows_of(house)] == ["user", "assistant", "tool", "tool", "assistant"]
+
+
+async def test_a_run_that_was_made_and_never_begun_is_closed(house: House, server: ModelServer) -> None:
+    left = Left(house, server)
+    await house.app.store.runs.create(left.spec)
+    assert await house.engine.resume_all() == [], "it may be about to begin"
+    await house.app.store.sessions.engine.write_soon(lambda tx: tx.execute("UPDATE runs SET created_at = 1"))
+    assert await house.engine.resume_all() == [left.spec.run_id]
+    record = await house.engine.get(left.spec.run_id)
+    assert record is not None and (record.state.status, record.state.failure) == ("failed", "server_restarted")
+
+
+# ---- who takes it up
+
+
+async def test_a_queued_run_is_queued_again(house: House, server: ModelServer) -> None:
+    server.script = [Reply(text="Done.")]
+    left = Left(house, server)
+    await house.app.store.runs.create(left.spec)
+    await left.add(left.event("run.queued", session_id=SESSION, source="api_server", position=0))
+    events = await left.taken_up()
+    assert events[-1]["type"] == "run.completed" and of(events, "run.resumed") == []
+
+
+async def test_a_run_that_was_interrupted_by_a_shutdown_goes_on(house: House, server: ModelServer) -> None:
+    server.script = [Reply(text="Done.")]
+    left = await Left(house, server).begin()
+    await left.add(left.event("run.interrupted"))
+    assert await house.engine.resume_all() == [left.spec.run_id]
+    events = [event async for event in house.engine.subscribe(left.spec.run_id, left.seq)]
+    assert events[0].data["reason"] == "shutdown" and events[-1].type == "run.completed"
+
+
+async def test_a_run_whose_session_is_held_is_left_alone(house: House, server: ModelServer) -> None:
+    left = await Left(house, server).begin()
+    token = await house.app.store.leases.acquire(f"session:{SESSION}", "another process", 60)
+    assert await house.engine.resume_all() == []
+    await house.app.store.leases.release(f"session:{SESSION}", token)
+    server.script = [Reply(text="Done.")]
+    assert (await left.taken_up())[-1]["type"] == "run.completed"
+
+
+async def test_the_next_turn_of_the_session_comes_after_it(house: House, server: ModelServer) -> None:
+    server.script = [Reply(text="First."), Reply(text="Second.")]
+    left = await Left(house, server).begin()
+    ran = await house.run(server, "and now?", persist=True, session_id=SESSION)
+    assert ran.result["completed"] is True
+    texts = [content for _, content in await rows_of(house)]
+    assert texts == ["do it", "First.", "and now?", "Second."]
+    assert (await left.log())[-1]["type"] == "run.completed"
+
+
+async def test_a_control_for_a_run_of_another_process_is_left_for_it(house: House, server: ModelServer) -> None:
+    left = await Left(house, server).begin()
+    assert await house.engine.control(left.spec.run_id, Control("steer", {"text": "x"}, control_id="s")) == "applied"
+    assert await house.app.store.runs.controlled([left.spec.run_id]) == [left.spec.run_id]
+    assert await house.engine.control("run_unknown", Control("interrupt")) == "unknown"
+
+
+# ---- a real end of a process
+
+PROGRAM = """
+import asyncio, sys
+from pathlib import Path
+from hermes import config
+from hermes.app import App
+from hermes.home import Home
+from hermes.runs.spec import RouteChoice, RunSpec
+from hermes.tools.registry import Registry, ToolDef
+from dataclasses import replace
+
+home, url, count = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+
+async def act(ctx, args):
+    with count.open("a") as file:
+        file.write(ctx.call_id + "\\n")
+    await asyncio.sleep(0.05)
+    return {"ok": True}
+
+async def main():
+    app = App(Home(home), config.load(Home(home)))
+    tools = Registry([ToolDef("act", "Acts.", "x", {"type": "object", "properties": {}}, act)])
+    app.services = replace(app.services, registry=lambda: tools, jitter=lambda: 0.0)
+    if len(sys.argv) > 4:
+        route = RouteChoice(model="m", base_url=url + "/v1", api_mode="chat_completions")
+        spec = RunSpec("do it", "the-session", run_id=sys.argv[4], route=route, toolsets=frozenset({"x"}))
+        await app.engine.run(spec)
+    else:
+        app.engine.keep_going()
+        for record in await app.store.runs.list():
+            async for event in app.engine.subscribe(record.spec.run_id):
+                pass
+    await app.close()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.15, 0.3, 0.45, 0.6])
+async def test_a_process_killed_at_any_moment_leaves_a_run_that_another_ends(
+    server: ModelServer, tmp_path: Path, home_folder: Path, after_s: float
+) -> None:
+    steps = [
+        Reply(text=["Let ", "me ", "see."], tool_calls=[Call("act", {}, id=f"c{n}")], gap_s=0.02) for n in range(3)
+    ]
+
+    def answer(request: Any) -> Reply:
+        done = sum(turn.role == "tool" for turn in request.turns)
+        return steps[done] if done < 3 else Reply(text=["All ", "is ", "done."], gap_s=0.03)
+
+    server.handler = answer
+    home_folder.mkdir(mode=0o700)
+    (home_folder / "config.yaml").write_text("auxiliary: {title_generation: {enabled: false}}\n")
+    counted = tmp_path / "counted"
+    counted.touch()
+    words = [sys.executable, "-c", PROGRAM, str(home_folder), server.url, str(counted)]
+    first = subprocess.Popen([*words, "run_killed"])
+    while not server.requests:
+        await asyncio.sleep(0.005)
+    await asyncio.sleep(after_s)
+    first.send_signal(signal.SIGKILL)
+    await asyncio.to_thread(first.wait)
+    second = await asyncio.create_subprocess_exec(*words, stderr=asyncio.subprocess.PIPE)
+    _, said = await asyncio.wait_for(second.communicate(), 30)
+    assert second.returncode == 0, said.decode()
+    house = House(Home(home_folder), {})
+    try:
+        events = [event.as_dict() async for event in house.engine.subscribe("run_killed")]
+        rows = await house.rows(SESSION)
+    finally:
+        await house.close()
+    check_laws(events)
+    assert events[-1]["type"] == "run.completed"
+    made = counted.read_text().split()
+    assert len(made) == len(set(made)), "a call with effects was made twice"
+    statuses = {e["call_id"]: e["status"] for e in events if e["type"] == "tool.finished"}
+    assert set(statuses) == {"c0", "c1", "c2"} and set(statuses.values()) <= {"ok", "unknown"}
+    assert [row.role for row in rows] == ["user", *["assistant", "tool"] * 3, "assistant"]
+    assert os.stat(home_folder / "state.db").st_mode & 0o777 == 0o600
