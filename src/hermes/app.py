@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import logging
 import os
 import threading
 from collections.abc import AsyncGenerator, Coroutine
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,16 +19,19 @@ from hermes.agent.turn import Services
 from hermes.bus.memory import MemoryBus
 from hermes.guards.secrets import Secrets
 from hermes.home import Home, resolve
+from hermes.housekeeping import SWEEP_EVERY_S, sweep_if_due
 from hermes.http import HttpClient
 from hermes.providers.registry import KNOWN_PROVIDERS
 from hermes.runs.engine import EngineLimits, LiveRun, Result, RunEngine
 from hermes.runs.log import RunLog
 from hermes.runs.spec import RunSpec
+from hermes.store.base import StoreError
 from hermes.store.bundle import AsyncStore, Store, store_at
 from hermes.store.engine import Engine
 from hermes.threads import Threads
 from hermes.tools.toolsets import builtin
 
+log = logging.getLogger(__name__)
 FILE_THREADS = 4
 NAME_THREADS = 8
 DRAIN_AT_LOOP_END_S = 0.0
@@ -94,6 +99,19 @@ class App:
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+    def serve(self) -> None:
+        """What a server does besides answering: take up runs that were cut off, and sweep."""
+        self.engine.keep_going()
+        self._in_background(self._keep_house())
+
+    async def _keep_house(self) -> None:
+        while True:
+            try:
+                await self.services.files.call(partial(sweep_if_due, self.store.blocking, self._settings))
+            except StoreError as error:
+                log.warning("the sweep was given up: %s", error)
+            await asyncio.sleep(SWEEP_EVERY_S)
 
     async def close(self, drain_s: float = DRAIN_AT_LOOP_END_S) -> None:
         """End runs, connections and threads."""

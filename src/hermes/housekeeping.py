@@ -1,0 +1,59 @@
+"""What is kept how long, and the sweep that lets go of the rest."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from hermes.processes import this_process
+
+if TYPE_CHECKING:
+    from hermes.config import Settings
+    from hermes.store.bundle import Store
+
+log = logging.getLogger(__name__)
+
+SWEEP_EVERY_S = 3600.0
+_LEASE_S = 600.0
+_OWN_DAYS = 30.0
+# Logs of turns that have their answer elsewhere; all others live as long as their run.
+_LOG_HOURS = {"chat": 1.0, "session": 1.0, "job": 24.0, "cli": 24.0}
+
+
+def sweep_if_due(store: Store, settings: Settings, every_s: float = SWEEP_EVERY_S) -> dict[str, Any] | None:
+    """Let go of what was kept long enough, unless that was done a short time ago or another process is at it."""
+    last = float(store.sessions.get_meta("swept_at") or 0)
+    if 0 <= time.time() - last < every_s:
+        return None
+    token = store.leases.acquire("maintenance", this_process(), _LEASE_S)
+    if token is None:
+        return None
+    try:
+        return _sweep(store, settings)
+    finally:
+        store.leases.release("maintenance", token)
+
+
+def _sweep(store: Store, settings: Settings) -> dict[str, Any]:
+    get = settings.get
+    days = {"": float(get("api_server.runs.max_age_days")), "job": _OWN_DAYS, "cli": _OWN_DAYS}
+    days["response"] = float(get("api_server.responses.max_age_days"))
+    done: dict[str, Any] = store.runs.sweep(days, _LOG_HOURS, get("api_server.runs.max_stored"))
+    done["idempotency"] = store.idempotency.sweep()
+    done["sessions"] = _prune(store, settings)
+    store.sessions.set_meta("swept_at", repr(time.time()))
+    log.info("swept: %s", done)
+    return done
+
+
+def _prune(store: Store, settings: Settings) -> int:
+    """Sessions that ended long ago, where that is wanted."""
+    if not settings.get("sessions.auto_prune"):
+        return 0
+    last = float(store.sessions.get_meta("pruned_at") or 0)
+    if time.time() - last < settings.get("sessions.min_interval_hours") * 3600:
+        return 0
+    gone = store.sessions.prune_sessions(older_than_days=settings.get("sessions.retention_days"))
+    store.sessions.set_meta("pruned_at", repr(time.time()))
+    return len(gone)

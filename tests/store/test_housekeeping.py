@@ -1,0 +1,79 @@
+"""The sweep: what was kept long enough goes, once in a while, by one process at a time."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hermes import config
+from hermes.home import Home
+from hermes.housekeeping import sweep_if_due
+from hermes.runs.events import Event
+from hermes.runs.spec import RunSpec
+from hermes.store.base import EventsExpired
+from hermes.store.bundle import Store
+
+HOUR, DAY = 3600.0, 86_400.0
+
+
+def settings(folder: Path, **values: object) -> config.Settings:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(values))
+    return config.load(Home(folder), environ={})
+
+
+def ended(store: Store, kind: str, ago_s: float) -> str:
+    spec = RunSpec("hi", "s", kind=kind)  # type: ignore[arg-type]
+    store.runs.create(spec)
+    at = time.time() - ago_s
+    events = [Event(spec.run_id, "run.started", 0, {"model": "m", "provider": "p"}, 1, at)]
+    store.runs.append(spec.run_id, None, [*events, Event(spec.run_id, "run.completed", 0, {}, 2, at)])
+    return spec.run_id
+
+
+@pytest.mark.parametrize(
+    ("kind", "log_s", "run_s"),
+    [
+        ("chat", HOUR, 7 * DAY),
+        ("session", HOUR, 7 * DAY),
+        ("run", 7 * DAY, 7 * DAY),
+        ("job", DAY, 30 * DAY),
+        ("cli", DAY, 30 * DAY),
+        ("response", 30 * DAY, 30 * DAY),
+    ],
+)
+def test_logs_and_runs_are_kept_as_long_as_their_kind(
+    store: Store, tmp_path: Path, kind: str, log_s: float, run_s: float
+) -> None:
+    young, old, gone = ended(store, kind, log_s - 60), ended(store, kind, log_s + 60), ended(store, kind, run_s + 60)
+    assert sweep_if_due(store, settings(tmp_path)) is not None
+    assert [event.seq for event in store.runs.read(young, 0, 10)] == [1, 2]
+    assert store.runs.get(gone) is None
+    if log_s < run_s:
+        assert store.runs.get(old) is not None
+        with pytest.raises(EventsExpired):
+            store.runs.read(old, 0, 10)
+
+
+def test_it_is_done_once_in_a_while_and_by_one(store: Store, tmp_path: Path) -> None:
+    given = settings(tmp_path)
+    token = store.leases.acquire("maintenance", "another process", 60)
+    assert token is not None and sweep_if_due(store, given) is None
+    store.leases.release("maintenance", token)
+    assert sweep_if_due(store, given) is not None
+    assert sweep_if_due(store, given) is None
+    assert store.leases.holder("maintenance") is None
+    assert sweep_if_due(store, given, every_s=0.0) is not None
+
+
+@pytest.mark.parametrize(("wanted", "left"), [(False, True), (True, False)])
+def test_old_sessions_go_only_where_that_is_wanted(store: Store, tmp_path: Path, wanted: bool, left: bool) -> None:
+    store.sessions.create_session("old", "cli")
+    store.sessions.append_message("old", "user", "hi", timestamp=1.0)
+    store.sessions.end_session("old", "cli_close")
+    store.sessions.engine.write(lambda tx: tx.execute("UPDATE sessions SET last_active = 1"))
+    sweep_if_due(store, settings(tmp_path, sessions={"auto_prune": wanted}))
+    assert (store.sessions.get_session("old") is not None) is left
