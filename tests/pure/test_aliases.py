@@ -15,6 +15,8 @@ import hermes
 SRC = Path(hermes.__file__).parent.parent
 # alias: (real module, a name that others replace)
 ALIASES = {
+    "hermes_state": ("hermes.store.sessions", "SessionDB"),
+    "gateway.platforms.api_server": ("hermes.server.adapter", "APIServerAdapter"),
     "run_agent": ("hermes.agent.facade", "AIAgent"),
     "hermes_cli.profiles": ("hermes.home", "get_active_profile_name"),
     "hermes_cli.tools_config": ("hermes.tools.toolsets", "_get_platform_tools"),

@@ -1,0 +1,92 @@
+"""The API server's adapter: made without touching anything, and strict about who comes in."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hermes.server.adapter import APIServerAdapter, _derive_chat_session_id, _IdempotencyCache
+from hermes.server.errors import error_body
+from hermes.server.settings import PlatformConfig
+
+
+def adapter(**extra: Any) -> APIServerAdapter:
+    return APIServerAdapter(PlatformConfig(enabled=True, extra=extra))
+
+
+def request(**headers: str) -> Any:
+    return SimpleNamespace(headers={name.replace("_", "-"): value for name, value in headers.items()})
+
+
+def test_making_one_touches_no_file(home_folder: Path) -> None:
+    adapter(key="sk-test")
+    assert not home_folder.exists()
+
+
+def test_the_database_is_opened_when_it_is_needed(home_folder: Path) -> None:
+    made = adapter()
+    db = made._ensure_session_db()
+    assert db is made._ensure_session_db() and (home_folder / "state.db").exists()
+    db.close()
+
+
+def test_a_database_that_cannot_be_opened_is_none(home_folder: Path) -> None:
+    home_folder.mkdir()
+    (home_folder / "state.db").write_bytes(b"this is no database at all, whatever its name may say" * 40)
+    assert adapter()._ensure_session_db() is None
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
+def test_the_scheme_may_be_written_in_any_case(scheme: str) -> None:
+    assert adapter(key="sk-test123")._check_auth(request(Authorization=f"{scheme} sk-test123")) is None
+
+
+@pytest.mark.parametrize(
+    "given", ["", "Bearer", "Bearer sk-test12", "Basic sk-test123", "sk-test123", "Bearer schlüssel"]
+)
+def test_anything_else_is_refused_in_the_one_form(given: str) -> None:
+    refusal = adapter(key="sk-test123")._check_auth(request(Authorization=given))
+    assert refusal is not None and refusal.status == 401
+    assert refusal.headers["WWW-Authenticate"] == "Bearer"
+    assert b'"code": "invalid_api_key"' in refusal.body  # type: ignore[operator]
+
+
+def test_a_star_lets_every_origin_in_and_does_not_vary() -> None:
+    headers = adapter(cors_origins=["*"])._cors_headers_for_origin("http://anywhere.example")
+    assert headers is not None and headers["Access-Control-Allow-Origin"] == "*" and "Vary" not in headers
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(400, "invalid_request_error"), (403, "permission_error"), (429, "rate_limit_error"), (503, "server_error")],
+)
+def test_an_error_has_four_keys_and_a_type_by_its_status(status: int, kind: str) -> None:
+    assert error_body(status, "No.", "why") == {"error": {"message": "No.", "type": kind, "param": None, "code": "why"}}
+
+
+def test_an_owner_of_ones_own_has_ids_of_ones_own() -> None:
+    plain = _derive_chat_session_id("be kind", "hi")
+    assert plain == _derive_chat_session_id("be kind", "hi", "default")
+    assert plain != _derive_chat_session_id("be kind", "hi", "ada")
+    assert _derive_chat_session_id(None, "x") != _derive_chat_session_id("", "x")
+    assert _derive_chat_session_id("\ud800", "x").startswith("api-")
+
+
+async def test_a_failure_is_told_to_everybody_and_kept_for_nobody() -> None:
+    cache, calls = _IdempotencyCache(), 0
+
+    async def fail() -> None:
+        nonlocal calls
+        calls += 1
+        await asyncio.sleep(0)
+        raise ValueError("no")
+
+    told = await asyncio.gather(*(cache.get_or_set("k", "f", fail) for _ in range(3)), return_exceptions=True)
+    assert [str(error) for error in told] == ["no"] * 3 and calls == 1
+    with pytest.raises(ValueError, match="no"):
+        await cache.get_or_set("k", "f", fail)
+    assert calls == 2
