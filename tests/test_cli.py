@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import hermes
 from hermes.home import write_private
+from hermes.store.sessions import SessionDB
 from support.model_server import Call, ModelServer, Reply
 from support.server_thread import serving
+
+# A title is asked for behind the back of a turn, and would eat the script of a test about something else.
+UNTITLED = "auxiliary: {title_generation: {enabled: false}}\n"
 
 
 def run(
@@ -190,7 +196,7 @@ def test_without_a_model_the_exit_is_3_and_the_remedy_is_named(tmp_path: Path) -
 
 def test_chat_answers_line_by_line_and_remembers(tmp_path: Path) -> None:
     with serving(Reply(text="first"), Reply(text="second", continues=False)) as server:
-        configure(tmp_path, server)
+        configure(tmp_path, server, UNTITLED)
         done = run("chat", home=tmp_path, stdin="one\ntwo\n")
         turns = [(turn.role, turn.text) for turn in server.requests[1].turns if turn.role != "system"]
     assert done.returncode == 0 and done.stdout.split() == ["first", "second"]
@@ -225,3 +231,44 @@ def test_the_profile_may_be_named_before_or_after_the_command(tmp_path: Path) ->
     run("profile", "create", "work", home=tmp_path)
     for words in (("-p", "work", "config", "path"), ("config", "path", "-p", "work")):
         assert run(*words, home=tmp_path).stdout.strip().endswith("profiles/work/config.yaml")
+
+
+def conversation(home: Path) -> list[tuple[str, Any]]:
+    with contextlib.closing(SessionDB(home / "state.db")) as db:
+        found = db.list_sessions()
+        assert [session["source"] for session in found] == ["cli"]
+        return [(row["role"], row["content"]) for row in db.get_messages(found[0]["id"])]
+
+
+def test_a_question_and_its_answer_are_kept(tmp_path: Path) -> None:
+    with serving(Reply(text="ok")) as server:
+        configure(tmp_path, server, UNTITLED)
+        assert run("-z", "hi", home=tmp_path).returncode == 0
+    assert conversation(tmp_path) == [("user", "hi"), ("assistant", "ok")]
+    assert (tmp_path / "state.db").stat().st_mode & 0o777 == 0o600
+
+
+def test_nothing_is_kept_where_that_is_asked_for(tmp_path: Path) -> None:
+    with serving(Reply(text="ok")) as server:
+        configure(tmp_path, server)
+        assert run("--no-save", "-z", "hi", home=tmp_path).stdout == "ok\n"
+    assert not (tmp_path / "state.db").exists()
+
+
+def test_a_conversation_goes_on_from_what_was_kept_of_it(tmp_path: Path) -> None:
+    with serving(Reply(text="One."), Reply(text="Two.")) as server:
+        configure(tmp_path, server, UNTITLED)
+        assert run("chat", home=tmp_path, stdin="first\nsecond\n").returncode == 0
+    said = [("user", "first"), ("assistant", "One."), ("user", "second"), ("assistant", "Two.")]
+    assert conversation(tmp_path) == said
+    with contextlib.closing(SessionDB(tmp_path / "state.db")) as db:
+        assert db.list_sessions()[0]["end_reason"] == "cli_close"
+
+
+def test_a_question_is_answered_although_it_cannot_be_kept(tmp_path: Path) -> None:
+    with serving(Reply(text="ok")) as server:
+        configure(tmp_path, server)
+        (tmp_path / "state.db").write_bytes(b"no database" * 500)
+        done = run("-z", "hi", home=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "ok\n")
+    assert "not kept" in done.stderr and "hermes sessions repair" in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -177,7 +178,7 @@ async def set_system_prompt(turn: Turn, session: Mapping[str, Any] | None, *, an
         "session_key": spec.session_key,
         "parent_session_id": spec.parent_session_id,
         "base_id": spec.base_id,
-        "cwd": spec.workdir,
+        "cwd": spec.workdir or (os.getcwd() if spec.source == "cli" else None),
         "system_prompt": turn.system,
         "prompt_digest": digest,
     }

@@ -7,7 +7,8 @@ import signal
 import sys
 from typing import Any
 
-from hermes.cli.session import agent, checked_route, stopping
+from hermes.agent.facade import AIAgent
+from hermes.cli.session import agent, checked_route, database, stopping
 from hermes.home import Home
 
 
@@ -19,25 +20,34 @@ def run(args: argparse.Namespace, home: Home) -> int:
     """Talk until the input ends."""
     route = checked_route(args, home)
     print(f"Hermes · {route.provider}/{route.model} · Ctrl-C stops a turn, Ctrl-D leaves", file=sys.stderr)
-    talk = agent(
-        args,
-        home,
-        stream_delta_callback=_show,
-        tool_progress_callback=_show_tool,
-        clarify_callback=_ask,
-        approval_callback=_approve,
-    )
+    with database(args, home) as db:
+        talk = agent(
+            args,
+            home,
+            session_db=db,
+            stream_delta_callback=_show,
+            tool_progress_callback=_show_tool,
+            clarify_callback=_ask,
+            approval_callback=_approve,
+        )
+        _converse(talk, kept=db is not None)
+        if db is not None and db.get_session(talk.session_id) is not None:
+            db.end_session(talk.session_id, "cli_close")
+    return 0
+
+
+def _converse(talk: AIAgent, *, kept: bool) -> None:
+    """Question and answer in turns. What is kept nowhere is remembered here."""
     history: list[dict[str, Any]] = []
     while (question := _read("> ")) is not None:
         if not question.strip():
             continue
         with stopping(talk):
-            result = talk.run_conversation(question, conversation_history=history)
+            result = talk.run_conversation(question, conversation_history=None if kept else history)
         history = result["messages"]
         print()
         if result["error"]:
             print(f"[{result['error']}]", file=sys.stderr)
-    return 0
 
 
 def _read(mark: str) -> str | None:

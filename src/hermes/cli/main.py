@@ -80,6 +80,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--events", action="store_true", help="with -z: print the run's log as JSON lines")
     parser.add_argument("--deadline", type=float, metavar="SECONDS", help="with -z: give up after this time")
+    parser.add_argument("--no-save", action="store_true", help="keep nothing of this conversation")
     parser.add_argument("-m", "--model", metavar="NAME", help="use this model")
     parser.add_argument("--provider", metavar="ID", help="ask this provider")
     parser.add_argument("-t", "--toolsets", metavar="LIST", help="offer only these toolsets, separated by commas")

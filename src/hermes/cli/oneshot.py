@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from hermes.cli.session import agent, checked_route, exit_code, stopping
+from hermes.cli.session import agent, checked_route, database, exit_code, stopping
 from hermes.home import Home
 
 
@@ -15,9 +15,11 @@ def run(args: argparse.Namespace, home: Home) -> int:
     """Ask, print, and say by the exit code how it went."""
     checked_route(args, home)
     on_event = _print_event if args.events else None
-    talk, prompt = agent(args, home, event_callback=on_event, deadline_seconds=args.deadline), _prompt(args.oneshot)
-    with stopping(talk):
-        result = talk.run_conversation(prompt)
+    prompt = _prompt(args.oneshot)
+    with database(args, home) as db:
+        talk = agent(args, home, session_db=db, event_callback=on_event, deadline_seconds=args.deadline)
+        with stopping(talk):
+            result = talk.run_conversation(prompt)
     if args.json and not args.events:
         print(json.dumps(result, ensure_ascii=False))
     elif result["final_response"] and not args.events:

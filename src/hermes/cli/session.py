@@ -14,9 +14,13 @@ from hermes.agent import routes
 from hermes.agent.facade import AIAgent
 from hermes.errors import ConfigError, HermesError
 from hermes.home import Home, tighten
+from hermes.housekeeping import sweep_if_due
 from hermes.providers.base import Route
 from hermes.providers.registry import EXAMPLE_PROVIDER, available
 from hermes.runs.spec import RouteChoice
+from hermes.store.base import StoreError
+from hermes.store.bundle import Store
+from hermes.store.sessions import SessionDB
 
 EXIT_FAILED, EXIT_NO_MODEL, EXIT_DEADLINE, EXIT_INTERRUPTED = 1, 3, 124, 130
 
@@ -45,6 +49,33 @@ def checked_route(args: argparse.Namespace, home: Home) -> Route:
             hint=f"put {variable}=… into {home.env_file}",
         )
     return route
+
+
+@contextmanager
+def database(args: argparse.Namespace, home: Home) -> Iterator[SessionDB | None]:
+    """Where the conversation is kept; None when it is not to be, or cannot be: then it goes on all the same."""
+    db: SessionDB | None = None
+    if not args.no_save:
+        try:
+            db = SessionDB(home.state_db)
+        except StoreError as error:
+            print(f"hermes: this conversation is not kept: {error}", file=sys.stderr)
+    try:
+        yield db
+    finally:
+        if db is not None:
+            _leave(db, home)
+
+
+def _leave(db: SessionDB, home: Home) -> None:
+    store = Store(db.engine)
+    try:
+        sweep_if_due(store, config.load(home), every_s=86_400.0)
+    except StoreError as error:
+        print(f"hermes: {error}", file=sys.stderr)
+    finally:
+        store.close()
+        db.close()
 
 
 def agent(args: argparse.Namespace, home: Home, **more: Any) -> AIAgent:
