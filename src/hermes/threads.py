@@ -74,7 +74,9 @@ class Threads:
         job = Job(self, function)
         with self._lock:
             self._queued += 1
-            if self._queued > self._idle and self._threads - self.abandoned < self._threads_max:
+            room = self._threads - self.abandoned < self._threads_max
+            # Those of a closed pool are on their way out and take nothing more.
+            if self._closed or (self._queued > self._idle and room):
                 self._start()
         self._jobs.put(job)
         return job

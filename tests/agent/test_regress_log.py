@@ -11,6 +11,7 @@ import pytest
 from hermes.bus.memory import MemoryBus
 from hermes.guards.secrets import Secrets
 from hermes.runs import leases as leases_module
+from hermes.runs import log as log_module
 from hermes.runs.log import RunLog
 from hermes.runs.spec import Control, RunSpec
 from hermes.store.base import Row, StoreError
@@ -269,7 +270,7 @@ async def test_every_steer_that_is_taken_comes_back_and_every_other_is_refused(
                 await asyncio.sleep(0)
 
         await running.seen("model.started")
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(30):
             await asyncio.gather(*(insist(name) for name in "abc"))
         ran = await running.end(timeout=3)
         taken = {text for text, answer in told.items() if answer == "applied"}
@@ -353,12 +354,17 @@ async def test_a_reader_of_a_run_that_loses_its_session_comes_to_an_end(
     await nothing_left(server)
 
 
-async def test_a_reader_who_comes_after_a_run_has_lost_its_session_comes_to_an_end(
+async def test_a_reader_who_comes_after_a_run_has_lost_its_session_follows_whoever_ends_it(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_id, _ = await lose_session(house, server, monkeypatch)
-    late = await settled(following(house, run_id))
-    assert late[0]["type"] == "run.started"
+    monkeypatch.setattr(log_module, "STORE_POLL_S", 0.02)
+    late = following(house, run_id)
+    server.script = [Reply(text="a" * 40)]
+    await house.app.store.leases.blocking.engine.write_soon(lambda tx: tx.execute("DELETE FROM leases"))
+    assert await house.engine.resume_all() == [run_id]
+    events = await settled(late)
+    assert (events[0]["type"], events[-1]["type"]) == ("run.started", "run.completed")
 
 
 @pytest.mark.parametrize("error", [StoreError, OSError], ids=lambda error: error.__name__)

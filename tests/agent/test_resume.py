@@ -391,6 +391,9 @@ async def test_a_queued_run_is_queued_again(house: House, server: ModelServer) -
     left = Left(house, server)
     await house.app.store.runs.create(left.spec)
     await left.add(left.event("run.queued", session_id=SESSION, source="api_server", position=0))
+    assert await house.engine.resume_all() == [], "its process is alive and waits with it"
+    gone = f"{os.uname().nodename}:{2**22 + 1}:1.00"
+    await house.app.store.sessions.engine.write_soon(lambda tx: tx.execute("UPDATE runs SET holder = ?", (gone,)))
     events = await left.taken_up()
     assert events[-1]["type"] == "run.completed" and of(events, "run.resumed") == []
 

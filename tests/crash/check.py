@@ -262,6 +262,7 @@ def responses_are_whole(path: Path, ledger: Ledger) -> None:
         assert not ledger.responses
         return
     with contextlib.closing(ResponseStore(max_size=40, db_path=str(path))) as store:
+        len(store)  # the file is opened, and made whole, by the first who asks something of it
         with contextlib.closing(sqlite3.connect(path)) as db:
             assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
             ids = [row[0] for row in db.execute("SELECT id FROM responses ORDER BY used")]

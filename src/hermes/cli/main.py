@@ -20,6 +20,7 @@ COMMANDS = {
     "chat": ("hermes.cli.chat", "talk to the agent in this terminal (the default)"),
     "config": ("hermes.cli.config_command", "look at and change settings"),
     "profile": ("hermes.cli.profile_command", "make, choose and remove profiles"),
+    "sessions": ("hermes.cli.sessions_command", "look at conversations, find, move and remove them"),
 }
 EXIT_INTERRUPTED = 130
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from hermes.guards.secrets import Secrets
 from hermes.limits import CLOSE_S_MAX, CONTROL_POLL_S, LEASE_TTL_S, RESUME_SCAN_S
+from hermes.processes import is_gone
 from hermes.runs.control import RunControls
 from hermes.runs.events import Event, RunState
 from hermes.runs.leases import Lease, SessionLeases
@@ -87,8 +88,11 @@ class _Left(Exception):
 
 
 def _was_left(record: RunRecord) -> bool:
-    """Whether nobody can be about to start it: a run is made a moment before its first event."""
-    return record.state.last_seq > 0 or time.time() - record.created_at > LEASE_TTL_S
+    """Whether no process can be about to start it: one that was begun has its session's lease to tell."""
+    if record.state.started_at is not None or record.state.status == "interrupted" or is_gone(record.holder):
+        return True
+    # It is made a moment before its first event.
+    return record.state.last_seq == 0 and time.time() - record.created_at > LEASE_TTL_S
 
 
 def _may_go_unrecorded(spec: RunSpec) -> bool:
@@ -239,6 +243,8 @@ class RunEngine:
         except StoreError as error:
             if live is not None:
                 await self._forget(live)
+                with contextlib.suppress(StoreError):
+                    await self._store.runs.discard(spec.run_id)
             raise Refused("session_db_unavailable", f"The store is out of reach: {error}") from error
         self._spawn(self._start_queued(live))
         return spec.run_id
@@ -329,8 +335,9 @@ class RunEngine:
             if spec.run_id in self._live or self._draining or not _was_left(record):
                 continue
             if record.state.started_at is None and record.state.last_seq:
-                await self._queue_again(record)
-                taken.append(spec.run_id)
+                if await self._store.runs.adopt(spec.run_id, record.holder):
+                    await self._queue_again(record)
+                    taken.append(spec.run_id)
                 continue
             lease = await self._leases.acquire_if_free(spec.session_id, spec.run_id, self._store.leases)
             if lease is None:

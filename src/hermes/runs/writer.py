@@ -343,7 +343,7 @@ class RunWriter:
         self.flush()
 
     def _failed(self, commit: _Commit, error: Exception) -> None:
-        if any(event.final for event in commit.events):
+        if any(event.final or event.type == "run.interrupted" for event in commit.events):
             self._ending = False
         if not commit.events and self._save_timer is None and not self._closed:
             self._save_timer = self._loop.call_later(PARTIAL_S_MAX, self._save)

@@ -114,6 +114,7 @@ class RunRecord:
     updated_at: float = 0.0
     resumes: int = 0
     log_expired: bool = False
+    holder: str = ""
 
 
 class SessionStore(Protocol):
@@ -140,6 +141,10 @@ class RunStore(Protocol):
     """Runs and their logs."""
 
     async def create(self, spec: RunSpec) -> None: ...
+
+    async def adopt(self, run_id: str, holder: str) -> bool:
+        """Make a run that its process has left one's own. False: somebody else was quicker."""
+        ...
 
     async def append(
         self,

@@ -44,7 +44,8 @@ class Binding(Part):
 
 
 def _free(tx: Tx, base_id: str) -> str:
-    number, wanted = 1, base_id
+    taken = int(tx.value("SELECT count(*) FROM sessions WHERE base_id = ?", (base_id,)))
+    number, wanted = max(1, taken), base_id
     while tx.value("SELECT 1 FROM sessions WHERE id = ?", (wanted,)) is not None or held_by(tx, f"session:{wanted}"):
         number += 1
         wanted = f"{base_id}-{number}"

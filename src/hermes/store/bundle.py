@@ -104,7 +104,8 @@ def store_at(url: str, *, read_threads: int = 4) -> Store:
     """The store of an address, not yet opened."""
     scheme, found, rest = url.partition("://")
     if not found or scheme != "sqlite":
-        raise ConfigError(f"There is no store for the address {url.split('@')[-1]!r}.", hint="sqlite:///path/state.db")
+        kind = scheme.partition(":")[0][:20]  # what follows may hold a password
+        raise ConfigError(f"There is no store of the kind {kind!r}.", hint="sqlite:///path/state.db")
     path = Path("/" + rest.lstrip("/")) if rest.startswith("/") else Path(rest)
     return Store(path if rest else None, read_threads=read_threads)
 

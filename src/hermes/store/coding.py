@@ -6,6 +6,7 @@ import base64
 import binascii
 import hashlib
 import json
+import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
@@ -30,7 +31,7 @@ _UNSPACED = re.compile(
     "\U00020000-\U0003ffff]"
 )
 _ZERO_WIDTH = "\u200b"
-_ID_REFUSED = re.compile(r"[\x00-\x1f\x7f-\x9f/\\]|\.\.|^[A-Za-z]:")
+_ID_REFUSED = re.compile(r"[\x00-\x1f\x7f-\x9f/\\]|\.\.|^\.$|^[A-Za-z]:")
 _RESERVED_IDS = {"search", "import"}
 _ROLES = ("system", "user", "assistant", "tool")
 
@@ -52,9 +53,18 @@ def pack(value: Any) -> str:
     """A JSON value as text."""
     try:
         text = msgspec.json.encode(value).decode()
-    except (UnicodeEncodeError, TypeError, msgspec.MsgspecError):
-        text = json.dumps(_cleaned(value), ensure_ascii=False)
-    return json.dumps(_cleaned(value), ensure_ascii=False) if "\\u0000" in text else text
+    except (UnicodeEncodeError, TypeError, RecursionError, msgspec.MsgspecError):
+        return _pack_anyhow(value)
+    return _pack_anyhow(value) if "\\u0000" in text else text
+
+
+def _pack_anyhow(value: Any) -> str:
+    """What cannot be kept as it is, as near to it as can be."""
+    try:
+        return json.dumps(_cleaned(value), ensure_ascii=False)
+    except RecursionError:
+        lost = {"type": "text", "text": "[Nested too deeply to be kept.]"}
+        return json.dumps([lost] if isinstance(value, list) else lost)
 
 
 def pack_or_none(value: Any) -> str | None:
@@ -74,6 +84,8 @@ def _cleaned(value: Any) -> Any:
         return {clean(str(key)): _cleaned(item) for key, item in value.items()}
     if isinstance(value, Iterable):
         return [_cleaned(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     return value if value is None or isinstance(value, bool | int | float) else clean(str(value))
 
 

@@ -28,6 +28,7 @@ from hermes.limits import (
     BUSY_TIMEOUT_S,
     CLOSE_S_MAX,
     FREE_BYTES_MIN,
+    UPKEEP_BATCHES,
     UPKEEP_IDLE_S,
     UPKEEP_STEP_S_MAX,
     WAL_KEPT_BYTES_MAX,
@@ -108,6 +109,10 @@ class Tx:
         """Have something done once the transaction counts; not at all if it is undone."""
         self.later.append(act)
 
+    def empty_log(self) -> None:
+        """After the transaction: what was deleted leaves the log of changes too."""
+        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
     def nested(self, work: Callable[[Tx], R]) -> R:
         """A part of a transaction that is undone alone when it fails."""
         kept = len(self.later)
@@ -173,6 +178,8 @@ class _Job:
             return
         if self.error is None:
             self.future.set_result(self.result)
+        elif isinstance(self.error, StopIteration):  # a future cannot carry it
+            self.future.set_exception(RuntimeError("the work raised StopIteration"))
         else:
             self.future.set_exception(self.error)
 
@@ -198,8 +205,9 @@ class Engine:
         self._read_threads = max(1, read_threads)
         self._threads = Threads(self._read_threads)
         self._slots = threading.Semaphore(self._read_threads)
+        self._slow_threads = Threads(max(1, self._read_threads - 1))
+        self._slow_slots = threading.Semaphore(max(1, self._read_threads - 1))
         self._idle_readers: list[Connection] = []
-        self._rebuilt = False
         self._upkeep_due = False
         self._users = 0
         _all.add(self)
@@ -214,6 +222,8 @@ class Engine:
 
     def alone(self, work: Callable[[sqlite3.Connection], R]) -> R:
         """Do it with the writer's connection, outside of any transaction; other writers wait."""
+        if getattr(self._here, "tx", None) is not None:
+            raise StoreError("This cannot be done in the middle of a transaction.", where=str(self.path))
         return self._wait(_Job(work, bare=True))  # type: ignore[no-any-return]
 
     def _wait(self, job: _Job) -> Any:
@@ -227,10 +237,13 @@ class Engine:
             raise job.error
         return job.result
 
-    def read(self, work: Callable[[Tx], R]) -> R:
-        """Do it on one consistent view of the database."""
+    def read(self, work: Callable[[Tx], R], *, slow: bool = False) -> R:
+        """Do it on one consistent view of the database. What may be slow leaves a connection to others."""
         if self.path is None or getattr(self._here, "tx", None) is not None:
             return self.write(work)
+        if slow:
+            with self._slow_slots:
+                return self.read(work)
         try:
             return self._read(work)
         except sqlite3.Error as error:
@@ -250,14 +263,17 @@ class Engine:
         assert job.future is not None
         return await job.future  # type: ignore[no-any-return]
 
-    async def read_soon(self, work: Callable[[Tx], R]) -> R:
+    async def read_soon(self, work: Callable[[Tx], R], *, slow: bool = False) -> R:
         """The same as `read`, for a loop."""
         if self.path is None:
             return await self.write_soon(work)
-        return await self._threads.call(lambda: self.read(work))  # type: ignore[no-any-return]
+        self._check_usable()
+        threads = self._slow_threads if slow else self._threads
+        return await threads.call(lambda: self.read(work, slow=slow))  # type: ignore[no-any-return]
 
     async def apply(self, function: Callable[[], R]) -> R:
         """Run something that uses this engine in one of its threads."""
+        self._check_usable()
         return await self._threads.call(function)  # type: ignore[no-any-return]
 
     def open(self) -> None:
@@ -302,8 +318,9 @@ class Engine:
         with self._lock:
             self._check_usable()
             if self._writer is None:
-                self._writer = threading.Thread(target=self._serve, name="hermes-store", daemon=True)
-                self._writer.start()
+                writer = threading.Thread(target=self._serve, name="hermes-store", daemon=True)
+                writer.start()
+                self._writer = writer
             self._queue.put(job)
 
     def _check_usable(self) -> None:
@@ -319,13 +336,17 @@ class Engine:
     # --- the writer ---------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        going = True
+        going, since_upkeep = True, 0
         while going:
             try:
                 job = self._queue.get(timeout=UPKEEP_IDLE_S if self._upkeep_due else None)
             except queue.Empty:
                 self._upkeep()
                 continue
+            since_upkeep += 1
+            if self._upkeep_due and since_upkeep > UPKEEP_BATCHES:  # there is no idle moment
+                since_upkeep = 0
+                self._upkeep()
             batch: list[_Job] = []
             while job is not None:
                 batch.append(job)
@@ -364,6 +385,7 @@ class Engine:
         """One commit for all of them; where that cannot be had, one for each."""
         alone = len(batch) == 1
         db: sqlite3.Connection | None = None
+        tx: Tx | None = None
         try:
             db = self._ready_db()
             self._begin(db, sync=any(job.sync for job in batch))
@@ -380,7 +402,10 @@ class Engine:
                 with suppress(sqlite3.Error):
                     db.execute("ROLLBACK")
             self._here.tx = None
-            if not alone:
+            if tx is None and _is_busy(error):  # all have waited as long as each may
+                for job in batch:
+                    job.error = self._explained(error)
+            elif not alone:
                 for job in batch:
                     job.result = job.error = None
                     self._carry_out([job])
@@ -455,15 +480,7 @@ class Engine:
 
     def _begin(self, db: sqlite3.Connection, *, sync: bool) -> None:
         db.execute(f"PRAGMA synchronous={'FULL' if sync else 'NORMAL'}")
-        until = time.monotonic() + BUSY_S_MAX
-        while True:
-            try:
-                db.execute("BEGIN IMMEDIATE")
-                return
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
-                    raise
-            time.sleep(random.uniform(0.005, 0.05))  # noqa: S311  (only to keep two processes out of step)
+        _patiently(db, "BEGIN IMMEDIATE")
 
     def _upkeep(self) -> None:
         """A little work that makes later work cheaper, while nobody waits."""
@@ -542,8 +559,12 @@ class Engine:
         return db
 
     def _check_version(self, db: sqlite3.Connection) -> None:
-        version = db.execute("PRAGMA user_version").fetchone()[0]
-        tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        db.execute("BEGIN")  # another process may be making it just now
+        try:
+            version = db.execute("PRAGMA user_version").fetchone()[0]
+            tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        finally:
+            db.rollback()
         if version > self.schema.version:
             raise StoreTooNew(
                 f"The database was written by a newer Hermes (version {version}, this one knows "
@@ -566,7 +587,7 @@ class Engine:
         kind = file_system_of(self.path)
         networked = kind.startswith(_NETWORKED)
         wanted = "delete" if networked else "wal"
-        got = db.execute(f"PRAGMA journal_mode={wanted}").fetchone()[0]
+        got = _patiently(db, f"PRAGMA journal_mode={wanted}").fetchone()[0]
         if got != "wal":
             why = f"a network file system ({kind})" if networked else "a file system that refuses it"
             self._notice(f"{self.path} lies on {why}: it works without a write-ahead log, which is slower.")
@@ -616,26 +637,24 @@ class Engine:
         return damaged or "fts5" in words or self.schema.index in words or words == "constraint failed"
 
     def _mend_index(self, db: sqlite3.Connection) -> bool:
-        """Make the index anew if it is damaged, or may be: that is not tried twice."""
+        """Make the index anew if it is damaged."""
         index = self.schema.index
         parts = [row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE name GLOB ?", (f"{index}_*",))]
         try:
-            db.execute(f"INSERT INTO {index}({index}) VALUES ('integrity-check')")
+            db.execute(_COMPARED.format(index=index))
             sound = all(db.execute(f"PRAGMA quick_check('{name}')").fetchone()[0] == "ok" for name in parts)
         except sqlite3.Error:
             sound = False
-        if sound and self._rebuilt:
-            return False
-        self.rebuild_index(db)
-        return True
+        if not sound:
+            self.rebuild_index(db)
+        return not sound
 
     def rebuild_index(self, db: sqlite3.Connection) -> None:
         """Make the index anew from what is indexed; the rows themselves are not touched."""
         index = self.schema.index
-        self._rebuilt = True
         again = f"INSERT INTO {index}({index}) VALUES ('rebuild')"
         try:
-            self._in_one(db, [again, f"INSERT INTO {index}({index}) VALUES ('integrity-check')"])
+            self._in_one(db, [again, _COMPARED.format(index=index)])
         except sqlite3.Error:
             # What is left of it is not enough even for that. Its pages are given up, and won back by the vacuum.
             made = next(sql for step in self.schema.migrations for sql in step if f"TABLE {index} " in sql)
@@ -707,6 +726,7 @@ class Engine:
             made = cls(None, schema)
             made._users = 1
             return made
+        _release_dropped()
         key = (os.path.realpath(path), read_only)
         with _registry_lock:
             if key[0] in _inherited:
@@ -717,6 +737,12 @@ class Engine:
             _engines[key]._users += 1
             return _engines[key]
 
+    @staticmethod
+    def is_open(path: Path) -> bool:
+        """Whether this process has the file open."""
+        _release_dropped()
+        return any(key[0] == os.path.realpath(path) for key in _engines)
+
     def shared(self) -> Engine:
         """The same engine for one user more."""
         with _registry_lock:
@@ -724,8 +750,16 @@ class Engine:
             self._users += 1
         return self
 
+    def drop(self) -> None:
+        """One user less, from wherever the collector runs: even from within this very registry. It counts later."""
+        _dropped.put(self)
+
     def release(self) -> None:
         """One user less; with the last one the files are closed."""
+        _release_dropped()
+        self._release()
+
+    def _release(self) -> None:
         with _registry_lock:
             self._users -= 1
             if self._users > 0 or self._closed:
@@ -747,6 +781,7 @@ class Engine:
             self._idle_readers.pop().close()
         self._queue.put(None)
         self._threads.close()
+        self._slow_threads.close()
         if self.path is None and self._db is not None:
             self._db.close()
             self._db = None
@@ -756,6 +791,34 @@ class Engine:
 
 class _Undone(Exception):
     """The transaction is gone with the job that failed."""
+
+
+# With the 1 it is compared with what is indexed, too.
+_COMPARED = "INSERT INTO {index}({index}, rank) VALUES ('integrity-check', 1)"
+
+
+def _is_busy(error: BaseException) -> bool:
+    code = getattr(error, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF == sqlite3.SQLITE_BUSY
+
+
+def _patiently(db: sqlite3.Connection, sql: str) -> sqlite3.Cursor:
+    """Wait for another process, but not for ever."""
+    until = time.monotonic() + BUSY_S_MAX
+    while True:
+        try:
+            return db.execute(sql)
+        except sqlite3.OperationalError as error:
+            if not _is_busy(error) or time.monotonic() > until:
+                raise
+        time.sleep(random.uniform(0.005, 0.05))  # noqa: S311  (only to keep two processes out of step)
+
+
+def _release_dropped() -> None:
+    """Count the users that the collector has taken away."""
+    with suppress(queue.Empty):
+        while True:
+            _dropped.get_nowait()._release()
 
 
 def _settle_all(jobs: list[_Job]) -> None:
@@ -834,6 +897,7 @@ def file_system_of(path: Path) -> str:
 _engines: dict[tuple[str, bool], Engine] = {}
 _inherited: dict[str, Engine] = {}
 _all: WeakSet[Engine] = WeakSet()
+_dropped: queue.SimpleQueue[Engine] = queue.SimpleQueue()
 _registry_lock = threading.Lock()
 
 

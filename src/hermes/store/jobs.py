@@ -25,6 +25,8 @@ class Jobs(Part):
         made = {"owner": "default", "name": "", "enabled": True, "state": "scheduled", "next_run_at": None, **job}
         made.setdefault("id", secrets.token_hex(6))
         made.setdefault("created_at", time.time())
+        if tx.value("SELECT 1 FROM jobs WHERE id = ?", (made["id"],)) is not None:
+            raise ValueError(f"There is a job '{made['id']}' already.")
         tx.execute(
             "INSERT INTO jobs (id, owner, name, enabled, state, created_at, next_run_at, data) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -75,8 +77,10 @@ class Jobs(Part):
         return taken
 
     @writes
-    def finish(self, tx: Tx, /, job_id: str, **fields: Any) -> dict[str, Any] | None:
-        """Give a job back, with what has changed."""
+    def finish(self, tx: Tx, /, job_id: str, holder: str | None = None, **fields: Any) -> dict[str, Any] | None:
+        """Give a job back, with what has changed. With a holder, only if it is still that one's."""
+        if holder is not None and tx.value("SELECT claimed_by FROM jobs WHERE id = ?", (job_id,)) != holder:
+            return None
         tx.execute("UPDATE jobs SET claimed_by = NULL, claimed_until = 0 WHERE id = ?", (job_id,))
         return _update(tx, job_id, fields)
 

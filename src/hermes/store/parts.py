@@ -31,17 +31,22 @@ class Part:
         return self._engine.write(lambda _: work())
 
 
-def reads(method: Callable[Concatenate[S, Tx, P], R]) -> Callable[Concatenate[S, P], R]:
+def reads(method: Callable[Concatenate[S, Tx, P], R], *, slow: bool = False) -> Callable[Concatenate[S, P], R]:
     """A method that looks at one consistent view of the database."""
 
     @functools.wraps(method)
     def call(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self._engine.read(lambda tx: method(self, tx, *args, **kwargs))
+        return self._engine.read(lambda tx: method(self, tx, *args, **kwargs), slow=slow)
 
     async def soon(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
-        return await self._engine.read_soon(lambda tx: method(self, tx, *args, **kwargs))
+        return await self._engine.read_soon(lambda tx: method(self, tx, *args, **kwargs), slow=slow)
 
     return _with_twin(call, soon, method)  # type: ignore[no-any-return]
+
+
+def reads_slowly(method: Callable[Concatenate[S, Tx, P], R]) -> Callable[Concatenate[S, P], R]:
+    """The same for what may take its time: it never takes the last connection."""
+    return reads(method, slow=True)
 
 
 def writes(method: Callable[Concatenate[S, Tx, P], R]) -> Callable[Concatenate[S, P], R]:

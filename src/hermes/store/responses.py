@@ -52,14 +52,15 @@ class ResponseStore(Part):
         self, max_size: int = 100, db_path: str | Path | None = None, max_age_days: float | None = None
     ) -> None:
         engine = Engine.of(Path(db_path) if db_path else None, RESPONSES)
-        self._held = weakref.finalize(self, engine.release)
+        self._held = weakref.finalize(self, engine.drop)
         super().__init__(engine)
         self._max_size, self._max_age_days = max_size, max_age_days
         self.notices: list[str] = engine.notices
 
     def close(self) -> None:
         """Give the file back."""
-        self._held()
+        if self._held.detach() is not None:
+            self._engine.release()
 
     @writes
     def put(self, tx: Tx, response_id: str, data: Mapping[str, Any]) -> None:
@@ -79,7 +80,7 @@ class ResponseStore(Part):
             "status = excluded.status, used = excluded.used, body = excluded.body, items = excluded.items",
             (response_id, owner, status or "", time.time(), _next_use(tx), pack(rest), items),
         )
-        self._evict(tx, owner)
+        self._evict(tx, owner, response_id)
 
     def get(self, response_id: str, owner: str | None = None) -> dict[str, Any] | None:
         """An equal record, or None; asking for it counts as use. With an owner, only that one's."""
@@ -131,8 +132,8 @@ class ResponseStore(Part):
     @reads
     def get_conversation(self, tx: Tx, name: str, owner: str | None = None) -> str | None:
         """The record that a name points to."""
-        sql = "SELECT response_id FROM conversations WHERE name = ? AND owner = ?"
-        found: str | None = tx.value(sql, (name, owner or ""))
+        sql = "SELECT response_id FROM conversations WHERE name = ? AND (? IS NULL OR owner = ?) ORDER BY owner"
+        found: str | None = tx.value(sql, (name, owner, owner))
         return found
 
     @writes
@@ -147,12 +148,12 @@ class ResponseStore(Part):
             _remove(tx, response_id)
         return len(old)
 
-    def _evict(self, tx: Tx, owner: str) -> None:
+    def _evict(self, tx: Tx, owner: str, newest: str) -> None:
         surplus = tx.value("SELECT count(*) FROM responses WHERE owner = ?", (owner,)) - self._max_size
         if surplus <= 0:
             return
-        sql = "SELECT id FROM responses WHERE owner = ? AND status NOT IN (?, ?) ORDER BY used LIMIT ?"
-        for (response_id,) in tx.rows(sql, (owner, *_UNFINISHED, surplus)):
+        sql = "SELECT id FROM responses WHERE owner = ? AND status NOT IN (?, ?) AND id != ? ORDER BY used LIMIT ?"
+        for (response_id,) in tx.rows(sql, (owner, *_UNFINISHED, newest, surplus)):
             _remove(tx, response_id)
 
 

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from hermes.store.base import Row
@@ -38,7 +38,7 @@ SELECT = f"SELECT id, {_COLUMNS} FROM messages"
 HELD = "copy_of IS NULL AND NOT synthetic AND (active OR compacted)"
 
 
-def add(tx: Tx, rows: Sequence[Row]) -> None:
+def add(tx: Tx, rows: Iterable[Row]) -> None:
     """Put rows at the end of their session, each with its new id, and move the session's counters."""
     by_session: dict[str, list[Row]] = {}
     for row in rows:
@@ -171,20 +171,35 @@ def archive(tx: Tx, session_id: str, rows: Sequence[Row]) -> int:
     before = read(tx, "session_id = ? AND active ORDER BY id", (session_id,))
     tx.execute("UPDATE messages SET active = 0, compacted = 1 WHERE session_id = ? AND active", (session_id,))
     tx.execute("UPDATE sessions SET message_count = message_count - ? WHERE id = ?", (len(before), session_id))
-    left = list(in_call_order(before))
-    for row in rows:
-        match = next((i for i, old in enumerate(left) if _same(old, row)), None)
-        if match is None:
-            row.synthetic = True
+    for row, old in zip(rows, _origins(list(in_call_order(before)), rows), strict=True):
+        if old is None:
+            row.copy_of, row.synthetic = None, True
             continue
-        old = left[match]
-        del left[: match + 1]
         row.copy_of = old.copy_of or old.id
         row.synthetic = old.synthetic
         for name in ("run_id", "timestamp", "token_count", "finish_reason", "reasoning", "api_content", "content"):
             setattr(row, name, getattr(old, name))
     add(tx, rows)
     return len(before)
+
+
+def _origins(before: list[Row], rows: Sequence[Row]) -> list[Row | None]:
+    """For each new row the one that it repeats: first what the beginning and the end have in common, then between."""
+    found: list[Row | None] = [None] * len(rows)
+    head = tail = 0
+    while head < min(len(before), len(rows)) and _same(before[head], rows[head]):
+        found[head] = before[head]
+        head += 1
+    while tail < min(len(before), len(rows)) - head and _same(before[-1 - tail], rows[-1 - tail]):
+        found[-1 - tail] = before[-1 - tail]
+        tail += 1
+    left = before[head : len(before) - tail]
+    for at in range(head, len(rows) - tail):
+        match = next((i for i, old in enumerate(left) if _same(old, rows[at])), None)
+        if match is not None:
+            found[at] = left[match]
+            del left[: match + 1]
+    return found
 
 
 def _same(old: Row, new: Row) -> bool:
@@ -210,8 +225,8 @@ def in_call_order(rows: Sequence[Row]) -> Iterator[Row]:
         end = at
         while end < len(rows) and rows[end].role == "tool":
             end += 1
-        place = {call.get("id"): i for i, call in enumerate(row.tool_calls)}
-        yield from sorted(rows[at:end], key=lambda r: place.get(r.tool_call_id, len(place)))
+        place = {str(call.get("id")): i for i, call in enumerate(row.tool_calls)}
+        yield from sorted(rows[at:end], key=lambda r: place.get(str(r.tool_call_id), len(place)))
         at = end
 
 

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 from hermes.limits import SWEEP_BATCH_ROWS
+from hermes.processes import this_process
 from hermes.runs.events import Event, RunState
 from hermes.runs.replay import replay
 from hermes.runs.spec import Control, RunSpec
@@ -30,6 +31,8 @@ _STATE = (
     "log_expired"
 )
 _UNCLAIMED = "NOT EXISTS (SELECT 1 FROM idempotency i WHERE i.run_id = runs.run_id AND i.expires_at > ?)"
+# A row may say that it is of a run; it is, if it stands in the run's own transcript.
+_OWN = "run_id = ? AND session_id IN (?, (SELECT session_id FROM runs WHERE run_id = ?))"
 _CLOSING = ("message.completed", "reasoning.completed")
 
 
@@ -44,7 +47,7 @@ class Runs(Part):
         now = time.time()
         parent = spec.parent or (None, None)
         names = "run_id, owner, kind, session_id, response_id, session_key, source, status, created_at, updated_at, "
-        names += "job_id, parent_run_id, parent_call_id, spec"
+        names += "holder, job_id, parent_run_id, parent_call_id, spec"
         values = (
             spec.run_id,
             spec.owner,
@@ -56,11 +59,18 @@ class Runs(Part):
             "queued",
             now,
             now,
+            this_process(),
             spec.job_id,
             *parent,
             pack(spec.stored()),
         )
         tx.execute(f"INSERT INTO runs ({names}) VALUES ({', '.join('?' * len(values))})", values)
+
+    @writes
+    def adopt(self, tx: Tx, run_id: str, holder: str) -> bool:
+        """Make a run that its process has left one's own. False: somebody else was quicker."""
+        sql = "UPDATE runs SET holder = ? WHERE run_id = ? AND holder = ? AND ended_at IS NULL"
+        return tx.execute(sql, (this_process(), run_id, holder)) > 0
 
     @writes
     def append(
@@ -95,6 +105,8 @@ class Runs(Part):
             for event, name in row.told:
                 event.data[name] = row.id
         if events:
+            if run["ended_at"] is not None or events[0].seq <= run["last_seq"]:
+                raise LeaseLost(f"The log of {run_id} was gone on with by somebody else.")
             state = _state_of(run)
             for event in events:
                 state.apply(event)
@@ -160,12 +172,12 @@ class Runs(Part):
     @reads
     def rows(self, tx: Tx, run_id: str) -> list[Row]:
         """The messages of the run that are live, in order."""
-        return list(messages.in_call_order(messages.read(tx, "run_id = ? AND active ORDER BY id", (run_id,))))
+        return list(messages.in_call_order(messages.read(tx, f"{_OWN} AND active ORDER BY id", (run_id,) * 3)))
 
     @reads
     def row(self, tx: Tx, run_id: str, row_id: int) -> Row | None:
         """A message that the run's log announces."""
-        found = messages.read(tx, "id = ? AND run_id = ?", (row_id, run_id))
+        found = messages.read(tx, f"{_OWN} AND id = ?", (run_id, run_id, run_id, row_id))
         return found[0] if found else None
 
     @reads
@@ -378,6 +390,7 @@ def _record_of(found: sqlite3.Row) -> RunRecord:
         found["updated_at"],
         found["resumes"],
         bool(found["log_expired"]),
+        found["holder"],
     )
 
 

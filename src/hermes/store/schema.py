@@ -132,6 +132,7 @@ _RUNS = (
       response_id TEXT,
       session_key TEXT,
       source TEXT NOT NULL,
+      holder TEXT NOT NULL,
       status TEXT NOT NULL,
       created_at REAL NOT NULL,
       updated_at REAL NOT NULL,
@@ -264,10 +265,11 @@ def _upkeep(tx: Tx) -> bool:
         return False
     before = tx.changes
     # A negative number begins to merge everything into one; positive ones go on with it.
-    pages = -16 if stage == "1" else 16
+    pages = -64 if stage == "1" else 64
     tx.execute("INSERT INTO messages_fts(messages_fts, rank) VALUES ('merge', ?)", (pages,))
     if tx.changes - before < 2:
         tx.execute("DELETE FROM state_meta WHERE key = ?", (PURGE_DUE,))
+        tx.after(tx.empty_log)
     elif stage == "1":
         tx.execute("UPDATE state_meta SET value = '2' WHERE key = ?", (PURGE_DUE,))
     return True
@@ -276,12 +278,12 @@ def _upkeep(tx: Tx) -> bool:
 def _probe(tx: Tx) -> bool:
     """Whether the newest message is found by a word of its own."""
     newest = tx.row("SELECT id, body FROM search_src ORDER BY id DESC LIMIT 1")
-    word = re.search(r"[A-Za-z0-9]+", newest["body"] or "") if newest else None
+    # Between spaces: what is part of a longer word the index may know under other letters.
+    word = re.search(r"(?:^|\s)([A-Za-z0-9]+)(?=\s|$)", newest["body"] or "") if newest else None
     if newest is None or word is None:
         return True
     sql = "SELECT 1 FROM messages_fts WHERE messages_fts MATCH ? AND rowid = ?"
-    # The word may be a part of a longer one that the index knows under other letters.
-    return tx.value(sql, (f'"{word[0]}" *', newest["id"])) is not None or not word[0].isascii()
+    return tx.value(sql, (f'"{word[1]}"', newest["id"])) is not None
 
 
 STATE = Schema(MIGRATIONS, "messages_fts", _probe, _upkeep)

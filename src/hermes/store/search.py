@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import time
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 
 from hermes.limits import (
     CHOSEN_ROWS_MAX,
+    PREFIXES_MAX,
     QUERY_CHARS_MAX,
     SEARCH_CONTEXT_CHARS,
     SEARCH_S_MAX,
@@ -19,11 +21,11 @@ from hermes.limits import (
 )
 from hermes.store.coding import clean, spaced, unspaced
 from hermes.store.engine import TimeUp, Tx
-from hermes.store.parts import Part, reads
+from hermes.store.parts import Part, reads_slowly
 
 _TOKEN = re.compile(r'"([^"]*)"(\*)?|(\()|(\))|([^\s"()]+)')
 _OPERATORS = ("AND", "OR", "NOT")
-_DEPTH_MAX, _PLAIN_WORDS_MAX = 16, 64
+_DEPTH_MAX, _PLAIN_WORDS_MAX, _DETAILS_S_MIN = 16, 64, 0.2
 _SORTS = ("relevance", "newest", "oldest")
 _MATCHES = """SELECT f.rowid, {score} FROM messages_fts f JOIN messages m ON m.id = f.rowid
 JOIN sessions s ON s.id = m.session_id WHERE messages_fts MATCH ? {where} ORDER BY {order} LIMIT ? OFFSET ?"""
@@ -42,7 +44,7 @@ class Found(list[dict[str, Any]]):
 class Search(Part):
     """The index over all that was said."""
 
-    @reads
+    @reads_slowly
     def search_messages(
         self,
         tx: Tx,
@@ -93,10 +95,10 @@ def _is_small(tx: Tx, condition: str, values: Mapping[str, Any]) -> bool:
 
 
 def _found(tx: Tx, expression: str, where: str, params: Sequence[Any], limit: int, offset: int, sort: str) -> Found:
+    until = time.monotonic() + SEARCH_S_MAX
     ids, complete = _ordered(tx, expression, where, params, limit, offset, sort)
     found = Found()
-    found.complete = complete
-    rows = _details(tx, expression, [message_id for message_id, _ in ids])
+    rows = _details(tx, expression, [message_id for message_id, _ in ids], until)
     for message_id, score in ids:
         if (row := rows.get(message_id)) is not None:
             told = dict(row) | {"snippet": unspaced(row["snippet"] or ""), "score": score}
@@ -105,7 +107,7 @@ def _found(tx: Tx, expression: str, where: str, params: Sequence[Any], limit: in
     return found
 
 
-def _details(tx: Tx, expression: str, ids: Sequence[int]) -> dict[int, sqlite3.Row]:
+def _details(tx: Tx, expression: str, ids: Sequence[int], until: float) -> dict[int, sqlite3.Row]:
     """What is shown of these matches."""
     if "*" not in expression:
         return {
@@ -114,7 +116,7 @@ def _details(tx: Tx, expression: str, ids: Sequence[int]) -> dict[int, sqlite3.R
     # The many words of a prefix are looked up once for all, not for each.
     found: dict[int, sqlite3.Row] = {}
     try:
-        with tx.within(SEARCH_S_MAX):
+        with tx.within(max(_DETAILS_S_MIN, until - time.monotonic())):
             for row in tx.each(_SHOWN + f"+f.rowid IN ({', '.join('?' * len(ids))})", [expression, *ids]):
                 found[row["id"]] = row
     except TimeUp:
@@ -137,7 +139,7 @@ def _ordered(
         ids, complete = _gather(tx, expression, where, params, limit, offset, order, seconds * 0.8)
         if complete:
             return ids, True
-        sort, seconds = "newest", seconds * 0.2
+        sort, seconds = "newest", seconds * 0.1
     down = "DESC" if sort == "newest" else "ASC"
     # What was imported is older than its place in the table: where there are few matches they are put in order of time.
     few, whole = _gather(tx, expression, where, params, SORTED_MATCHES_MAX + 1, 0, f"f.rowid {down}", seconds)
@@ -205,6 +207,7 @@ def fts_query(text: str) -> str:
     """Phrases, AND, OR, NOT, brackets and prefixes as the index takes them; what makes no sense is left out."""
     top = _Group()
     open_groups = [top]
+    prefixes = 0
     for quoted, starred, opens, closes, word in _TOKEN.findall(clean(text)):
         group = open_groups[-1]
         if opens:
@@ -217,8 +220,13 @@ def fts_query(text: str) -> str:
                 open_groups.pop()
         elif word in _OPERATORS:
             group.items.append(word)
-        elif term := _term(quoted or word.rstrip("*"), bool(starred) or word.endswith("*")):
-            group.items.append(term)
+        else:
+            # Few prefixes, and none of one letter: each is looked up in all words that begin with it.
+            plain = quoted or word.rstrip("*")
+            prefix = bool(starred or word.endswith("*")) and len(plain) > 1 and prefixes < PREFIXES_MAX
+            prefixes += prefix
+            if term := _term(plain, prefix):
+                group.items.append(term)
     return _joined(top) or plain_query(text)
 
 

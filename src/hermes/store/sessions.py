@@ -42,13 +42,14 @@ from hermes.store.upkeep import Upkeep
 
 _CHANGED = ("model", "model_config", "instructions", "cwd", "archived", "system_prompt", "prompt_digest")
 # Folders of a session beside the database: received files, its sandbox, large results of tools.
+_FILE_NAME = "state.db"
 _FOLDERS = ("uploads", "sandbox", "cache/tool_results")
 _SHOWN_IN_LISTS = (
     "id, owner, source, kind, parent_session_id, forked_at_message_id, session_key, base_id, user_id, title, model, "
     "cwd, started_at, last_active, ended_at, end_reason, archived, message_count, tool_call_count, api_call_count, "
     "input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, reasoning_tokens, actual_cost_usd, preview"
 )
-_CURSOR = re.compile(r"([012])\|([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\|(.+)", re.DOTALL)
+_CURSOR = re.compile(r"([012])\|(-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\|(.+)", re.DOTALL)
 
 
 def new_session_id() -> str:
@@ -64,7 +65,7 @@ class SessionDB(Transcripts, Search, Binding, Transfer, Upkeep):
             db_path = resolve().state_db
         path = None if str(db_path) == ":memory:" else Path(db_path)
         engine = Engine.of(path, STATE, read_only=read_only)
-        self._held = weakref.finalize(self, engine.release)
+        self._held = weakref.finalize(self, engine.drop)
         super().__init__(engine)
         try:
             engine.open()
@@ -77,12 +78,14 @@ class SessionDB(Transcripts, Search, Binding, Transfer, Upkeep):
         """The conversations of a store that is open, or will be when it is first used."""
         made = cls.__new__(cls)
         made._engine = engine
-        made._held = weakref.finalize(made, lambda: None)
+        made._held = weakref.finalize(made, engine.drop)
+        made._held.detach()
         return made
 
     def close(self) -> None:
         """Give the file back. The last one to do so closes it."""
-        self._held()
+        if self._held.detach() is not None:
+            self._engine.release()
 
     @property
     def path(self) -> Path | None:
@@ -187,13 +190,15 @@ class SessionDB(Transcripts, Search, Binding, Transfer, Upkeep):
         return bool(self._delete([session_id], force))
 
     @writes
-    def _delete(self, tx: Tx, session_ids: Sequence[str], force: bool) -> list[str]:
+    def _delete(self, tx: Tx, session_ids: Sequence[str], force: bool, skip_busy: bool = False) -> list[str]:
         gone: list[str] = []
         for session_id in session_ids:
             if not exists(tx, session_id):
                 continue
             family = _family(tx, session_id)
             if not force and (busy := [one for one in family if held_by(tx, f"session:{one}")]):
+                if skip_busy:
+                    continue
                 raise SessionBusy(f"A turn of the session '{busy[0]}' is running.", hint="stop it first")
             for one in reversed(family):
                 tx.execute("DELETE FROM runs WHERE session_id = ?", (one,))
@@ -207,12 +212,14 @@ class SessionDB(Transcripts, Search, Binding, Transfer, Upkeep):
         return gone
 
     def _remove_folders(self, session_ids: Sequence[str]) -> None:
-        if self.path is None:
+        if self.path is None or self.path.name != _FILE_NAME:  # the folders of a home belong to its own database
             return
         for session_id in session_ids:
             for folder in _FOLDERS:
-                with suppress(OSError):
-                    shutil.rmtree(self.path.parent / folder / session_id)
+                inside = self.path.parent / folder
+                if (inside / session_id).parent == inside and (inside / session_id) != inside:
+                    with suppress(OSError):
+                        shutil.rmtree(inside / session_id)
 
     def prune_sessions(
         self,
@@ -244,8 +251,7 @@ class SessionDB(Transcripts, Search, Binding, Transfer, Upkeep):
             return found
         gone: list[str] = []
         for at in range(0, len(found), 50):
-            with suppress(SessionBusy):
-                gone += self._delete(found[at : at + 50], False)
+            gone += self._delete(found[at : at + 50], False, skip_busy=True)
         self.vacuum_if_worthwhile()
         return [session_id for session_id in found if session_id in set(gone)]
 
@@ -400,6 +406,7 @@ class SessionDB(Transcripts, Search, Binding, Transfer, Upkeep):
         expires_at: float | None = None,
     ) -> None:
         """Calls that the client is to answer, and until when."""
+        require(tx, session_id)
         now = time.time()
         tx.execute("DELETE FROM pending_calls WHERE expires_at <= ?", (now,))
         until = now + PENDING_CALLS_KEPT_S if expires_at is None else expires_at
@@ -444,7 +451,7 @@ def _family(tx: Tx, session_id: str) -> list[str]:
 def _up_to(found: list[Any], at_message_id: int | None) -> list[Any]:
     if at_message_id is None:
         return found
-    at = next((i for i, row in enumerate(found) if row.id == at_message_id), None)
+    at = next((i for i, row in enumerate(found) if at_message_id in (row.id, row.copy_of)), None)
     if at is None:
         raise KeyError(f"There is no message {at_message_id} in this session.")
     end = at + 1

@@ -141,16 +141,18 @@ class Transcripts(Part):
     def rewind_to_message(self, tx: Tx, session_id: str, message_id: int) -> dict[str, Any]:
         """Hide a message of the user and all that followed it."""
         require(tx, session_id)
-        found = rows.read(tx, "session_id = ? AND id = ? AND active", (session_id, message_id))
+        where = "session_id = ? AND active AND (id = ? OR copy_of = ?)"
+        found = rows.read(tx, where, (session_id, message_id, message_id))
         if not found or found[0].role != "user":
             raise ValueError(f"{message_id} is no live message of the user in this session.")
-        hidden = "session_id = ? AND active AND id >= ?"
+        # What was said then, and has been summarised since, is hidden with it.
+        origin = found[0].copy_of or found[0].id
         tx.execute(
-            "UPDATE messages SET compacted = 0 WHERE id IN "
-            f"(SELECT copy_of FROM messages WHERE {hidden} AND copy_of IS NOT NULL)",
-            (session_id, message_id),
+            "UPDATE messages SET compacted = 0 WHERE session_id = ? AND copy_of IS NULL AND id >= ?",
+            (session_id, origin),
         )
-        count = tx.execute(f"UPDATE messages SET active = 0 WHERE {hidden}", (session_id, message_id))
+        hidden = "UPDATE messages SET active = 0 WHERE session_id = ? AND active AND id >= ?"
+        count = tx.execute(hidden, (session_id, found[0].id))
         rows.recount(tx, session_id)
         head = tx.value("SELECT max(id) FROM messages WHERE session_id = ? AND active", (session_id,))
         return {"rewound_count": count, "target_message": _shown(found[0]), "new_head_id": head}

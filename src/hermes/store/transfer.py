@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import msgspec
-
-from hermes.limits import IMPORT_BYTES_MAX, IMPORT_ROWS_MAX, IMPORT_SESSIONS_MAX
+from hermes.limits import IMPORT_BYTES_MAX, IMPORT_ROWS_AT_ONCE_MAX, IMPORT_ROWS_MAX, IMPORT_SESSIONS_MAX
 from hermes.store import rows
 from hermes.store.base import Row
-from hermes.store.coding import checked_id, checked_role, clean_or_none, plain_title
+from hermes.store.coding import checked_id, checked_role, clean_or_none, end_reason, pack, plain_title
 from hermes.store.engine import Tx
 from hermes.store.parts import Part, reads, writes
 from hermes.store.records import column, exists, next_title, shown, title_holder
@@ -147,7 +145,7 @@ class Transfer(Part):
             parent = item.get("parent_session_id")
             if parent is None:
                 continue
-            if exists(tx, parent):
+            if parent != item["id"] and exists(tx, parent):
                 tx.execute("UPDATE sessions SET parent_session_id = ? WHERE id = ?", (parent, item["id"]))
             else:
                 detached += 1
@@ -176,23 +174,20 @@ def _faults(batch: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
         return [{"index": IMPORT_SESSIONS_MAX, "message": f"At most {IMPORT_SESSIONS_MAX} sessions are taken at once."}]
     errors: list[dict[str, Any]] = []
     seen: set[str] = set()
-    size = 0
+    size = held = 0
     for index, item in enumerate(batch):
         try:
-            size += _size_of(item)
+            size += len(pack(item))
             _check(item, seen)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            held += len(item.get("messages", []))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             errors.append({"index": index, "message": str(error.args[0] if error.args else error)})
+    if held > IMPORT_ROWS_AT_ONCE_MAX:
+        words = f"At most {IMPORT_ROWS_AT_ONCE_MAX} messages are taken at once."
+        errors.append({"index": len(batch) - 1, "message": words})
     if size > IMPORT_BYTES_MAX:
         errors.append({"index": len(batch) - 1, "message": f"At most {IMPORT_BYTES_MAX} bytes are taken at once."})
     return errors
-
-
-def _size_of(item: Any) -> int:
-    try:
-        return len(msgspec.json.encode(item))
-    except UnicodeEncodeError:
-        return 0
 
 
 def _check(item: Any, seen: set[str]) -> None:
@@ -207,6 +202,9 @@ def _check(item: Any, seen: set[str]) -> None:
     for name, types in _OF_SESSION.items():
         if name in item and (not isinstance(item[name], types) or (isinstance(item[name], bool) and bool not in types)):
             raise ValueError(f"`{name}` is not of the right type.")
+        _check_number(name, item.get(name))
+    if item.get("end_reason") is not None:
+        end_reason(item["end_reason"])
     if item.get("parent_session_id") is not None:
         checked_id(item["parent_session_id"])
     if item.get("kind", "root") not in ("root", "branch", "delegate", "job"):
@@ -227,6 +225,13 @@ def _check(item: Any, seen: set[str]) -> None:
             isinstance(one.get(name) or 0, _NUMBERS) for name in _OF_USAGE[3:]
         ):
             raise ValueError("`usage` holds names and numbers.")
+        for name in _OF_USAGE[3:]:
+            _check_number(f"usage.{name}", one.get(name))
+
+
+def _check_number(name: str, value: Any) -> None:
+    if isinstance(value, int | float) and not 0 <= value < 2**63:
+        raise ValueError(f"`{name}` is not a number that can be kept.")
 
 
 def _check_message(at: int, message: Any) -> None:
@@ -247,6 +252,7 @@ def _check_message(at: int, message: Any) -> None:
     for name, allowed in types.items():
         if name in message and not isinstance(message[name], allowed):
             raise ValueError(f"`messages[{at}].{name}` is not of the right type.")
+        _check_number(f"messages[{at}].{name}", message.get(name))
     for name in ("content", "api_content", "tool_calls"):
         value = message.get(name)
         if isinstance(value, list) and not all(isinstance(part, Mapping) for part in value):
@@ -270,7 +276,7 @@ def _insert(tx: Tx, item: Mapping[str, Any]) -> None:
     names = ", ".join(fields)
     sql = f"INSERT INTO sessions ({names}) VALUES ({', '.join('?' * len(fields))})"
     tx.execute(sql, list(fields.values()))
-    _insert_messages(tx, item["id"], held)
+    rows.add(tx, _rows_of(item["id"], held))
     for one in item.get("usage", []):
         values = [clean_or_none(one.get(name) or "") for name in _OF_USAGE[:3]]
         numbers = [one.get(name) or 0 for name in _OF_USAGE[3:-1]]
@@ -285,7 +291,8 @@ def _insert(tx: Tx, item: Mapping[str, Any]) -> None:
     rows.recount(tx, item["id"])
 
 
-def _insert_messages(tx: Tx, session_id: str, held: list[Mapping[str, Any]]) -> None:
+def _rows_of(session_id: str, held: list[Mapping[str, Any]]) -> Iterator[Row]:
+    """One after the other: a copy names its original by the id that was given to that."""
     made: list[Row] = []
     for message in held:
         row = Row(session_id, message["role"], message.get("content"), active=bool(message.get("active", True)))
@@ -297,4 +304,4 @@ def _insert_messages(tx: Tx, session_id: str, held: list[Mapping[str, Any]]) -> 
         if isinstance(origin, int) and 0 <= origin < len(made):
             row.copy_of = made[origin].id
         made.append(row)
-        rows.add(tx, [row])
+        yield row

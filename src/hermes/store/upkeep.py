@@ -13,7 +13,7 @@ from typing import Any
 
 from hermes.home import make_private_folder, private_opener
 from hermes.limits import QUICK_CHECK_S_MAX
-from hermes.store.base import StoreError
+from hermes.store.base import StoreBusy, StoreError
 from hermes.store.engine import Engine, TimeUp, Tx
 from hermes.store.parts import Part
 from hermes.store.schema import STATE
@@ -56,7 +56,7 @@ class Upkeep(Part):
             found += self._engine.read(lambda tx, sql=sql: _checked(tx, sql, deep))  # type: ignore[misc]
         if deep and not self._engine.read_only:
             progress("checking the search index")
-            found += self._engine.write(_index_fault)
+            found += self._engine.alone(_index_fault)
         return found
 
     def optimize(self) -> dict[str, int]:
@@ -100,9 +100,9 @@ def _checked(tx: Tx, sql: str, deep: bool) -> list[str]:
         return [f"the check could not go on: {error}"]
 
 
-def _index_fault(tx: Tx) -> list[str]:
+def _index_fault(db: sqlite3.Connection) -> list[str]:
     try:
-        tx.execute("INSERT INTO messages_fts(messages_fts) VALUES ('integrity-check')")
+        db.execute("INSERT INTO messages_fts(messages_fts, rank) VALUES ('integrity-check', 1)")
     except sqlite3.DatabaseError as error:
         return [f"the search index does not fit the messages: {error}"]
     return []
@@ -114,6 +114,8 @@ def _index_fault(tx: Tx) -> list[str]:
 def repair(path: str | Path) -> dict[str, Any]:
     """Save what can be saved of a damaged database that nobody uses: a copy first, then its index, then row by row."""
     path = Path(path)
+    if in_use(path):
+        raise StoreBusy("The database is in use.", where=str(path), hint="stop the server and try again")
     report: dict[str, Any] = {"repaired": False, "strategy": None, "backup_path": None, "rows": 0, "error": None}
     backup = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(3).hex()}")
     try:
@@ -132,6 +134,20 @@ def repair(path: str | Path) -> dict[str, Any]:
     return report
 
 
+def in_use(path: Path) -> bool:
+    """Whether anybody, here or in another process, has the database open."""
+    if Engine.is_open(path):
+        return True
+    try:
+        with contextlib.closing(sqlite3.connect(path, timeout=0.2, isolation_level=None)) as db:
+            db.execute("PRAGMA locking_mode=EXCLUSIVE")
+            db.execute("BEGIN EXCLUSIVE")
+            db.execute("ROLLBACK")
+    except sqlite3.Error as error:
+        return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    return False
+
+
 def _copy_private(source: Path, target: Path) -> None:
     with open(source, "rb") as old, open(target, "wb", opener=private_opener) as new:
         while chunk := old.read(1 << 20):
@@ -145,7 +161,7 @@ def _rebuild(path: Path) -> int:
     engine = Engine(path, STATE)
     try:
         engine.alone(engine.rebuild_index)
-        faults = engine.read(lambda tx: _checked(tx, "PRAGMA integrity_check", True)) + engine.write(_index_fault)
+        faults = engine.read(lambda tx: _checked(tx, "PRAGMA integrity_check", True)) + engine.alone(_index_fault)
         if faults:
             raise StoreError(faults[0])
         return int(engine.read(lambda tx: tx.value("SELECT count(*) FROM messages")))

@@ -1,0 +1,872 @@
+"""`hermes sessions`: results, exit codes, JSON, questions, secrets, and homes in which nothing is made."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import io
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes.cli import sessions_command, sessions_print
+from hermes.home import Home, write_private
+from hermes.store.leases import Leases, this_process
+from hermes.store.schema import MIGRATIONS
+from hermes.store.sessions import SessionDB
+
+SECRET = "sk-very-secret-0123456789"
+DAY = 86_400.0
+Capture = pytest.CaptureFixture[str]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    return Home(tmp_path / "home")
+
+
+@pytest.fixture
+def db(home: Home) -> Iterator[SessionDB]:
+    """Three sessions: two whose ids begin alike, and one that is archived."""
+    with closing(SessionDB(home.state_db)) as made:
+        talk(made, "20260101_a", title="First steps", model="m-large", cwd="/work/a")
+        talk(made, "20260102_b", source="api_server", said="What about gardens?")
+        talk(made, "old", title="Put away")
+        made.update_session("old", archived=True)
+        yield made
+
+
+def talk(db: SessionDB, session_id: str, *, source: str = "cli", said: str = "Hello world", **fields: Any) -> None:
+    db.create_session(session_id, source, **fields)
+    db.append_message(session_id, "user", said)
+    call = {"id": "c1", "type": "function", "function": {"name": "terminal", "arguments": '{"command": "ls"}'}}
+    db.append_message(session_id, "assistant", "I look.", tool_calls=[call], reasoning="Look first.")
+    db.append_message(session_id, "tool", "a.txt\n```\nb.txt", tool_name="terminal", tool_call_id="c1")
+    db.append_message(session_id, "assistant", "Two files.")
+
+
+def run(home: Home, *words: str, json: bool = False) -> int:
+    parser = argparse.ArgumentParser()
+    sessions_command.add_arguments(parser)
+    exit_code: int = sessions_command.run(parser.parse_args(words, argparse.Namespace(json=json)), home)
+    return exit_code
+
+
+def lines(capsys: Capture) -> list[str]:
+    return capsys.readouterr().out.splitlines()
+
+
+def document(capsys: Capture) -> Any:
+    return json.loads(capsys.readouterr().out)
+
+
+def ids(db: SessionDB) -> set[str]:
+    return {session["id"] for session in db.list_sessions(limit=1000, include_children=True, archived="all")}
+
+
+def alter(home: Home, sql: str) -> None:
+    with closing(sqlite3.connect(home.state_db)) as connection, connection:
+        connection.execute("PRAGMA foreign_keys=OFF")
+        connection.execute(sql)
+
+
+def end(db: SessionDB, home: Home, session_id: str, days: float) -> None:
+    """Ended, and left alone for so many days."""
+    db.end_session(session_id, "cli_close")
+    alter(home, f"UPDATE sessions SET last_active = {time.time() - days * DAY} WHERE id = '{session_id}'")
+
+
+# ---- a home without a database
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("words", [["list"], ["search", "x"], ["stats"], ["export"], ["prune"], ["prune", "-y"]])
+def test_nothing_is_made_in_a_home_that_has_no_database(
+    home: Home, capsys: Capture, words: list[str], as_json: bool
+) -> None:
+    assert run(home, *words, json=as_json) == 0
+    printed = capsys.readouterr()
+    assert printed.err and not home.path.exists()
+    if as_json:
+        assert isinstance(json.loads(printed.out), dict)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["show", "x"],
+        ["rename", "x", "y"],
+        ["fork", "x"],
+        ["archive", "x"],
+        ["delete", "x", "-y"],
+        ["export", "x"],
+        ["optimize"],
+        ["backup", "copy.db"],
+        ["repair"],
+    ],
+)
+def test_what_needs_a_session_finds_none_there(home: Home, capsys: Capture, words: list[str]) -> None:
+    assert run(home, *words) == 5
+    printed = capsys.readouterr()
+    assert printed.out == "" and "Try: " in printed.err
+    assert not home.path.exists()
+
+
+# ---- which session
+
+
+@pytest.mark.parametrize("text", ["20260101_a", "20260101", "First steps"])
+def test_a_session_is_named_by_id_beginning_or_title(home: Home, db: SessionDB, capsys: Capture, text: str) -> None:
+    assert (run(home, "show", text, json=True), document(capsys)["id"]) == (0, "20260101_a")
+
+
+@pytest.mark.parametrize(
+    "words", [["show", "2026"], ["delete", "old", "2026", "-y"], ["archive", "2026"], ["export", "2026"]]
+)
+def test_an_ambiguous_beginning_lists_the_candidates(
+    home: Home, db: SessionDB, capsys: Capture, words: list[str]
+) -> None:
+    assert run(home, *words) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and "20260101_a  First steps" in printed.err and "20260102_b  What about" in printed.err
+    assert len(ids(db)) == 3 and not db.get_session("20260101_a")["archived"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["show", "x"], ["show", ""], ["rename", "x", "y"], ["fork", "x"], ["archive", "old", "x"], ["delete", "x", "-y"]],
+)
+def test_an_unknown_session_is_not_found(home: Home, db: SessionDB, capsys: Capture, words: list[str]) -> None:
+    assert run(home, *words) == 5
+    assert capsys.readouterr().err.endswith("Try: hermes sessions list --all\n")
+
+
+# ---- looking
+
+
+def test_list_has_one_line_for_each_session(home: Home, db: SessionDB, capsys: Capture) -> None:
+    assert run(home, "list") == 0
+    first, second = lines(capsys)
+    moment = r"\d{4}-\d\d-\d\d \d\d:\d\d"
+    assert re.fullmatch(rf"20260102_b  What about gardens\?  api_server  - +4 messages  {moment}", first)
+    assert re.fullmatch(rf"20260101_a  First steps +cli +m-large  4 messages  {moment}", second)
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ([], ["20260102_b", "20260101_a"]),
+        (["--all"], ["old", "20260102_b", "20260101_a"]),
+        (["--source", "cli"], ["20260101_a"]),
+        (["--workspace", "/work/a/../a"], ["20260101_a"]),
+        (["--search", "steps"], ["20260101_a"]),
+        (["--limit", "1"], ["20260102_b"]),
+    ],
+)
+def test_list_is_filtered(home: Home, db: SessionDB, capsys: Capture, words: list[str], found: list[str]) -> None:
+    assert run(home, "list", *words, json=True) == 0
+    told = document(capsys)
+    assert [session["id"] for session in told["sessions"]] == found
+    assert told["more"] is ("--limit" in words)
+
+
+def test_a_list_is_no_wider_than_the_terminal(db: SessionDB) -> None:
+    talk(db, "long", title="A title that is much longer than there is room for")
+    wide = sessions_print.session_lines(db.list_sessions())
+    narrow = sessions_print.session_lines(db.list_sessions(), 80)
+    assert max(map(len, wide)) > 80 >= max(map(len, narrow))
+    assert "A title that is much longer than there is room for" in wide[0]
+
+
+def test_list_says_that_there_are_more(home: Home, db: SessionDB, capsys: Capture) -> None:
+    run(home, "list", "--limit", "1")
+    assert capsys.readouterr().err == "There are more. Try: hermes sessions list --limit 20\n"
+
+
+def test_times_are_iso_in_json(home: Home, db: SessionDB, capsys: Capture) -> None:
+    run(home, "show", "old", json=True)
+    told = document(capsys)
+    for text in (told["started_at"], told["last_active"], told["messages"][0]["timestamp"]):
+        assert datetime.fromisoformat(text).tzinfo is not None
+    assert told["ended_at"] is None
+
+
+def test_a_time_that_no_calendar_has_is_told_as_unknown() -> None:
+    assert (sessions_print.local(1e300), sessions_print.iso(float("inf"))) == ("?", None)
+
+
+def test_show_prints_the_transcript(home: Home, db: SessionDB, capsys: Capture) -> None:
+    assert run(home, "show", "First steps") == 0
+    shown = lines(capsys)
+    for line in ("id: 20260101_a", "title: First steps", "folder: /work/a", "    Hello world", "    Two files."):
+        assert line in shown
+    assert '    -> terminal {"command": "ls"}' in shown
+    assert "    (reasoning) Look first." not in shown
+
+
+def test_show_prints_the_last_messages(home: Home, db: SessionDB, capsys: Capture) -> None:
+    assert run(home, "show", "old", "--messages", "1", json=True) == 0
+    assert [message["content"] for message in document(capsys)["messages"]] == ["Two files."]
+
+
+def test_show_says_that_there_are_more(home: Home, db: SessionDB, capsys: Capture) -> None:
+    for number in range(20):
+        db.append_message("old", "user", f"{number}")
+    run(home, "show", "old")
+    assert capsys.readouterr().err == "These are the last 20 of 24 messages. Try: --messages 24\n"
+
+
+def test_show_cuts_long_texts_unless_asked_for_all(home: Home, db: SessionDB, capsys: Capture) -> None:
+    db.append_message("old", "user", "word " * 1000 + "the end")
+    run(home, "show", "old")
+    assert "the end" not in capsys.readouterr().out
+    run(home, "show", "old", "--full")
+    printed = capsys.readouterr().out
+    assert "the end" in printed and "(reasoning) Look first." in printed
+
+
+def test_show_in_full_has_what_was_taken_back_and_the_prompt(home: Home, db: SessionDB, capsys: Capture) -> None:
+    db.update_session("old", system_prompt="Be kind.")
+    [first, *_] = db.get_messages("old")
+    db.rewind_to_message("old", first["id"])
+    run(home, "show", "old", json=True)
+    told = document(capsys)
+    assert (told["messages"], "system_prompt" in told) == ([], False)
+    run(home, "show", "old", "--full", json=True)
+    told = document(capsys)
+    assert (len(told["messages"]), told["system_prompt"]) == (4, "Be kind.")
+
+
+def test_nothing_that_was_said_steers_the_terminal(home: Home, db: SessionDB, capsys: Capture) -> None:
+    talk(db, "red", said="\x1b[31m red\x9b0m")
+    for words in (["show", "red"], ["list"], ["search", "red"], ["export", "red", "--format", "md"]):
+        run(home, *words)
+        printed = capsys.readouterr().out
+        assert "[31m " in printed and not re.search("[\x1b\x9b]", printed)
+
+
+def test_search_shows_hits_with_their_neighbours(home: Home, db: SessionDB, capsys: Capture) -> None:
+    assert run(home, "search", "gardens") == 0
+    head, hit, after = lines(capsys)
+    assert head.startswith("20260102_b  [5] user, ")
+    assert (hit, after) == ("  > What about >>>gardens<<<?", "    assistant: I look.")
+
+
+def test_search_as_json(home: Home, db: SessionDB, capsys: Capture) -> None:
+    assert run(home, "search", "hello", "--limit", "1", json=True) == 0
+    told = document(capsys)
+    assert (len(told["hits"]), told["complete"]) == (1, True)
+    assert datetime.fromisoformat(told["hits"][0]["session_started"])
+
+
+def test_search_without_a_hit_says_so(home: Home, db: SessionDB, capsys: Capture) -> None:
+    assert (run(home, "search", "unheard"), capsys.readouterr().err) == (0, "Nothing was found.\n")
+
+
+def test_a_query_that_is_too_long_is_a_usage_error(home: Home, db: SessionDB) -> None:
+    assert run(home, "search", "x" * 3000) == 2
+
+
+@pytest.mark.parametrize("damage", ["DROP TABLE messages_fts", "UPDATE messages_fts_data SET block = x'ffffffffffff'"])
+def test_search_mends_a_damaged_index(home: Home, capsys: Capture, damage: str) -> None:
+    with closing(SessionDB(home.state_db)) as made:
+        talk(made, "a")
+    alter(home, damage)
+    assert (run(home, "search", "hello", json=True), len(document(capsys)["hits"])) == (0, 1)
+
+
+@pytest.mark.parametrize("words", [["list"], ["show", "old"], ["search", "hello"], ["stats"], ["export"]])
+def test_looking_changes_nothing(home: Home, words: list[str]) -> None:
+    with closing(SessionDB(home.state_db)) as made:
+        talk(made, "old")
+    before = {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in home.path.iterdir()}
+    assert run(home, *words) == 0
+    assert {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in home.path.iterdir()} == before
+
+
+def test_a_database_of_an_older_hermes_is_brought_up_to_date(home: Home, capsys: Capture) -> None:
+    write_private(home.state_db, b"")
+    for sql in (*MIGRATIONS[0], "PRAGMA user_version=1"):
+        alter(home, sql)
+    assert (run(home, "list", json=True), document(capsys)["sessions"]) == (0, [])
+
+
+@pytest.mark.parametrize("words", [["list"], ["show", "a"], ["search", "a"], ["stats"], ["export"], ["optimize"]])
+def test_a_damaged_database_is_told_with_the_way_out(home: Home, capsys: Capture, words: list[str]) -> None:
+    write_private(home.state_db, b"hello\n" * 2000)
+    assert run(home, *words) == 74
+    assert "hermes sessions repair" in capsys.readouterr().err
+
+
+# ---- secrets
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(
+    "words", [["list"], ["show", "leak"], ["search", "hello"], ["export"], ["rename", "leak", f"it {SECRET}"]]
+)
+def test_no_secret_is_printed(home: Home, capsys: Capture, db: SessionDB, words: list[str], as_json: bool) -> None:
+    write_private(home.env_file, "API_SERVER_KEY=plain-but-secret\n")
+    talk(db, "leak", said="hello, the key is plain-but-secret")
+    run(home, *words, json=as_json)
+    printed = capsys.readouterr()
+    assert "plain-but-secret" not in printed.out + printed.err
+    assert printed.out
+
+
+def test_export_shows_secrets_when_asked_to(home: Home, capsys: Capture, db: SessionDB) -> None:
+    write_private(home.env_file, f"API_SERVER_KEY={SECRET}\n")
+    talk(db, "leak", said=f"the key is {SECRET}")
+    assert run(home, "export", "leak", "--with-secrets") == 0
+    assert SECRET in capsys.readouterr().out
+
+
+def test_settings_that_cannot_be_read_do_not_hide_sessions(home: Home, capsys: Capture, db: SessionDB) -> None:
+    write_private(home.config_file, "a: [")
+    talk(db, "leak", said=f"the key is {SECRET}")
+    assert run(home, "show", "leak") == 0
+    printed = capsys.readouterr()
+    assert "the key is" in printed.out and SECRET not in printed.out
+    assert printed.err.startswith("config.yaml line 2")
+    assert run(home, "export", "leak") == 78
+
+
+# ---- changing
+
+
+def test_rename_gives_a_title(home: Home, db: SessionDB, capsys: Capture) -> None:
+    assert (run(home, "rename", "20260102", "  The   garden "), lines(capsys)[0][:22]) == (0, "20260102_b  The garden")
+    assert db.get_session("20260102_b")["title"] == "The garden"  # type: ignore[index]
+
+
+@pytest.mark.parametrize("words", [["rename", "20260102", "First steps"], ["rename", "old", "x" * 101]])
+def test_a_title_that_cannot_be_given_is_a_usage_error(home: Home, db: SessionDB, words: list[str]) -> None:
+    assert run(home, *words) == 2
+
+
+def test_fork_makes_a_session_of_its_own(home: Home, db: SessionDB, capsys: Capture) -> None:
+    assert run(home, "fork", "First steps", json=True) == 0
+    made = document(capsys)
+    assert (made["title"], made["parent_session_id"], made["message_count"]) == ("First steps #2", "20260101_a", 4)
+
+
+def test_fork_ends_at_a_message(home: Home, db: SessionDB, capsys: Capture) -> None:
+    [first, *_] = db.get_messages("old")
+    assert run(home, "fork", "old", "--at", str(first["id"]), "--title", "Again", json=True) == 0
+    made = document(capsys)
+    assert (made["title"], made["message_count"]) == ("Again", 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "exit_code"), [(["--at", "999"], 5), (["--title", "Put away"], 2), (["--title", "x" * 101], 2)]
+)
+def test_a_fork_that_cannot_be_made_leaves_nothing(home: Home, db: SessionDB, words: list[str], exit_code: int) -> None:
+    assert (run(home, "fork", "20260101_a", *words), len(ids(db))) == (exit_code, 3)
+
+
+def test_archive_and_back(home: Home, db: SessionDB, capsys: Capture) -> None:
+    assert run(home, "archive", "20260101_a", "20260102_b") == 0
+    assert all(line.endswith("  archived") for line in lines(capsys))
+    assert db.list_sessions() == []
+    assert run(home, "archive", "First steps", "old", "--undo", json=True) == 0
+    assert [session["archived"] for session in document(capsys)["sessions"]] == [False, False]
+
+
+# ---- deleting
+
+
+def test_delete_without_a_terminal_names_the_flag(home: Home, db: SessionDB, capsys: Capture) -> None:
+    assert run(home, "delete", "old") == 2
+    printed = capsys.readouterr()
+    assert "  old  Put away  " in printed.err and printed.err.endswith("Try: the same with -y\n")
+    assert len(ids(db)) == 3
+
+
+@pytest.mark.parametrize(("typed", "exit_code", "left"), [("y\n", 0, 1), ("n\n", 1, 3), ("\n", 1, 3), ("", 1, 3)])
+def test_delete_asks_on_a_terminal(
+    home: Home, db: SessionDB, monkeypatch: pytest.MonkeyPatch, typed: str, exit_code: int, left: int
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal(typed))
+    assert (run(home, "delete", "old", "Put away", "20260101"), len(ids(db))) == (exit_code, left)
+
+
+def test_delete_with_yes_does_not_ask(home: Home, db: SessionDB, capsys: Capture) -> None:
+    assert run(home, "delete", "old", "-y", json=True) == 0
+    printed = capsys.readouterr()
+    assert (json.loads(printed.out), printed.err) == ({"deleted": ["old"]}, "")
+
+
+def test_a_session_in_use_is_deleted_only_by_force_and_nothing_with_it(
+    home: Home, db: SessionDB, capsys: Capture
+) -> None:
+    Leases(db.engine).acquire("session:old", this_process(), 60)
+    assert run(home, "delete", "20260101", "old", "-y") == 4
+    assert capsys.readouterr().err.endswith("Nothing was deleted. Try: the same with --force\n")
+    assert len(ids(db)) == 3
+    assert (run(home, "delete", "20260101", "old", "-y", "--force"), ids(db)) == (0, {"20260102_b"})
+
+
+@pytest.mark.parametrize(
+    ("words", "gone"),
+    [
+        ([], {"20260101_a"}),
+        (["--older-than", "49h"], {"20260101_a", "old"}),
+        (["--older-than", "2w"], {"20260101_a"}),
+        (["--older-than", "1d", "--archived"], {"old"}),
+        (["--older-than", "1d", "--no-archived"], {"20260101_a"}),
+        (["--source", "api_server"], set()),
+        (["--workspace", "/work"], {"20260101_a"}),
+        (["--older-than", "1d", "--title", "away"], {"old"}),
+        (["--model", "large"], {"20260101_a"}),
+        (["--older-than", "1d", "--max-messages", "3"], set()),
+    ],
+)
+def test_prune_removes_what_the_filters_choose(
+    home: Home, db: SessionDB, capsys: Capture, words: list[str], gone: set[str]
+) -> None:
+    end(db, home, "20260101_a", 100)
+    end(db, home, "old", 3)
+    assert run(home, "prune", *words, "--dry-run", json=True) == 0
+    told = document(capsys)
+    assert (told["dry_run"], set(told["sessions"]), len(ids(db))) == (True, gone, 3)
+    assert run(home, "prune", *words, "-y", json=True) == 0
+    assert set(document(capsys)["sessions"]) == gone
+    assert len(ids(db)) == 3 - len(gone)
+
+
+def test_prune_without_a_terminal_names_the_flag(home: Home, db: SessionDB, capsys: Capture) -> None:
+    end(db, home, "old", 100)
+    assert run(home, "prune") == 2
+    printed = capsys.readouterr()
+    assert "  old  Put away  " in printed.err and printed.err.endswith("Try: the same with -y\n")
+    assert len(ids(db)) == 3
+
+
+def test_prune_asks_on_a_terminal(home: Home, db: SessionDB, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    end(db, home, "old", 100)
+    monkeypatch.setattr(sys, "stdin", Terminal("no\n"))
+    assert (run(home, "prune"), len(ids(db))) == (1, 3)
+    monkeypatch.setattr(sys, "stdin", Terminal("yes\n"))
+    assert (run(home, "prune"), lines(capsys), len(ids(db))) == (0, ["1 session deleted."], 2)
+
+
+def test_prune_says_what_stayed(home: Home, db: SessionDB, capsys: Capture) -> None:
+    end(db, home, "old", 100)
+    db.create_session("child", "subagent", parent_session_id="old", kind="delegate")
+    Leases(db.engine).acquire("session:child", this_process(), 60)
+    assert run(home, "prune", "-y") == 4
+    assert "1 session stayed" in capsys.readouterr().err
+    assert "old" in ids(db)
+
+
+@pytest.mark.parametrize("age", ["90", "d", "-1d", "1y", "1e3d", "nand"])
+def test_an_age_without_a_unit_is_a_usage_error(home: Home, age: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run(home, "prune", f"--older-than={age}")
+    assert caught.value.code == 2
+
+
+# ---- export
+
+
+def test_export_writes_json_lines_oldest_first(home: Home, db: SessionDB, capsys: Capture) -> None:
+    assert run(home, "export") == 0
+    items = [json.loads(line) for line in lines(capsys)]
+    assert [item["id"] for item in items] == ["20260101_a", "20260102_b", "old"]
+    assert items[0] == db.export_session("20260101_a")
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["old", "20260101"], ["old", "20260101_a"]),
+        (["old", "20260101", "--no-archived"], ["20260101_a"]),
+        (["--archived"], ["old"]),
+        (["--source", "api_server"], ["20260102_b"]),
+        (["--workspace", "/work"], ["20260101_a"]),
+        (["--title", "STEPS"], ["20260101_a"]),
+        (["--model", "large"], ["20260101_a"]),
+        (["--max-messages", "3"], []),
+        (["--older-than", "1d"], []),
+    ],
+)
+def test_export_is_filtered(home: Home, db: SessionDB, capsys: Capture, words: list[str], found: list[str]) -> None:
+    assert run(home, "export", *words, json=True) == 0
+    assert [item["id"] for item in document(capsys)["sessions"]] == found
+
+
+def test_export_reaches_beyond_one_page(
+    home: Home, db: SessionDB, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions_command, "_PAGE", 2)
+    talk(db, "fourth")
+    run(home, "export")
+    assert len(lines(capsys)) == 4
+
+
+def test_export_as_text_can_be_read(home: Home, db: SessionDB, capsys: Capture) -> None:
+    [first, *_] = db.get_messages("20260102_b")
+    db.archive_and_compact("20260102_b", [{"role": "user", "content": "Summary"}])
+    assert run(home, "export", "20260101", "20260102", "--format", "md") == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("# First steps\n\n- Session: 20260101_a\n")
+    assert "\n---\n\n# What about gardens?\n" in printed
+    assert "````\na.txt\n```\nb.txt\n````\n" in printed
+    assert "Summary" not in printed and first["content"] in printed
+
+
+def test_export_to_a_file_is_private_and_replaces_nothing(
+    home: Home, db: SessionDB, capsys: Capture, tmp_path: Path
+) -> None:
+    file = tmp_path / "out.jsonl"
+    assert run(home, "export", "-o", str(file), json=True) == 0
+    assert document(capsys) == {"file": str(file), "format": "jsonl", "sessions": 3}
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert run(home, "export", "old", "-o", str(file)) == 2
+    assert "--force" in capsys.readouterr().err
+    assert len(file.read_text().splitlines()) == 3
+    assert run(home, "export", "old", "-o", str(file), "--force") == 0
+    assert len(file.read_text().splitlines()) == 1
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["out.jsonl"]
+
+
+@pytest.mark.parametrize(("name", "exit_code"), [("folder", 2), ("no/such/folder/file", 1)])
+def test_export_to_what_is_no_file_leaves_nothing(
+    home: Home, db: SessionDB, tmp_path: Path, name: str, exit_code: int
+) -> None:
+    (tmp_path / "folder").mkdir()
+    before = sorted(tmp_path.iterdir())
+    assert (run(home, "export", "--force", "-o", str(tmp_path / name)), sorted(tmp_path.iterdir())) == (
+        exit_code,
+        before,
+    )
+
+
+def test_an_export_that_fails_leaves_no_file(home: Home, db: SessionDB, tmp_path: Path) -> None:
+    assert run(home, "export", "unknown", "-o", str(tmp_path / "out")) == 5
+    assert [path for path in tmp_path.iterdir() if path.is_file()] == []
+
+
+def test_text_to_read_is_no_json(home: Home, db: SessionDB) -> None:
+    assert run(home, "export", "--format", "md", json=True) == 2
+
+
+# ---- import
+
+
+def written(tmp_path: Path, *items: Any) -> str:
+    file = tmp_path / "in.jsonl"
+    file.write_text("".join((item if isinstance(item, str) else json.dumps(item)) + "\n" for item in items))
+    return str(file)
+
+
+def session(session_id: str, **fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "hi", "timestamp": 1.0}]
+    return {"format": "hermes.session/1", "id": session_id, "messages": messages, **fields}
+
+
+def test_what_was_exported_can_be_imported(home: Home, db: SessionDB, capsys: Capture, tmp_path: Path) -> None:
+    file, other = tmp_path / "out.jsonl", Home(tmp_path / "other")
+    run(home, "export", "-o", str(file))
+    capsys.readouterr()
+    assert run(other, "import", str(file), json=True) == 0
+    none = {"skipped": 0, "detached": 0, "refused": 0, "errors": []}
+    assert document(capsys) == {"ok": True, "imported": 3, **none}
+    with closing(SessionDB(other.state_db)) as there:
+        assert there.export_session("old") == db.export_session("old")
+    assert run(other, "import", str(file)) == 0
+    assert lines(capsys) == ["0 sessions imported, 3 skipped: already there."]
+
+
+def test_import_reads_standard_input(home: Home, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = json.dumps(session("a")).encode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbf" + data + b"\n\n")))
+    assert (run(home, "import", "-"), lines(capsys)) == (0, ["1 session imported, 0 skipped: already there."])
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("{", "This is not JSON: "),
+        ("[" * 100_000, "This is not JSON"),
+        ('{"format": NaN}', "NaN is not a number"),
+        ("7", "A session is an object."),
+        ('{"format": "other"}', "`format` is not 'hermes.session/1'."),
+        (json.dumps(session("../x")), "A session id holds no "),
+        (json.dumps(session("b", title="x" * 101)), "A title has at most 100 characters"),
+    ],
+)
+def test_a_line_that_is_not_sound_keeps_its_batch_out(
+    home: Home, capsys: Capture, tmp_path: Path, line: str, told: str
+) -> None:
+    assert run(home, "import", written(tmp_path, session("a"), "", line, session("c"))) == 1
+    printed = capsys.readouterr()
+    assert printed.err.startswith("line 3: ") and told in printed.err
+    assert printed.out.splitlines()[1] == "3 sessions refused: one fault keeps its whole batch out."
+    with closing(SessionDB(home.state_db)) as made:
+        assert ids(made) == set()
+
+
+def test_bytes_that_are_no_text_are_refused(home: Home, capsys: Capture, tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(b'{"id": "\xff"}\n')
+    assert (run(home, "import", str(tmp_path / "in")), capsys.readouterr().err) == (1, "line 1: This is not UTF-8.\n")
+
+
+def test_a_number_that_no_database_holds_is_refused(home: Home, capsys: Capture, tmp_path: Path) -> None:
+    assert run(home, "import", written(tmp_path, session("a"), session("b", message_count=10**30))) == 1
+    assert capsys.readouterr().err.startswith("line ")
+    with closing(SessionDB(home.state_db)) as made:
+        assert ids(made) == set()
+
+
+def test_a_fault_concerns_only_its_own_batch(
+    home: Home, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions_command, "_BATCH_SESSIONS", 2)
+    items = [session("a"), session("b"), session("c"), {"id": "d"}, session("e", parent_session_id="gone")]
+    assert run(home, "import", written(tmp_path, *items), json=True) == 1
+    told = document(capsys)
+    assert (told["ok"], told["imported"], told["refused"], told["detached"]) == (False, 3, 2, 1)
+    assert [error["line"] for error in told["errors"]] == [4]
+    with closing(SessionDB(home.state_db)) as made:
+        assert ids(made) == {"a", "b", "e"}
+
+
+def test_batches_stay_below_the_bounds_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hermes.limits import IMPORT_BYTES_MAX, IMPORT_SESSIONS_MAX
+
+    assert sessions_command._BATCH_SESSIONS <= IMPORT_SESSIONS_MAX
+    assert sessions_command._BATCH_BYTES < IMPORT_BYTES_MAX
+    monkeypatch.setattr(sessions_command, "_BATCH_BYTES", 10)
+    found = list(sessions_command._batches([b'"1234"\n', b"2\n", b'"a line that is too long"\n', b"4\n"]))
+    assert [[number for number, _, _ in batch] for batch in found] == [[1, 2], [3], [4]]
+
+
+@pytest.mark.parametrize(("name", "exit_code"), [("missing", 5), (".", 1)])
+def test_a_file_that_cannot_be_read_makes_no_database(home: Home, tmp_path: Path, name: str, exit_code: int) -> None:
+    assert (run(home, "import", str(tmp_path / name)), home.path.exists()) == (exit_code, False)
+
+
+# ---- care
+
+
+def test_stats_counts_and_measures(home: Home, db: SessionDB, capsys: Capture) -> None:
+    assert run(home, "stats", json=True) == 0
+    told = document(capsys)
+    counted = {name: told[name] for name in ("sessions", "open", "archived", "messages", "blobs", "runs")}
+    assert counted == {"sessions": 3, "open": 3, "archived": 1, "messages": 12, "blobs": 0, "runs": 0}
+    assert set(told["parts"]) == {"rows", "index", "blobs", "logs", "other", "free"}
+    assert sum(told["parts"].values()) == told["bytes"] > 0
+
+
+def test_stats_tells_blobs_and_index_apart(home: Home, db: SessionDB, capsys: Capture) -> None:
+    run(home, "stats", json=True)
+    before = document(capsys)["parts"]
+    picture = "data:image/png;base64," + "QUJD" * 100_000
+    db.append_message("old", "user", [{"type": "image_url", "image_url": {"url": picture}}])
+    run(home, "stats", json=True)
+    after = document(capsys)["parts"]
+    assert after["blobs"] - before["blobs"] > 250_000
+    assert (after["index"], after["logs"]) == (before["index"], before["logs"])
+
+
+def test_stats_where_sqlite_does_not_tell_the_parts() -> None:
+    class Plain:
+        def rows(self, sql: str) -> list[Any]:
+            return sqlite3.connect(":memory:").execute(sql.replace("dbstat", "no_dbstat")).fetchall()
+
+    assert sessions_command._part_sizes(Plain(), 0) == {}  # type: ignore[arg-type]
+
+
+def test_stats_in_words(home: Home, db: SessionDB, capsys: Capture) -> None:
+    assert run(home, "stats") == 0
+    shown = lines(capsys)
+    assert "sessions: 3" in shown and shown[-1].startswith(f"all of {home.state_db}: ")
+
+
+def test_optimize_tells_the_bytes(home: Home, db: SessionDB, capsys: Capture) -> None:
+    talk(db, "big", said="x" * 1_000_000)
+    db.delete_session("big")
+    assert run(home, "optimize", json=True) == 0
+    told = document(capsys)
+    assert told["bytes_after"] < told["bytes_before"]
+    assert (run(home, "optimize"), " before, " in capsys.readouterr().out) == (0, True)
+
+
+def test_backup_is_a_private_copy(home: Home, db: SessionDB, capsys: Capture, tmp_path: Path) -> None:
+    file = tmp_path / "copy.db"
+    assert run(home, "backup", str(file), json=True) == 0
+    assert document(capsys) == {"file": str(file), "bytes": file.stat().st_size}
+    assert file.stat().st_mode & 0o777 == 0o600
+    with closing(SessionDB(file, read_only=True)) as copy:
+        assert ids(copy) == ids(db)
+    assert run(home, "backup", str(file)) == 2
+
+
+def test_a_backup_that_cannot_be_made_says_why(home: Home, db: SessionDB, capsys: Capture, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert run(home, "backup", str(tmp_path / "file" / "copy.db")) == 1
+    assert "The copy cannot be made: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["repair"], ["repair", "--deep"]])
+def test_repair_does_nothing_to_a_sound_file(home: Home, capsys: Capture, words: list[str]) -> None:
+    with closing(SessionDB(home.state_db)) as made:
+        talk(made, "a")
+    before = home.state_db.read_bytes()
+    assert run(home, *words) == 0
+    assert lines(capsys) == [f"No fault was found in {home.state_db}; nothing was done to it."]
+    assert home.state_db.read_bytes() == before
+    assert [path.name for path in home.path.iterdir()] == ["state.db"]
+
+
+def test_repair_of_a_damaged_index_says_that_it_was_made_anew(home: Home, capsys: Capture) -> None:
+    with closing(SessionDB(home.state_db)) as made:
+        talk(made, "a")
+    alter(home, "DELETE FROM messages_fts_data")
+    assert run(home, "repair", json=True) == 0
+    told = document(capsys)
+    assert told["sound"] and "has been made anew" in told["notices"][0]
+
+
+def spoil(home: Home) -> None:
+    """Noise in the pages in which one session's messages stand."""
+    with closing(SessionDB(home.state_db)) as made:
+        for number in range(40):
+            talk(made, f"s{number:02}", said=f"number {number} " + "x" * 3000)
+    data = bytearray(home.state_db.read_bytes())
+    at = data.index(b"number 20 x") // 4096 * 4096
+    data[at : at + 4096] = b"\xa5" * 4096
+    home.state_db.write_bytes(data)
+
+
+def test_repair_saves_what_can_be_read_and_reports(home: Home, capsys: Capture) -> None:
+    spoil(home)
+    before = home.state_db.read_bytes()
+    assert run(home, "repair", json=True) == 0
+    told = document(capsys)
+    assert (told["sound"], told["repair"]["repaired"], told["left"]) == (False, True, [])
+    assert told["faults"] and told["repair"]["rows"] > 0
+    assert Path(told["repair"]["backup_path"]).read_bytes() == before
+    assert run(home, "repair", "--deep") == 0
+
+
+def test_repair_in_words(home: Home, capsys: Capture) -> None:
+    spoil(home)
+    assert run(home, "repair") == 0
+    first, second = lines(capsys)
+    assert first.startswith("What could be read is in a new file. It holds ")
+    assert second.startswith("A copy of the database as it was: ")
+
+
+def test_repair_of_what_is_no_database_fails(home: Home, capsys: Capture) -> None:
+    write_private(home.state_db, b"hello\n" * 2000)
+    assert run(home, "repair") == 74
+    assert capsys.readouterr().out.startswith("It could not be repaired: ")
+    assert home.state_db.read_bytes() == b"hello\n" * 2000
+
+
+def test_repair_does_not_hide_what_is_left(home: Home, capsys: Capture) -> None:
+    with closing(SessionDB(home.state_db)) as made:
+        talk(made, "a")
+    alter(home, "DELETE FROM sessions")
+    exit_code = run(home, "repair", json=True)
+    told = document(capsys)
+    with closing(SessionDB(home.state_db)) as made:
+        assert made.check() == told["left"]
+    assert exit_code == (74 if told["left"] else 0)
+
+
+def test_repair_waits_for_no_server(home: Home, db: SessionDB, capsys: Capture) -> None:
+    with open(home.lock_file, "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert run(home, "repair") == 4
+    assert capsys.readouterr().err.endswith("Try: hermes gateway stop\n")
+
+
+def test_repair_leaves_a_database_alone_that_somebody_has_open(home: Home, db: SessionDB, capsys: Capture) -> None:
+    alter(home, "DELETE FROM sessions WHERE id = 'old'")
+    assert run(home, "repair") == 4
+    assert capsys.readouterr().out == ""
+
+
+# ---- the command itself
+
+
+def command(home: Home, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    environ = {"PATH": os.environ["PATH"], "HERMES_HOME": str(home.path), "HOME": str(home.path)}
+    return subprocess.run(
+        [sys.executable, "-m", "hermes", "sessions", *words],
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        **more,
+    )
+
+
+def test_a_missing_action_is_a_usage_error(home: Home) -> None:
+    done = command(home)
+    assert (done.returncode, done.stdout) == (2, "") and done.stderr.startswith("usage: hermes sessions")
+
+
+@pytest.mark.parametrize("action", sorted(sessions_command._ACTIONS))
+def test_every_action_has_help(home: Home, capsys: Capture, action: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run(home, action, "--help")
+    assert caught.value.code == 0
+    assert not home.path.exists()
+
+
+def test_help_loads_no_database(home: Home) -> None:
+    code = (
+        "import sys; from hermes.cli.main import main\n"
+        "try: main(['sessions', '--help'])\n"
+        "except SystemExit: pass\n"
+        "assert not {'sqlite3', 'msgspec', 'yaml', 'ruamel', 'hermes.store.sessions'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_command_lists_shows_and_deletes(home: Home) -> None:
+    with closing(SessionDB(home.state_db)) as made:
+        talk(made, "a", title="One")
+    listed = command(home, "list", "--json")
+    assert [one["id"] for one in json.loads(listed.stdout)["sessions"]] == ["a"]
+    assert "    Two files." in command(home, "show", "One").stdout.splitlines()
+    assert command(home, "delete", "a").returncode == 2
+    assert command(home, "delete", "a", "-y").stdout == "1 session deleted.\n"
+    assert command(home, "show", "a").returncode == 5
+
+
+def test_a_reader_who_leaves_ends_the_export_quietly(home: Home) -> None:
+    with closing(SessionDB(home.state_db)) as made:
+        for number in range(20):
+            talk(made, f"s{number}", said="x" * 100_000)
+    environ = {"PATH": os.environ["PATH"], "HERMES_HOME": str(home.path), "HOME": str(home.path)}
+    words = [sys.executable, "-m", "hermes", "sessions", "export"]
+    with subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None and program.stderr is not None
+        program.stdout.readline()
+        program.stdout.close()
+        assert (program.stderr.read(), program.wait(60)) == ("", 0)
