@@ -30,10 +30,15 @@ def _script(cuts: dict[str, Reply]):
     return reply
 
 
+# Every byte is some part's; the parts are there to be worked on at the same time.
+PARTS = 4
+
+
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("clean", [False, True], ids=["reset", "clean-end"])
 @pytest.mark.parametrize("api_mode", PROTOCOLS)
 async def test_a_stream_cut_at_any_byte_is_recovered_without_repetition(
-    api_mode: str, clean: bool, tmp_path: Path
+    api_mode: str, clean: bool, part: int, tmp_path: Path
 ) -> None:
     async with running_app(tmp_path) as app, ModelServer() as server:
         size = len(
@@ -42,7 +47,8 @@ async def test_a_stream_cut_at_any_byte_is_recovered_without_repetition(
             )
         )
         step = 7 if clean else 1
-        cuts = {f"cut {n}": Reply(**{**vars_of(ANSWER), "cut_at": n, "cut_clean": clean}) for n in range(0, size, step)}
+        places = range(part * step, size, PARTS * step)
+        cuts = {f"cut {n}": Reply(**{**vars_of(ANSWER), "cut_at": n, "cut_clean": clean}) for n in places}
         server.handler = _script(dict(cuts))
 
         async def one(question: str) -> None:

@@ -22,6 +22,8 @@ class StoreError(HermesError):
 class StoreBusy(StoreError):
     """Another process held the store for too long. Trying again may help."""
 
+    exit_code = 4
+
 
 class StoreFull(StoreError):
     """There is no room left on the disk."""
@@ -55,6 +57,8 @@ class SessionExists(HermesError):
 
 class SessionBusy(HermesError):
     """The session was not free in time, too many wait for it already, or a turn of it is running."""
+
+    exit_code = 4
 
 
 @dataclass(slots=True)

@@ -289,6 +289,7 @@ class Engine:
         if not self.read_only and not self._ready:
             self.open()
         with self._slots:
+            self._check_usable()
             db = self._idle_readers.pop() if self._idle_readers else self._open_reader()
             try:
                 yield db
@@ -297,6 +298,18 @@ class Engine:
                     db.close()
                 else:
                     self._idle_readers.append(db)
+
+    def copy_to(self, copy: sqlite3.Connection) -> None:
+        """The database as it is now, into another."""
+        if self.path is None:
+            self.alone(lambda db: db.backup(copy))
+            return
+        while True:
+            with self.connection() as db:
+                db.backup(copy)
+                if db.as_it_was(self.path):
+                    return
+                db.stale = True
 
     def _read(self, work: Callable[[Tx], R]) -> R:
         self._check_usable()
@@ -775,10 +788,10 @@ class Engine:
             self._closed = True
             writer = self._writer
         # The writer is the last to close: it folds the log of changes into the file.
-        for _ in range(self._read_threads):
-            self._slots.acquire(timeout=CLOSE_S_MAX / self._read_threads)
+        held = [self._slots.acquire(timeout=CLOSE_S_MAX / self._read_threads) for _ in range(self._read_threads)]
         while self._idle_readers:
             self._idle_readers.pop().close()
+        self._slots.release(max(1, sum(held)))  # whoever waits is told that it is closed
         self._queue.put(None)
         self._threads.close()
         self._slow_threads.close()

@@ -43,6 +43,7 @@ from hermes.store.upkeep import Upkeep
 _CHANGED = ("model", "model_config", "instructions", "cwd", "archived", "system_prompt", "prompt_digest")
 # Folders of a session beside the database: received files, its sandbox, large results of tools.
 _FILE_NAME = "state.db"
+_INSIDE = "(cwd = ? OR substr(cwd, 1, length(?)) = ?)"
 _FOLDERS = ("uploads", "sandbox", "cache/tool_results")
 _SHOWN_IN_LISTS = (
     "id, owner, source, kind, parent_session_id, forked_at_message_id, session_key, base_id, user_id, title, model, "
@@ -238,7 +239,6 @@ class SessionDB(Transcripts, Search, Binding, Transfer, Upkeep):
         ]
         for sql, value in (
             ("source = ?", source),
-            (r"cwd LIKE ? ESCAPE '\'", None if cwd_prefix is None else f"{_escaped(cwd_prefix)}%"),
             (r"title LIKE ? ESCAPE '\'", None if title is None else f"%{_escaped(title)}%"),
             (r"model LIKE ? ESCAPE '\'", None if model is None else f"%{_escaped(model)}%"),
             ("message_count <= ?", max_messages),
@@ -246,7 +246,10 @@ class SessionDB(Transcripts, Search, Binding, Transfer, Upkeep):
         ):
             if value is not None:
                 conditions.append((sql, value))
-        found = self._prunable(" AND ".join(sql for sql, _ in conditions), [value for _, value in conditions])
+        where, params = " AND ".join(sql for sql, _ in conditions), [value for _, value in conditions]
+        if cwd_prefix is not None:
+            where, params = f"{where} AND {_INSIDE}", [*params, *_folder(cwd_prefix)]
+        found = self._prunable(where, params)
         if dry_run or not found:
             return found
         gone: list[str] = []
@@ -258,7 +261,8 @@ class SessionDB(Transcripts, Search, Binding, Transfer, Upkeep):
     @reads
     def _prunable(self, tx: Tx, where: str, params: Sequence[Any]) -> list[str]:
         sql = f"SELECT id FROM sessions WHERE {where} ORDER BY last_active, id"
-        return [row[0] for row in tx.rows(sql, params) if not held_by(tx, f"session:{row[0]}")]
+        found = [row[0] for row in tx.rows(sql, params)]
+        return [one for one in found if not any(held_by(tx, f"session:{kin}") for kin in _family(tx, one))]
 
     # --- fork ---------------------------------------------------------------------------------------------------
 
@@ -482,8 +486,8 @@ def _filters(
             where.append(sql)
             params.append(value)
     if cwd_prefix is not None:
-        where.append(r"cwd LIKE ? ESCAPE '\'")
-        params.append(f"{_escaped(cwd_prefix)}%")
+        where.append(_INSIDE)
+        params += _folder(cwd_prefix)
     if search and (len(search) > SESSION_ID_CHARS_MAX or "\x00" in search):
         where.append("0")
     elif search:
@@ -521,6 +525,12 @@ def _listed(row: sqlite3.Row, order: str) -> dict[str, Any]:
     told = shown(row)
     rank = told.pop("rank")
     return {**told, "cursor": f"{rank}|{row[order]!r}|{row['id']}"}
+
+
+def _folder(path: str) -> list[str]:
+    """What `_INSIDE` asks for: the folder itself, unless it ends with a slash, and twice what paths below begin with."""
+    below = f"{path.rstrip('/')}/"
+    return [path, below, below]
 
 
 def _escaped(text: str) -> str:

@@ -46,6 +46,8 @@ _OF_USAGE = (
     "reasoning_tokens",
     "actual_cost_usd",
 )
+# What things are called by is no secret, and must stay as it is.
+_NAMES = {"format", "id", "parent_session_id", "base_id", "run_id", "tool_call_id", "kind", "role", "source", "owner"}
 _TEXTS = (str, type(None))
 _NUMBERS = (int, float)
 # The columns of a session that are carried over, and what each may be.
@@ -164,7 +166,7 @@ def _redacted(value: Any, redact: Redact) -> Any:
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, dict):
-        return {key: _redacted(item, redact) for key, item in value.items()}
+        return {key: item if key in _NAMES else _redacted(item, redact) for key, item in value.items()}
     return [_redacted(item, redact) for item in value] if isinstance(value, list) else value
 
 

@@ -13,13 +13,14 @@ from typing import Any
 
 from hermes.home import make_private_folder, private_opener
 from hermes.limits import QUICK_CHECK_S_MAX
-from hermes.store.base import StoreBusy, StoreError
+from hermes.store.base import StoreBusy, StoreError, StoreReadOnly
 from hermes.store.engine import Engine, TimeUp, Tx
 from hermes.store.parts import Part
 from hermes.store.schema import STATE
 
 Progress = Callable[[str], None]
 _VACUUM_SHARE = 0.25
+_CHECKS = ("PRAGMA integrity_check", "PRAGMA foreign_key_check")
 
 
 class Upkeep(Part):
@@ -30,18 +31,19 @@ class Upkeep(Part):
         target = Path(path)
         if target.exists():
             raise StoreError("There is such a file already.", where=str(target), hint="name another one")
-        make_private_folder(target.parent)
-        os.close(private_opener(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
+        try:
+            make_private_folder(target.parent)
+            os.close(private_opener(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
+        except OSError as error:
+            raise StoreReadOnly(f"The copy cannot be made: {error.strerror}.", where=str(target)) from error
         try:
             with contextlib.closing(sqlite3.connect(target)) as copy:
-                if self._engine.path is None:
-                    self._engine.alone(lambda db: db.backup(copy))
-                else:
-                    with self._engine.connection() as db:
-                        db.backup(copy)
+                self._engine.copy_to(copy)
                 copy.execute("PRAGMA journal_mode=DELETE")
-        except BaseException:
+        except BaseException as error:
             target.unlink(missing_ok=True)
+            if isinstance(error, sqlite3.Error):
+                raise StoreError(f"The copy could not be made: {error}.", where=str(target)) from error
             raise
 
     def check(self, deep: bool = False, progress: Progress = lambda _: None) -> list[str]:
@@ -161,7 +163,8 @@ def _rebuild(path: Path) -> int:
     engine = Engine(path, STATE)
     try:
         engine.alone(engine.rebuild_index)
-        faults = engine.read(lambda tx: _checked(tx, "PRAGMA integrity_check", True)) + engine.alone(_index_fault)
+        faults = [fault for sql in _CHECKS for fault in engine.read(lambda tx, sql=sql: _checked(tx, sql, True))]  # type: ignore[misc]
+        faults += engine.alone(_index_fault)
         if faults:
             raise StoreError(faults[0])
         return int(engine.read(lambda tx: tx.value("SELECT count(*) FROM messages")))
