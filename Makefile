@@ -42,5 +42,5 @@ bench: setup
 	@$(BIN)/python -m bench $(ARGS)
 
 clean:
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist bench/results.json
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist bench/results.json bench/.cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

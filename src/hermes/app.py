@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import gc
 import logging
 import os
 import threading
@@ -102,6 +103,7 @@ class App:
 
     def serve(self) -> None:
         """What a server does besides answering: take up runs that were cut off, and sweep."""
+        settle_memory()
         self.engine.keep_going()
         self._in_background(self._keep_house())
 
@@ -198,6 +200,12 @@ def _forget_loop() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_loop)
+
+
+def settle_memory() -> None:
+    """What is loaded by now stays: the collector need not look at it again, which would hold up the loop."""
+    gc.collect()
+    gc.freeze()
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
