@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from hermes.errors import HermesError
-from hermes.store import engine
+from hermes.store import connections
 from hermes.store.base import LeaseLost, StoreBusy, StoreError
 from hermes.store.bundle import Async, open_store
 from hermes.store.sessions import SessionDB
@@ -265,7 +265,7 @@ def test_a_lock_held_too_long_is_told_as_such_and_trying_again_helps(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("BUSY_S_MAX", "BUSY_TIMEOUT_S"):
-        monkeypatch.setattr(engine, name, 0.01)
+        monkeypatch.setattr(connections, name, 0.01)
     with contextlib.closing(SessionDB(path)) as db:
         db.create_session("s", "cli")
         with held(path) as release:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hermes.store import engine
+from hermes.store import connections
 from hermes.store.base import StoreDamaged, StoreError, StoreReadOnly, StoreTooNew
 from hermes.store.bundle import open_store
 from hermes.store.sessions import SessionDB
@@ -549,7 +549,7 @@ def test_a_folder_that_cannot_be_written_to_is_told_and_can_be_read(tmp_path: Pa
 def test_on_a_network_file_system_it_works_without_a_write_ahead_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(engine, "file_system_of", lambda path: kind)
+    monkeypatch.setattr(connections, "file_system_of", lambda path: kind)
     path = tmp_path / "state.db"
     with contextlib.closing(SessionDB(path)) as db, contextlib.closing(SessionDB(path)) as other:
         db.create_session("s", "cli")
@@ -563,7 +563,7 @@ def test_on_a_network_file_system_it_works_without_a_write_ahead_log(
 
 def test_a_file_moved_to_a_network_file_system_is_changed_over(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert look(path, "PRAGMA journal_mode") == [("wal",)]
-    monkeypatch.setattr(engine, "file_system_of", lambda path: "nfs")
+    monkeypatch.setattr(connections, "file_system_of", lambda path: "nfs")
     use(path)
     assert look(path, "PRAGMA journal_mode") == [("delete",)]
     monkeypatch.undo()
@@ -575,7 +575,7 @@ def test_a_file_moved_to_a_network_file_system_is_changed_over(path: Path, monke
 def test_on_other_file_systems_there_is_nothing_to_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(engine, "file_system_of", lambda path: kind)
+    monkeypatch.setattr(connections, "file_system_of", lambda path: kind)
     with contextlib.closing(SessionDB(tmp_path / "state.db")) as db:
         db.create_session("s", "cli")
         assert look(tmp_path / "state.db", "PRAGMA journal_mode") == [("wal",)]
@@ -583,15 +583,15 @@ def test_on_other_file_systems_there_is_nothing_to_say(
 
 
 def test_the_type_of_a_file_system_is_known(tmp_path: Path) -> None:
-    assert engine.file_system_of(Path("/proc/self/status")) == "proc"
-    assert engine.file_system_of(tmp_path / "not" / "yet" / "there") == engine.file_system_of(tmp_path) != ""
+    assert connections.file_system_of(Path("/proc/self/status")) == "proc"
+    assert connections.file_system_of(tmp_path / "not" / "yet" / "there") == connections.file_system_of(tmp_path) != ""
 
 
 # ---- a SQLite that cannot search
 
 
 def test_a_sqlite_without_full_text_search_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "has_fts5", lambda: False)
+    monkeypatch.setattr(connections, "has_fts5", lambda: False)
     with pytest.raises(StoreError) as refusal:
         SessionDB(tmp_path / "new" / "state.db")
     assert "FTS5" in str(refusal.value)
@@ -605,7 +605,7 @@ def test_a_sqlite_without_full_text_search_is_refused(tmp_path: Path, monkeypatc
 def test_it_is_refused_before_an_existing_file_is_touched(
     path: Path, monkeypatch: pytest.MonkeyPatch, read_only: bool
 ) -> None:
-    monkeypatch.setattr(engine, "has_fts5", lambda: False)
+    monkeypatch.setattr(connections, "has_fts5", lambda: False)
     before = contents(path.parent)
     with pytest.raises(StoreError, match="FTS5"):
         SessionDB(path, read_only=read_only)
@@ -613,7 +613,7 @@ def test_it_is_refused_before_an_existing_file_is_touched(
 
 
 def test_this_sqlite_can_search() -> None:
-    assert engine.has_fts5()
+    assert connections.has_fts5()
 
 
 def test_a_store_is_told_of_damage_at_the_latest_when_it_is_used(path: Path) -> None:

@@ -161,10 +161,10 @@ def test_a_process_killed_in_the_middle_of_a_step_leaves_the_version_before_it(p
     # The process ends itself, as by a power failure, when it has carried out so much of the step.
     body = f"""
         import os, signal, sqlite3, sys
-        from hermes.store import engine
+        from hermes.store import connections
         from hermes.store.sessions import SessionDB
 
-        class Mortal(engine.Connection):
+        class Mortal(connections.Connection):
             left = {part} + 2
 
             def execute(self, sql, *args):

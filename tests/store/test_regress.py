@@ -15,6 +15,7 @@ import pytest
 from hermes.errors import ConfigError
 from hermes.runs.events import Event
 from hermes.runs.spec import RunSpec
+from hermes.store import connections
 from hermes.store import engine as engine_module
 from hermes.store.base import LeaseLost, SessionBusy, StoreBusy, StoreError
 from hermes.store.bundle import Async, Store, open_store, store_at
@@ -152,13 +153,13 @@ def test_everybody_waits_for_another_process_only_once(tmp_path: Path, monkeypat
     import sqlite3
     from concurrent.futures import ThreadPoolExecutor
 
-    monkeypatch.setattr(engine_module, "BUSY_S_MAX", 0.3)
-    monkeypatch.setattr(engine_module, "BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(connections, "BUSY_S_MAX", 0.3)
+    monkeypatch.setattr(connections, "BUSY_TIMEOUT_S", 0.05)
     db = SessionDB(tmp_path / "state.db")
     db.create_session("s", "cli")
     tries: list[int] = []
-    patiently = engine_module._patiently
-    monkeypatch.setattr(engine_module, "_patiently", lambda *args: tries.append(1) or patiently(*args))
+    patiently = connections.patiently
+    monkeypatch.setattr(engine_module, "patiently", lambda *args: tries.append(1) or patiently(*args))
     other = sqlite3.connect(tmp_path / "state.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with ThreadPoolExecutor(8) as pool:

@@ -8,7 +8,7 @@ from typing import Any
 from hermes.limits import BOUND_SESSIONS_MAX
 from hermes.store import rows
 from hermes.store.coding import checked_id, clean, text_of
-from hermes.store.engine import Tx
+from hermes.store.connections import Tx
 from hermes.store.leases import held_by
 from hermes.store.parts import Part, reads
 

@@ -1,22 +1,17 @@
-"""The SQLite engine: one writer thread per file with group commit, read-only connections beside it, and its faults."""
+"""The SQLite engine: one writer thread per file with group commit, read-only connections beside it."""
 
 from __future__ import annotations
 
 import asyncio
 import atexit
 import errno
-import functools
 import logging
 import os
 import queue
-import random
 import sqlite3
 import threading
-import time
-import urllib.parse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -24,128 +19,34 @@ from weakref import WeakSet
 from hermes.home import make_private_folder, private_opener
 from hermes.limits import (
     BATCH_JOBS_MAX,
-    BUSY_S_MAX,
-    BUSY_TIMEOUT_S,
     CLOSE_S_MAX,
-    FREE_BYTES_MIN,
     UPKEEP_BATCHES,
     UPKEEP_IDLE_S,
     UPKEEP_STEP_S_MAX,
     WAL_KEPT_BYTES_MAX,
 )
-from hermes.store.base import StoreBusy, StoreDamaged, StoreError, StoreFull, StoreReadOnly, StoreTooNew
-from hermes.text import whole_text
+from hermes.store import connections
+from hermes.store.base import StoreError, StoreReadOnly, StoreTooNew
+from hermes.store.connections import (
+    Connection,
+    Schema,
+    TimeUp,
+    Tx,
+    connect,
+    is_busy,
+    patiently,
+    require_fts5,
+    stamp_of,
+    uri,
+)
+from hermes.store.faults import Index, explained, full
 from hermes.threads import Threads
 
 log = logging.getLogger(__name__)
 
 R = TypeVar("R")
-Params = Sequence[Any]
 # Locks and shared memory across machines are not to be relied on there.
 _NETWORKED = ("nfs", "cifs", "smb", "9p", "afs", "ceph", "lustre", "gluster", "fuse.sshfs", "fuse.glusterfs", "beegfs")
-
-
-@dataclass(frozen=True)
-class Schema:
-    """The tables of one kind of file. `migrations[i]` brings version i to i + 1; `index` is a table that can be made
-    anew from the others, `probe` a quick look at whether it is sound; `upkeep` does a little work in an idle moment and says whether there is more."""
-
-    migrations: Sequence[Sequence[str]]
-    index: str = ""
-    probe: Callable[[Tx], bool] | None = None
-    upkeep: Callable[[Tx], bool] | None = None
-
-    @property
-    def version(self) -> int:
-        return len(self.migrations)
-
-
-class TimeUp(Exception):
-    """A reading that was given a time has used it up."""
-
-
-class Tx:
-    """A transaction, or one consistent view for reading."""
-
-    __slots__ = ("_db", "later")
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-        self.later: list[Callable[[], None]] = []
-
-    def execute(self, sql: str, params: Params = ()) -> int:
-        """Run a statement; the number of rows it changed."""
-        return self._run(sql, params).rowcount
-
-    def many(self, sql: str, rows: Sequence[Params]) -> None:
-        """Run a statement for each of these."""
-        self._db.executemany(sql, rows)
-
-    def row(self, sql: str, params: Params = ()) -> sqlite3.Row | None:
-        """The first row."""
-        found: sqlite3.Row | None = self._run(sql, params).fetchone()
-        return found
-
-    def rows(self, sql: str, params: Params = ()) -> list[sqlite3.Row]:
-        """All rows."""
-        return self._run(sql, params).fetchall()
-
-    def each(self, sql: str, params: Params = ()) -> Iterator[sqlite3.Row]:
-        """The rows one by one."""
-        return iter(self._run(sql, params))
-
-    def value(self, sql: str, params: Params = (), default: Any = None) -> Any:
-        """The first column of the first row."""
-        found = self._run(sql, params).fetchone()
-        return default if found is None else found[0]
-
-    def _run(self, sql: str, params: Params) -> sqlite3.Cursor:
-        try:
-            return self._db.execute(sql, params)
-        except UnicodeEncodeError:  # half a surrogate pair, which names and finds nothing
-            return self._db.execute(sql, [whole_text(p) if isinstance(p, str) else p for p in params])
-
-    def after(self, act: Callable[[], None]) -> None:
-        """Have something done once the transaction counts; not at all if it is undone."""
-        self.later.append(act)
-
-    def empty_log(self) -> None:
-        """After the transaction: what was deleted leaves the log of changes too."""
-        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-
-    def nested(self, work: Callable[[Tx], R]) -> R:
-        """A part of a transaction that is undone alone when it fails."""
-        kept = len(self.later)
-        self._db.execute("SAVEPOINT part")
-        try:
-            result = work(self)
-        except BaseException:
-            del self.later[kept:]
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK TO part")
-                self._db.execute("RELEASE part")
-            raise
-        self._db.execute("RELEASE part")
-        return result
-
-    @property
-    def changes(self) -> int:
-        """How many rows this connection has changed so far."""
-        return self._db.total_changes
-
-    @contextmanager
-    def within(self, seconds: float) -> Iterator[None]:
-        """Raise `TimeUp` when what is read inside takes longer."""
-        until = time.monotonic() + seconds
-        self._db.set_progress_handler(lambda: time.monotonic() > until, 50_000)
-        try:
-            yield
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode == sqlite3.SQLITE_INTERRUPT:
-                raise TimeUp from None
-            raise
-        finally:
-            self._db.set_progress_handler(None, 0)
 
 
 Work = Callable[[Tx], Any]
@@ -195,6 +96,7 @@ class Engine:
     def __init__(self, path: Path | None, schema: Schema, *, read_only: bool = False, read_threads: int = 4) -> None:
         self.path, self.schema, self.read_only = path, schema, read_only
         self.notices: list[str] = []
+        self.index = Index(schema, path, self._notice)
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._writer: threading.Thread | None = None
@@ -247,12 +149,12 @@ class Engine:
         try:
             return self._read(work)
         except sqlite3.Error as error:
-            if self.read_only or not self._may_hit_index(error) or not self.alone(self._mend_index):
-                raise self._explained(error) from error
+            if self.read_only or not self.index.may_be_hit_by(error) or not self.alone(self.index.mend):
+                raise explained(error, self.path) from error
         try:
             return self._read(work)
         except sqlite3.Error as error:
-            raise self._explained(error) from error
+            raise explained(error, self.path) from error
 
     async def write_soon(self, work: Callable[[Tx], R], *, sync: bool = False) -> R:
         """The same as `write`, for a loop."""
@@ -415,9 +317,9 @@ class Engine:
                 with suppress(sqlite3.Error):
                     db.execute("ROLLBACK")
             self._here.tx = None
-            if tx is None and _is_busy(error):  # all have waited as long as each may
+            if tx is None and is_busy(error):  # all have waited as long as each may
                 for job in batch:
-                    job.error = self._explained(error)
+                    job.error = explained(error, self.path)
             elif not alone:
                 for job in batch:
                     job.result = job.error = None
@@ -425,7 +327,7 @@ class Engine:
             elif isinstance(error, _Undone):
                 self._once_more(batch)
             else:
-                batch[0].error = self._explained(error)
+                batch[0].error = explained(error, self.path)
         finally:
             self._here.tx = None
 
@@ -442,7 +344,7 @@ class Engine:
         try:
             job.result = job.work(self._ready_db())
         except BaseException as error:  # noqa: BLE001  (it belongs to the caller)
-            job.error = self._explained(error)
+            job.error = explained(error, self.path)
 
     def _try(self, db: sqlite3.Connection, tx: Tx, job: _Job, alone: bool) -> bool:
         """Do one job. False: the whole transaction has to be done again, without what failed."""
@@ -450,9 +352,9 @@ class Engine:
             job.result = job.work(tx) if alone else tx.nested(job.work)
         except BaseException as error:  # noqa: BLE001  (it belongs to the caller)
             job.error = error
-            if alone or not db.in_transaction or self._may_hit_index(error):
+            if alone or not db.in_transaction or self.index.may_be_hit_by(error):
                 return False
-            job.error = self._explained(error)
+            job.error = explained(error, self.path)
         return True
 
     def _afterwards(self, tx: Tx) -> None:
@@ -466,14 +368,14 @@ class Engine:
         """A job that failed alone has failed, unless it was the search index that failed it."""
         job = batch[0]
         assert job.error is not None
-        if job.mended or not self._may_hit_index(job.error):
-            job.error = self._explained(job.error)
+        if job.mended or not self.index.may_be_hit_by(job.error):
+            job.error = explained(job.error, self.path)
             return
         job.mended = True
-        mend = _Job(self._mend_index, bare=True)
+        mend = _Job(self.index.mend, bare=True)
         self._carry_out_bare(mend)
         if not mend.result:
-            job.error = self._explained(job.error)
+            job.error = explained(job.error, self.path)
             return
         job.error = None
         self._carry_out(batch)
@@ -493,7 +395,7 @@ class Engine:
 
     def _begin(self, db: sqlite3.Connection, *, sync: bool) -> None:
         db.execute(f"PRAGMA synchronous={'FULL' if sync else 'NORMAL'}")
-        _patiently(db, "BEGIN IMMEDIATE")
+        patiently(db, "BEGIN IMMEDIATE")
 
     def _upkeep(self) -> None:
         """A little work that makes later work cheaper, while nobody waits."""
@@ -523,7 +425,7 @@ class Engine:
             if self._db is not None:
                 self._db.close()
             self._db = None
-            _require_fts5()
+            require_fts5()
             self._db = db = self._connect()
             self._check_version(db)
             self._set_journal(db)
@@ -531,13 +433,13 @@ class Engine:
                 db.execute(f"PRAGMA {pragma}")
             db.execute(f"PRAGMA journal_size_limit={WAL_KEPT_BYTES_MAX}")
             self._migrate(db)
-            self._check_index(db)
+            self.index.check(db)
             self._ready = True
         return self._db
 
     def _connect(self) -> sqlite3.Connection:
         if self.path is None:
-            return _connect(":memory:")
+            return connect(":memory:")
         try:
             make_private_folder(self.path.parent)
             if not self.path.exists():
@@ -546,22 +448,22 @@ class Engine:
                     os.close(private_opener(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
         except OSError as error:
             if error.errno == errno.ENOSPC:
-                raise self._full() from error
+                raise full(self.path) from error
             raise StoreReadOnly(
                 f"The database cannot be made: {error.strerror}.",
                 where=str(self.path),
                 hint="check the rights of the folder, or set HERMES_HOME to another one",
             ) from error
-        return _connect(_uri(self.path, "rw"))
+        return connect(uri(self.path, "rw"))
 
     def _open_reader(self) -> Connection:
         assert self.path is not None
-        _require_fts5()
+        require_fts5()
         if self.read_only and not self.path.is_file():
             raise StoreError("There is no such database.", where=str(self.path))
         # A file that nobody has open is read without leaving anything beside it, as long as it stays as it is.
-        stamp = _stamp(self.path) if self.read_only else None
-        db = _connect(_uri(self.path, "ro" if stamp is None else "ro&immutable=1"))
+        stamp = stamp_of(self.path) if self.read_only else None
+        db = connect(uri(self.path, "ro" if stamp is None else "ro&immutable=1"))
         db.stamp = stamp
         try:
             db.execute("PRAGMA query_only=ON")
@@ -597,10 +499,10 @@ class Engine:
     def _set_journal(self, db: sqlite3.Connection) -> None:
         if self.path is None:
             return
-        kind = file_system_of(self.path)
+        kind = connections.file_system_of(self.path)
         networked = kind.startswith(_NETWORKED)
         wanted = "delete" if networked else "wal"
-        got = _patiently(db, f"PRAGMA journal_mode={wanted}").fetchone()[0]
+        got = patiently(db, f"PRAGMA journal_mode={wanted}").fetchone()[0]
         if got != "wal":
             why = f"a network file system ({kind})" if networked else "a file system that refuses it"
             self._notice(f"{self.path} lies on {why}: it works without a write-ahead log, which is slower.")
@@ -624,111 +526,6 @@ class Engine:
         if words not in self.notices:
             self.notices.append(words)
             log.warning("%s", words)
-
-    # --- faults -------------------------------------------------------------------------------------------------
-
-    def _check_index(self, db: sqlite3.Connection) -> None:
-        """Whether a search can be made at all, and finds what it must."""
-        index = self.schema.index
-        if not index:
-            return
-        try:
-            db.execute(f"SELECT rowid FROM {index} WHERE {index} MATCH 'x' LIMIT 1").fetchone()
-            if self.schema.probe is None or self.schema.probe(Tx(db)):
-                return
-        except sqlite3.Error as error:
-            if not self._may_hit_index(error):
-                raise
-        self.rebuild_index(db)
-
-    def _may_hit_index(self, error: BaseException) -> bool:
-        """Whether it may be the search index that is damaged, and not what it is made of."""
-        if not self.schema.index or not isinstance(error, sqlite3.Error):
-            return False
-        damaged = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_CORRUPT
-        words = str(error)
-        return damaged or "fts5" in words or self.schema.index in words or words == "constraint failed"
-
-    def _mend_index(self, db: sqlite3.Connection) -> bool:
-        """Make the index anew if it is damaged."""
-        index = self.schema.index
-        parts = [row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE name GLOB ?", (f"{index}_*",))]
-        try:
-            db.execute(_COMPARED.format(index=index))
-            sound = all(db.execute(f"PRAGMA quick_check('{name}')").fetchone()[0] == "ok" for name in parts)
-        except sqlite3.Error:
-            sound = False
-        if not sound:
-            self.rebuild_index(db)
-        return not sound
-
-    def rebuild_index(self, db: sqlite3.Connection) -> None:
-        """Make the index anew from what is indexed; the rows themselves are not touched."""
-        index = self.schema.index
-        again = f"INSERT INTO {index}({index}) VALUES ('rebuild')"
-        try:
-            self._in_one(db, [again, _COMPARED.format(index=index)])
-        except sqlite3.Error:
-            # What is left of it is not enough even for that. Its pages are given up, and won back by the vacuum.
-            made = next(sql for step in self.schema.migrations for sql in step if f"TABLE {index} " in sql)
-            gone = f"DELETE FROM sqlite_master WHERE name = '{index}' OR tbl_name GLOB '{index}_*'"
-            anew = db if self.path is None else _connect(_uri(self.path, "rw"))
-            try:
-                self._in_one(anew, ["PRAGMA writable_schema=ON", gone, "PRAGMA writable_schema=RESET", made, again])
-                anew.execute("VACUUM")
-            finally:
-                if anew is not db:
-                    anew.close()
-        self._notice(f"The search index of {self.path or 'the database'} was damaged and has been made anew.")
-
-    def _in_one(self, db: sqlite3.Connection, statements: Sequence[str]) -> None:
-        self._begin(db, sync=False)
-        try:
-            for sql in statements:
-                db.execute(sql)
-            db.execute("COMMIT")
-        finally:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
-
-    def _explained(self, error: BaseException) -> BaseException:
-        """An error of SQLite in words, with what to do about it."""
-        code = getattr(error, "sqlite_errorcode", None)
-        if not isinstance(error, sqlite3.Error) or code is None or isinstance(error, sqlite3.IntegrityError):
-            return error
-        code &= 0xFF
-        where = str(self.path or "")
-        full = code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN) and self._no_room()
-        if full or code == sqlite3.SQLITE_FULL:
-            return self._full()
-        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            return StoreBusy(
-                f"Another process has held the database for more than {BUSY_S_MAX:g} s.", where=where, hint="try again"
-            )
-        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            return StoreDamaged(
-                "The database is damaged; it was left as it is.",
-                where=where,
-                hint="hermes sessions repair, which makes a copy first",
-            )
-        if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
-            return StoreReadOnly(
-                "The database cannot be written to.",
-                where=where,
-                hint="check the rights of the file and its folder, or set HERMES_HOME to another one",
-            )
-        return StoreError(f"The database failed: {error}.", where=where)
-
-    def _full(self) -> StoreFull:
-        return StoreFull("The disk is full; nothing was changed.", where=str(self.path), hint="free some space")
-
-    def _no_room(self) -> bool:
-        if self.path is None:
-            return False
-        with suppress(OSError):
-            room = os.statvfs(self.path.parent)
-            return room.f_bavail * room.f_frsize < FREE_BYTES_MIN
-        return False
 
     # --- its life -----------------------------------------------------------------------------------------------
 
@@ -806,27 +603,6 @@ class _Undone(Exception):
     """The transaction is gone with the job that failed."""
 
 
-# With the 1 it is compared with what is indexed, too.
-_COMPARED = "INSERT INTO {index}({index}, rank) VALUES ('integrity-check', 1)"
-
-
-def _is_busy(error: BaseException) -> bool:
-    code = getattr(error, "sqlite_errorcode", None)
-    return code is not None and code & 0xFF == sqlite3.SQLITE_BUSY
-
-
-def _patiently(db: sqlite3.Connection, sql: str) -> sqlite3.Cursor:
-    """Wait for another process, but not for ever."""
-    until = time.monotonic() + BUSY_S_MAX
-    while True:
-        try:
-            return db.execute(sql)
-        except sqlite3.OperationalError as error:
-            if not _is_busy(error) or time.monotonic() > until:
-                raise
-        time.sleep(random.uniform(0.005, 0.05))  # noqa: S311  (only to keep two processes out of step)
-
-
 def _release_dropped() -> None:
     """Count the users that the collector has taken away."""
     with suppress(queue.Empty):
@@ -837,74 +613,6 @@ def _release_dropped() -> None:
 def _settle_all(jobs: list[_Job]) -> None:
     for job in jobs:
         job.settle()
-
-
-class Connection(sqlite3.Connection):
-    """A connection. With a stamp it reads a file that nobody had open then, and leaves nothing beside it."""
-
-    stamp: tuple[int, int] | None = None
-    stale = False
-
-    def as_it_was(self, path: Path | None) -> bool:
-        """Whether what was read is what there is."""
-        return self.stamp is None or path is None or _stamp(path) == self.stamp
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    """The state of a file, or nothing while it is in use."""
-    if path.with_name(path.name + "-wal").exists() and path.with_name(path.name + "-wal").stat().st_size:
-        return None
-    found = path.stat()
-    return found.st_mtime_ns, found.st_size
-
-
-def _require_fts5() -> None:
-    if not has_fts5():
-        raise StoreError(
-            "This Python's SQLite was built without full-text search (FTS5).",
-            hint="use a Python whose sqlite3 module has FTS5, such as the one of the system or of python.org",
-        )
-
-
-def _connect(where: str) -> Connection:
-    db = sqlite3.connect(
-        where,
-        factory=Connection,
-        uri=where != ":memory:",
-        timeout=BUSY_TIMEOUT_S,
-        isolation_level=None,
-        check_same_thread=False,
-        cached_statements=256,
-    )
-    db.row_factory = sqlite3.Row
-    return db
-
-
-def _uri(path: Path, mode: str) -> str:
-    return f"file:{urllib.parse.quote(str(path))}?mode={mode}"
-
-
-@functools.cache
-def has_fts5() -> bool:
-    """Whether SQLite can search text."""
-    with sqlite3.connect(":memory:") as db:
-        found = [row[0] for row in db.execute("PRAGMA compile_options")]
-    db.close()
-    return "ENABLE_FTS5" in found
-
-
-def file_system_of(path: Path) -> str:
-    """The type of the file system that a path lies on, as the system calls it; empty where it does not say."""
-    best, kind = "", ""
-    real = os.path.realpath(path)
-    with suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
-        for line in mounts:
-            before, _, after = line.partition(" - ")
-            point = before.split()[4].replace("\\040", " ")
-            inside = real == point or real.startswith(point.rstrip("/") + "/")
-            if inside and len(point) >= len(best):
-                best, kind = point, after.split()[0]
-    return kind
 
 
 _engines: dict[tuple[str, bool], Engine] = {}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hermes.limits import IDEMPOTENCY_KEPT_S, IDEMPOTENCY_KEY_CHARS_MAX, IDEMPOTENCY_RECORDS_MAX, SWEEP_BATCH_ROWS
-from hermes.store.engine import Tx
+from hermes.store.connections import Tx
 from hermes.store.parts import Part, writes
 
 _KEY = re.compile(rf"[\x21-\x7e]{{1,{IDEMPOTENCY_KEY_CHARS_MAX}}}")

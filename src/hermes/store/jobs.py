@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hermes.store.coding import clean, pack, unpack
-from hermes.store.engine import Tx
+from hermes.store.connections import Tx
 from hermes.store.parts import Part, reads, writes
 
 _COLUMNS = ("id", "owner", "name", "enabled", "state", "created_at", "next_run_at")

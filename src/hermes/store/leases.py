@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from hermes.processes import is_gone, this_process
-from hermes.store.engine import Tx
+from hermes.store.connections import Tx
 from hermes.store.parts import Part, reads, writes
 
 __all__ = ["Leases", "held_by", "is_current", "this_process"]

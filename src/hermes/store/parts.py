@@ -8,7 +8,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from hermes.store.engine import Engine, Tx
+from hermes.store.connections import Tx
+from hermes.store.engine import Engine
 
 P = ParamSpec("P")
 R = TypeVar("R")

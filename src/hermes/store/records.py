@@ -10,7 +10,7 @@ from typing import Any
 
 from hermes.store.base import LeaseLost
 from hermes.store.coding import clean_or_none, numbered, pack_or_none, plain_title, unpack
-from hermes.store.engine import Tx
+from hermes.store.connections import Tx
 from hermes.store.leases import is_current
 
 CREATED_WITH = (

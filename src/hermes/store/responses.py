@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from hermes.store.coding import pack
-from hermes.store.engine import Engine, Schema, Tx
+from hermes.store.connections import Schema, Tx
+from hermes.store.engine import Engine
 from hermes.store.parts import Part, reads, writes
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from hermes.store.coding import (
     unpack,
     unpack_content,
 )
-from hermes.store.engine import Tx
+from hermes.store.connections import Tx
 from hermes.store.schema import PURGE_DUE
 
 _COLUMNS = (

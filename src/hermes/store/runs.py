@@ -17,7 +17,7 @@ from hermes.runs.spec import Control, RunSpec
 from hermes.store import rows as messages
 from hermes.store.base import EventsExpired, LeaseLost, Partial, Row, RunRecord
 from hermes.store.coding import Blobs, clean, pack, pack_content, pack_or_none, unpack
-from hermes.store.engine import Tx
+from hermes.store.connections import Tx
 from hermes.store.leases import is_current
 from hermes.store.parts import Part, reads, writes
 from hermes.store.records import count_usage, exists, open_session

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from hermes.limits import SEARCHED_CHARS_MAX
-from hermes.store.engine import Schema, Tx
+from hermes.store.connections import Schema, Tx
 
 _SESSIONS = (
     """CREATE TABLE sessions (

@@ -20,7 +20,7 @@ from hermes.limits import (
     SORTED_MATCHES_MAX,
 )
 from hermes.store.coding import clean, spaced, unspaced
-from hermes.store.engine import TimeUp, Tx
+from hermes.store.connections import TimeUp, Tx
 from hermes.store.parts import Part, reads_slowly
 
 _TOKEN = re.compile(r'"([^"]*)"(\*)?|(\()|(\))|([^\s"()]+)')

@@ -19,7 +19,8 @@ from hermes.store import rows as messages
 from hermes.store.base import SessionBusy, SessionExists
 from hermes.store.binding import Binding
 from hermes.store.coding import checked_id, clean_or_none, end_reason, plain_title
-from hermes.store.engine import Engine, Tx
+from hermes.store.connections import Tx
+from hermes.store.engine import Engine
 from hermes.store.leases import held_by
 from hermes.store.parts import reads, writes
 from hermes.store.records import (

@@ -9,7 +9,7 @@ from typing import Any
 
 from hermes.store import rows
 from hermes.store.base import Row
-from hermes.store.engine import Tx
+from hermes.store.connections import Tx
 from hermes.store.parts import Part, reads, writes
 from hermes.store.records import check_token, require
 

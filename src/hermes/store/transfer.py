@@ -9,7 +9,7 @@ from hermes.limits import IMPORT_BYTES_MAX, IMPORT_ROWS_AT_ONCE_MAX, IMPORT_ROWS
 from hermes.store import rows
 from hermes.store.base import Row
 from hermes.store.coding import checked_id, checked_role, clean_or_none, end_reason, pack, plain_title
-from hermes.store.engine import Tx
+from hermes.store.connections import Tx
 from hermes.store.parts import Part, reads, writes
 from hermes.store.records import column, exists, next_title, shown, title_holder
 

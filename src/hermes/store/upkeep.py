@@ -14,7 +14,8 @@ from typing import Any
 from hermes.home import make_private_folder, private_opener
 from hermes.limits import QUICK_CHECK_S_MAX
 from hermes.store.base import StoreBusy, StoreError, StoreReadOnly
-from hermes.store.engine import Engine, TimeUp, Tx
+from hermes.store.connections import TimeUp, Tx
+from hermes.store.engine import Engine
 from hermes.store.parts import Part
 from hermes.store.schema import STATE
 
@@ -162,7 +163,7 @@ def _rebuild(path: Path) -> int:
     """Enough when all but the index is sound."""
     engine = Engine(path, STATE)
     try:
-        engine.alone(engine.rebuild_index)
+        engine.alone(engine.index.rebuild)
         faults = [fault for sql in _CHECKS for fault in engine.read(lambda tx, sql=sql: _checked(tx, sql, True))]  # type: ignore[misc]
         faults += engine.alone(_index_fault)
         if faults:
@@ -193,7 +194,7 @@ def _salvage(path: Path) -> int:
             engine.alone(lambda db: db.execute("PRAGMA foreign_keys=OFF"))
             copied = {table: engine.write(lambda tx, table=table: _copy_table(old, tx, table)) for table in tables}  # type: ignore[misc]
         engine.write(_drop_orphans)
-        engine.alone(engine.rebuild_index)
+        engine.alone(engine.index.rebuild)
         if not copied["sessions"]:
             raise StoreError("No session could be read.")
     except BaseException:

@@ -1,0 +1,210 @@
+"""Connections to SQLite: what a transaction offers, how a file is opened, and waiting for other processes."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import sqlite3
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hermes.limits import BUSY_S_MAX, BUSY_TIMEOUT_S
+from hermes.store.base import StoreError
+from hermes.text import whole_text
+
+R = TypeVar("R")
+Params = Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The tables of one kind of file. `migrations[i]` brings version i to i + 1; `index` is a table that can be made
+    anew from the others, `probe` a quick look at whether it is sound; `upkeep` does a little work in an idle moment and says whether there is more."""
+
+    migrations: Sequence[Sequence[str]]
+    index: str = ""
+    probe: Callable[[Tx], bool] | None = None
+    upkeep: Callable[[Tx], bool] | None = None
+
+    @property
+    def version(self) -> int:
+        return len(self.migrations)
+
+
+class TimeUp(Exception):
+    """A reading that was given a time has used it up."""
+
+
+class Tx:
+    """A transaction, or one consistent view for reading."""
+
+    __slots__ = ("_db", "later")
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self.later: list[Callable[[], None]] = []
+
+    def execute(self, sql: str, params: Params = ()) -> int:
+        """Run a statement; the number of rows it changed."""
+        return self._run(sql, params).rowcount
+
+    def many(self, sql: str, rows: Sequence[Params]) -> None:
+        """Run a statement for each of these."""
+        self._db.executemany(sql, rows)
+
+    def row(self, sql: str, params: Params = ()) -> sqlite3.Row | None:
+        """The first row."""
+        found: sqlite3.Row | None = self._run(sql, params).fetchone()
+        return found
+
+    def rows(self, sql: str, params: Params = ()) -> list[sqlite3.Row]:
+        """All rows."""
+        return self._run(sql, params).fetchall()
+
+    def each(self, sql: str, params: Params = ()) -> Iterator[sqlite3.Row]:
+        """The rows one by one."""
+        return iter(self._run(sql, params))
+
+    def value(self, sql: str, params: Params = (), default: Any = None) -> Any:
+        """The first column of the first row."""
+        found = self._run(sql, params).fetchone()
+        return default if found is None else found[0]
+
+    def _run(self, sql: str, params: Params) -> sqlite3.Cursor:
+        try:
+            return self._db.execute(sql, params)
+        except UnicodeEncodeError:  # half a surrogate pair, which names and finds nothing
+            return self._db.execute(sql, [whole_text(p) if isinstance(p, str) else p for p in params])
+
+    def after(self, act: Callable[[], None]) -> None:
+        """Have something done once the transaction counts; not at all if it is undone."""
+        self.later.append(act)
+
+    def empty_log(self) -> None:
+        """After the transaction: what was deleted leaves the log of changes too."""
+        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def nested(self, work: Callable[[Tx], R]) -> R:
+        """A part of a transaction that is undone alone when it fails."""
+        kept = len(self.later)
+        self._db.execute("SAVEPOINT part")
+        try:
+            result = work(self)
+        except BaseException:
+            del self.later[kept:]
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK TO part")
+                self._db.execute("RELEASE part")
+            raise
+        self._db.execute("RELEASE part")
+        return result
+
+    @property
+    def changes(self) -> int:
+        """How many rows this connection has changed so far."""
+        return self._db.total_changes
+
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """Raise `TimeUp` when what is read inside takes longer."""
+        until = time.monotonic() + seconds
+        self._db.set_progress_handler(lambda: time.monotonic() > until, 50_000)
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_INTERRUPT:
+                raise TimeUp from None
+            raise
+        finally:
+            self._db.set_progress_handler(None, 0)
+
+
+class Connection(sqlite3.Connection):
+    """A connection. With a stamp it reads a file that nobody had open then, and leaves nothing beside it."""
+
+    stamp: tuple[int, int] | None = None
+    stale = False
+
+    def as_it_was(self, path: Path | None) -> bool:
+        """Whether what was read is what there is."""
+        return self.stamp is None or path is None or stamp_of(path) == self.stamp
+
+
+def stamp_of(path: Path) -> tuple[int, int] | None:
+    """The state of a file, or nothing while it is in use."""
+    if path.with_name(path.name + "-wal").exists() and path.with_name(path.name + "-wal").stat().st_size:
+        return None
+    found = path.stat()
+    return found.st_mtime_ns, found.st_size
+
+
+def require_fts5() -> None:
+    if not has_fts5():
+        raise StoreError(
+            "This Python's SQLite was built without full-text search (FTS5).",
+            hint="use a Python whose sqlite3 module has FTS5, such as the one of the system or of python.org",
+        )
+
+
+def connect(where: str) -> Connection:
+    db = sqlite3.connect(
+        where,
+        factory=Connection,
+        uri=where != ":memory:",
+        timeout=BUSY_TIMEOUT_S,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=256,
+    )
+    db.row_factory = sqlite3.Row
+    return db
+
+
+def uri(path: Path, mode: str) -> str:
+    return f"file:{urllib.parse.quote(str(path))}?mode={mode}"
+
+
+@functools.cache
+def has_fts5() -> bool:
+    """Whether SQLite can search text."""
+    with sqlite3.connect(":memory:") as db:
+        found = [row[0] for row in db.execute("PRAGMA compile_options")]
+    db.close()
+    return "ENABLE_FTS5" in found
+
+
+def file_system_of(path: Path) -> str:
+    """The type of the file system that a path lies on, as the system calls it; empty where it does not say."""
+    best, kind = "", ""
+    real = os.path.realpath(path)
+    with suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
+        for line in mounts:
+            before, _, after = line.partition(" - ")
+            point = before.split()[4].replace("\\040", " ")
+            inside = real == point or real.startswith(point.rstrip("/") + "/")
+            if inside and len(point) >= len(best):
+                best, kind = point, after.split()[0]
+    return kind
+
+
+def is_busy(error: BaseException) -> bool:
+    code = getattr(error, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF == sqlite3.SQLITE_BUSY
+
+
+def patiently(db: sqlite3.Connection, sql: str) -> sqlite3.Cursor:
+    """Wait for another process, but not for ever."""
+    until = time.monotonic() + BUSY_S_MAX
+    while True:
+        try:
+            return db.execute(sql)
+        except sqlite3.OperationalError as error:
+            if not is_busy(error) or time.monotonic() > until:
+                raise
+        time.sleep(random.uniform(0.005, 0.05))  # noqa: S311  (only to keep two processes out of step)
