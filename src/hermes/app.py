@@ -9,6 +9,7 @@ import logging
 import os
 import threading
 from collections.abc import AsyncGenerator, Coroutine
+from contextlib import suppress
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -108,6 +109,8 @@ class App:
         self._in_background(self._keep_house())
 
     async def _keep_house(self) -> None:
+        with suppress(StoreError):
+            await self.store.idempotency.release_unstarted()
         while True:
             try:
                 await self.services.files.call(partial(sweep_if_due, self.store.blocking, self._settings))

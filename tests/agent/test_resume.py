@@ -513,3 +513,32 @@ async def test_a_process_killed_at_any_moment_leaves_a_run_that_another_ends(
     assert set(statuses) == {"c0", "c1", "c2"} and set(statuses.values()) <= {"ok", "unknown"}
     assert [row.role for row in rows] == ["user", *["assistant", "tool"] * 3, "assistant"]
     assert os.stat(home_folder / "state.db").st_mode & 0o777 == 0o600
+
+
+async def test_a_server_takes_up_what_was_left_by_itself(house: House, server: ModelServer) -> None:
+    server.script = [Reply(text="Done.")]
+    left = await Left(house, server).begin()
+    await house.app.store.idempotency.claim("s", "k", "f", run_id="run_never_made")
+    house.app.serve()
+    events = await left.log()
+    assert events[-1]["type"] == "run.completed"
+    async with asyncio.timeout(5):
+        while (await house.app.store.idempotency.claim("s", "k", "f")).state != "new":
+            await house.app.store.idempotency.release("s", "another")
+            await asyncio.sleep(0.01)
+    async with asyncio.timeout(5):
+        while await house.app.store.sessions.get_meta("swept_at") is None:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_control_left_by_another_process_is_heard(
+    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hermes.runs.engine.CONTROL_POLL_S", 0.02)
+    server.script = [Reply(text=["a"] * 400, gap_s=0.02)]
+    house.engine.keep_going()
+    running = await house.begin(house.spec(server, persist=True, session_id=SESSION))
+    await running.seen("text.delta")
+    assert await house.app.store.runs.add_control(running.run_id, Control("cancel", {"reason": "stop"}))
+    ran = await running.end()
+    assert ran.final["type"] == "run.cancelled"

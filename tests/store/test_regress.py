@@ -288,3 +288,22 @@ def test_an_address_is_not_quoted(url: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         store_at(url)
     assert "hunter2" not in str(refusal.value)
+
+
+def test_a_child_may_open_what_its_parent_has_only_named(tmp_path: Path) -> None:
+    program = """
+        import os, sys
+        from pathlib import Path
+        from hermes.store.bundle import Store
+        from hermes.store.sessions import SessionDB
+        named = Store(Path(sys.argv[1]) / "state.db")
+        if os.fork() == 0:
+            db = SessionDB(Path(sys.argv[1]) / "state.db")
+            db.create_session("s", "cli")
+            db.close()
+            os._exit(0)
+        os._exit(os.waitstatus_to_exitcode(os.wait()[1]))
+    """
+    lines = "\n".join(line.removeprefix("        ") for line in program.splitlines())
+    done = subprocess.run([sys.executable, "-c", lines, str(tmp_path)], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr.decode()

@@ -34,7 +34,7 @@ class Store:
         self.engine = engine = (
             where.shared() if isinstance(where, Engine) else Engine.of(where, STATE, read_threads=read_threads)
         )
-        self._responses_path = engine.path.with_name("response_store.db") if engine.path else None
+        self.responses_file = engine.path.with_name("response_store.db") if engine.path else None
         self.sessions = SessionDB.on(engine)
         self.runs, self.leases = Runs(engine), Leases(engine)
         self.idempotency, self.jobs = Idempotency(engine), Jobs(engine)
@@ -43,7 +43,7 @@ class Store:
     @functools.cached_property
     def responses(self) -> ResponseStore:
         """Stored responses."""
-        return ResponseStore(_RESPONSES_KEPT, self._responses_path, _RESPONSES_DAYS)
+        return ResponseStore(_RESPONSES_KEPT, self.responses_file, _RESPONSES_DAYS)
 
     @property
     def path(self) -> Path | None:

@@ -101,7 +101,7 @@ class Engine:
         self._lock = threading.Lock()
         self._writer: threading.Thread | None = None
         self._db: sqlite3.Connection | None = None
-        self._ready = False
+        self._ready = self._was_opened = False
         self._closed = self._forked = False
         self._here = threading.local()
         self._read_threads = max(1, read_threads)
@@ -438,6 +438,7 @@ class Engine:
         return self._db
 
     def _connect(self) -> sqlite3.Connection:
+        self._was_opened = True
         if self.path is None:
             return connect(":memory:")
         try:
@@ -459,6 +460,7 @@ class Engine:
     def _open_reader(self) -> Connection:
         assert self.path is not None
         require_fts5()
+        self._was_opened = True
         if self.read_only and not self.path.is_file():
             raise StoreError("There is no such database.", where=str(self.path))
         # A file that nobody has open is read without leaving anything beside it, as long as it stays as it is.
@@ -628,7 +630,8 @@ def _after_fork() -> None:
     _registry_lock = threading.Lock()
     for engine in _all:
         engine._forked = True
-    _inherited.update({path: engine for (path, _), engine in _engines.items()})
+    # A file that the parent had only named can be opened by the child as by any other process.
+    _inherited.update({path: engine for (path, _), engine in _engines.items() if engine._was_opened})
     _engines.clear()
 
 
