@@ -67,7 +67,7 @@ def test_version_names_version_home_and_profile(tmp_path: Path) -> None:
     assert str(tmp_path) in done.stdout and "profile default" in done.stdout
 
 
-@pytest.mark.parametrize("command", [(), ("chat",), ("config",), ("profile",)])
+@pytest.mark.parametrize("command", [(), ("chat",), ("config",), ("profile",), ("sessions",)])
 def test_help_answers_for_every_command(command: tuple[str, ...], tmp_path: Path) -> None:
     done = run(*command, "--help", home=tmp_path)
     assert done.returncode == 0 and done.stdout.startswith("usage: hermes")

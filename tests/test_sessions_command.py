@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from hermes.cli import sessions_command, sessions_print
+from hermes.cli import sessions_care, sessions_command, sessions_print, sessions_transfer
 from hermes.home import Home, write_private
 from hermes.store.leases import Leases, this_process
 from hermes.store.schema import MIGRATIONS
@@ -467,12 +467,11 @@ def test_prune_asks_on_a_terminal(home: Home, db: SessionDB, capsys: Capture, mo
     assert (run(home, "prune"), lines(capsys), len(ids(db))) == (0, ["1 session deleted."], 2)
 
 
-def test_prune_says_what_stayed(home: Home, db: SessionDB, capsys: Capture) -> None:
+def test_prune_leaves_alone_what_is_in_use(home: Home, db: SessionDB) -> None:
     end(db, home, "old", 100)
     db.create_session("child", "subagent", parent_session_id="old", kind="delegate")
     Leases(db.engine).acquire("session:child", this_process(), 60)
-    assert run(home, "prune", "-y") == 4
-    assert "1 session stayed" in capsys.readouterr().err
+    assert run(home, "prune", "-y") == 0
     assert "old" in ids(db)
 
 
@@ -515,7 +514,7 @@ def test_export_is_filtered(home: Home, db: SessionDB, capsys: Capture, words: l
 def test_export_reaches_beyond_one_page(
     home: Home, db: SessionDB, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions_command, "_PAGE", 2)
+    monkeypatch.setattr(sessions_transfer, "_PAGE", 2)
     talk(db, "fourth")
     run(home, "export")
     assert len(lines(capsys)) == 4
@@ -639,7 +638,7 @@ def test_a_number_that_no_database_holds_is_refused(home: Home, capsys: Capture,
 def test_a_fault_concerns_only_its_own_batch(
     home: Home, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions_command, "_BATCH_SESSIONS", 2)
+    monkeypatch.setattr(sessions_transfer, "_BATCH_SESSIONS", 2)
     items = [session("a"), session("b"), session("c"), {"id": "d"}, session("e", parent_session_id="gone")]
     assert run(home, "import", written(tmp_path, *items), json=True) == 1
     told = document(capsys)
@@ -652,11 +651,21 @@ def test_a_fault_concerns_only_its_own_batch(
 def test_batches_stay_below_the_bounds_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from hermes.limits import IMPORT_BYTES_MAX, IMPORT_SESSIONS_MAX
 
-    assert sessions_command._BATCH_SESSIONS <= IMPORT_SESSIONS_MAX
-    assert sessions_command._BATCH_BYTES < IMPORT_BYTES_MAX
-    monkeypatch.setattr(sessions_command, "_BATCH_BYTES", 10)
-    found = list(sessions_command._batches([b'"1234"\n', b"2\n", b'"a line that is too long"\n', b"4\n"]))
+    assert sessions_transfer._BATCH_SESSIONS <= IMPORT_SESSIONS_MAX
+    assert sessions_transfer._BATCH_BYTES < IMPORT_BYTES_MAX
+    monkeypatch.setattr(sessions_transfer, "_BATCH_BYTES", 10)
+    found = list(sessions_transfer._batches([b'"1234"\n', b"2\n", b'"a line that is too long"\n', b"4\n"]))
     assert [[number for number, _, _ in batch] for batch in found] == [[1, 2], [3], [4]]
+
+
+def test_a_batch_holds_no_more_messages_than_are_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hermes.limits import IMPORT_ROWS_AT_ONCE_MAX
+
+    assert sessions_transfer._BATCH_MESSAGES <= IMPORT_ROWS_AT_ONCE_MAX
+    monkeypatch.setattr(sessions_transfer, "_BATCH_MESSAGES", 3)
+    held = [json.dumps({"messages": [{}] * count}).encode() for count in (2, 1, 1, 9, 0, 3)]
+    found = list(sessions_transfer._batches([*held, b'{"messages": 7}', b"["]))
+    assert [[number for number, _, _ in batch] for batch in found] == [[1, 2], [3], [4], [5, 6, 7, 8]]
 
 
 @pytest.mark.parametrize(("name", "exit_code"), [("missing", 5), (".", 1)])
@@ -692,7 +701,7 @@ def test_stats_where_sqlite_does_not_tell_the_parts() -> None:
         def rows(self, sql: str) -> list[Any]:
             return sqlite3.connect(":memory:").execute(sql.replace("dbstat", "no_dbstat")).fetchall()
 
-    assert sessions_command._part_sizes(Plain(), 0) == {}  # type: ignore[arg-type]
+    assert sessions_care._part_sizes(Plain(), 0) == {}  # type: ignore[arg-type]
 
 
 def test_stats_in_words(home: Home, db: SessionDB, capsys: Capture) -> None:

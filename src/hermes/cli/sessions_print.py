@@ -1,12 +1,21 @@
-"""Sessions in words: lines of a list, a transcript, hits of a search, a document to read. Pure."""
+"""Sessions in words: lines of a list, a transcript, hits of a search, a document to read; and printing them."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from hermes.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hermes.guards.secrets import Secrets
+    from hermes.home import Home
 
 Json = dict[str, Any]
 _TIMES = frozenset({"started_at", "last_active", "ended_at", "timestamp", "session_started"})
@@ -18,14 +27,66 @@ _STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _UNITS = ("bytes", "KB", "MB", "GB", "TB")
 
 
+# ---- printing
+
+
+def tell(args: argparse.Namespace, document: Any, *lines: str) -> None:
+    """The result: one JSON document, or lines."""
+    for line in [json.dumps(document, ensure_ascii=False)] if getattr(args, "json", False) else lines:
+        print(line)
+
+
+def tell_said(args: argparse.Namespace, home: Home, document: Any, lines: Iterable[str]) -> None:
+    """The same for what was said by anybody: secrets are not shown."""
+    from hermes.guards.secrets import redact_tree
+
+    mask = _mask(home)
+    tell(args, redact_tree(document, mask), *map(mask, lines))
+
+
+def tell_sessions(args: argparse.Namespace, home: Home, document: Any, sessions: Sequence[Json]) -> None:
+    # What is piped is not cut.
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    tell_said(args, home, document, session_lines(sessions, width))
+
+
+def note(*lines: str) -> None:
+    for line in lines:
+        print(line, file=sys.stderr)
+
+
+def note_sessions(home: Home, sessions: Sequence[Json]) -> None:
+    mask = _mask(home)
+    note(*(f"  {mask(line)}" for line in session_lines(sessions)))
+
+
+def secrets(home: Home) -> Secrets:
+    from hermes import config
+    from hermes.guards.secrets import Secrets
+
+    return Secrets(config.load(home).secret_values())
+
+
+def _mask(home: Home) -> Callable[[str], str]:
+    from hermes.guards.secrets import Secrets
+
+    try:
+        return secrets(home).mask
+    except ConfigError as error:
+        # Without settings no secret is known: then whatever looks like one is not shown.
+        note(str(error))
+        return Secrets().redact
+
+
+# ---- words
+
+
 def local(when: float | None) -> str:
-    """A time for a person, where the person is."""
     moment = _moment(when)
     return moment.astimezone().strftime("%Y-%m-%d %H:%M") if moment else "?"
 
 
 def iso(when: float | None) -> str | None:
-    """A time for a program."""
     moment = _moment(when)
     return moment.isoformat(timespec="milliseconds") if moment else None
 
@@ -50,20 +111,15 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """The text in one line."""
     return printable(" ".join(text.split()))
 
 
 def size(count: int) -> str:
-    """A number of bytes, rounded."""
-    amount, unit = float(count), 0
-    while amount >= 1024 and unit < len(_UNITS) - 1:
-        amount, unit = amount / 1024, unit + 1
-    return f"{count} bytes" if unit == 0 else f"{amount:.1f} {_UNITS[unit]}"
+    unit = min((max(count, 1).bit_length() - 1) // 10, len(_UNITS) - 1)
+    return f"{count / 1024**unit:.1f} {_UNITS[unit]}" if unit else f"{count} bytes"
 
 
 def counted(count: int, thing: str) -> str:
-    """`1 session`, `2 sessions`."""
     return f"{count} {thing}{'' if count == 1 else 's'}"
 
 
@@ -76,7 +132,7 @@ def name_of(session: Mapping[str, Any]) -> str:
 
 
 def session_lines(sessions: Sequence[Mapping[str, Any]], width: int | None = None) -> list[str]:
-    """Id, name, source, model, messages and last activity; no wider than a terminal of this width."""
+    """A line for each, no wider than a terminal of this width."""
     rows = [
         [
             one_line(session["id"]),
@@ -88,53 +144,36 @@ def session_lines(sessions: Sequence[Mapping[str, Any]], width: int | None = Non
         ]
         for session in sessions
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(6)] if rows else []
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     if width is not None and rows:
-        others = sum(widths) - widths[1] + 2 * (len(widths) - 1)
-        widths[1] = min(widths[1], max(_NAMED_CHARS_MIN, width - others))
-    return ["  ".join(_fitted(text, width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
-def _fitted(text: str, width: int) -> str:
-    return text.ljust(width) if len(text) <= width else text[: width - 1] + "…"
+        room = max(_NAMED_CHARS_MIN, width - sum(widths) + widths[1] - 2 * (len(widths) - 1))
+        widths[1] = min(widths[1], room)
+        for row in rows:
+            row[1] = row[1] if len(row[1]) <= room else f"{row[1][: room - 1]}…"
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 # ---- one session
 
 
-def head_lines(session: Mapping[str, Any]) -> Iterator[str]:
-    """What there is to know of a session before it is read."""
+def head_lines(session: Mapping[str, Any]) -> list[str]:
     ended = f"{local(session['ended_at'])} ({session['end_reason'] or 'no reason'})" if session["ended_at"] else ""
-    told = {
-        "id": session["id"],
-        "title": session["title"],
-        "source": session["source"],
-        "model": session["model"],
-        "folder": session["cwd"],
-        "parent": session["parent_session_id"],
-        "started": local(session["started_at"]),
-        "last active": local(session["last_active"]),
-        "ended": ended,
-        "archived": "yes" if session["archived"] else "",
-        "messages": session["message_count"],
-        "tokens": f"{session['input_tokens']} in, {session['output_tokens']} out",
-    }
-    for name, value in told.items():
-        if value not in (None, ""):
-            yield f"{name}: {one_line(str(value))}"
+    tokens = f"{session['input_tokens']} in, {session['output_tokens']} out"
+    told = {name: session[name] for name in ("id", "title", "source", "model")}
+    told |= {"folder": session["cwd"], "parent": session["parent_session_id"]}
+    told |= {"started": local(session["started_at"]), "last active": local(session["last_active"]), "ended": ended}
+    told |= {"archived": "yes" if session["archived"] else "", "messages": session["message_count"], "tokens": tokens}
+    return [f"{name}: {one_line(str(value))}" for name, value in told.items() if value not in (None, "")]
 
 
 def message_lines(message: Mapping[str, Any], *, full: bool) -> Iterator[str]:
-    """A message: who, when, and what; long texts are cut unless they are asked for in full."""
     state = "" if message["active"] else ", compacted" if message["compacted"] else ", taken back"
     ours = ", written by Hermes" if message["synthetic"] else ""
     yield f"[{message['id']}] {_speaker(message)}, {local(message['timestamp'])}{state}{ours}"
     if full and message["reasoning"]:
         yield from _indented(f"(reasoning) {message['reasoning']}")
-    if text := text_of(message["content"]):
+    for text in (text_of(message["content"]), *_calls(message)):
         yield from _indented(text if full else _clipped(text))
-    for call in _calls(message):
-        yield from _indented(call if full else _clipped(call))
 
 
 def _speaker(message: Mapping[str, Any]) -> str:
@@ -164,8 +203,7 @@ def _indented(text: str) -> Iterator[str]:
 
 
 def _clipped(text: str) -> str:
-    lines = text[:_CLIPPED_CHARS].splitlines()[:_CLIPPED_LINES]
-    short = "\n".join(lines)
+    short = "\n".join(text[:_CLIPPED_CHARS].splitlines()[:_CLIPPED_LINES])
     left = len(text) - len(short)
     return f"{short}\n… ({counted(left, 'character')} more)" if left > 1 else text
 
@@ -174,18 +212,13 @@ def _clipped(text: str) -> str:
 
 
 def hit_lines(hit: Mapping[str, Any]) -> Iterator[str]:
-    """A message that was found, between its neighbours."""
     title = f"  {one_line(hit['title'])}" if hit["title"] else ""
     yield f"{one_line(hit['session_id'])}{title}  [{hit['id']}] {_speaker(hit)}, {local(hit['timestamp'])}"
-    before = [near for near in hit["context"] if near["id"] < hit["id"]]
-    after = [near for near in hit["context"] if near["id"] > hit["id"]]
-    yield from map(_near, before)
-    yield f"  > {one_line(hit['snippet'])}"
-    yield from map(_near, after)
-
-
-def _near(message: Mapping[str, Any]) -> str:
-    return f"    {message['role']}: {one_line(message['content'] or '')}".rstrip()
+    for one in sorted([*hit["context"], hit], key=lambda one: int(one["id"])):
+        if one is hit:
+            yield f"  > {one_line(hit['snippet'])}"
+        else:
+            yield f"    {one['role']}: {one_line(one['content'] or '')}".rstrip()
 
 
 # ---- a document to read
@@ -193,40 +226,26 @@ def _near(message: Mapping[str, Any]) -> str:
 
 def markdown(session: Mapping[str, Any]) -> str:
     """An exported session as people saw it: without what was taken back and what was repeated for the model."""
+    named = {"Session": "id", "Source": "source", "Model": "model", "Folder": "cwd"}
+    told = {name: session[column] for name, column in named.items()}
+    told |= {"Started": local(session["started_at"]), "Last active": local(session["last_active"])}
     lines = [f"# {name_of(session)}", ""]
-    for name, value in (
-        ("Session", session["id"]),
-        ("Source", session["source"]),
-        ("Model", session["model"]),
-        ("Folder", session["cwd"]),
-        ("Started", local(session["started_at"])),
-        ("Last active", local(session["last_active"])),
-    ):
-        if value:
-            lines.append(f"- {name}: {one_line(str(value))}")
+    lines += [f"- {name}: {one_line(str(value))}" for name, value in told.items() if value]
     for message in session["messages"]:
-        if _was_seen(message):
-            lines += ["", f"## {_speaker(message).capitalize()}, {local(message['timestamp'])}", ""]
-            lines += _written(message)
+        held = message.get("active", True) or message.get("compacted")
+        if not held or message.get("synthetic") or message.get("copy_of") is not None:
+            continue
+        lines += ["", f"## {_speaker(message).capitalize()}, {local(message['timestamp'])}", ""]
+        text = text_of(message["content"])
+        if message["role"] == "tool":
+            lines.append(_fenced(text))
+        elif text:
+            lines.append(printable(text))
+        lines += map(_fenced, _calls(message))
     return "\n".join(lines) + "\n"
 
 
-def _was_seen(message: Mapping[str, Any]) -> bool:
-    held = message.get("active", True) or message.get("compacted", False)
-    return bool(held) and not message.get("synthetic") and message.get("copy_of") is None
-
-
-def _written(message: Mapping[str, Any]) -> Iterable[str]:
-    text = printable(text_of(message["content"]))
-    if message["role"] == "tool":
-        yield from _fenced(text)
-    elif text:
-        yield text
-    for call in _calls(message):
-        yield from _fenced(printable(call))
-
-
-def _fenced(text: str) -> Iterator[str]:
+def _fenced(text: str) -> str:
     """Text as it is, between fences that it does not hold itself."""
     fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`{3,}", text))])
-    yield from (fence, text, fence)
+    return f"{fence}\n{printable(text)}\n{fence}"

@@ -528,6 +528,12 @@ def _listed(row: sqlite3.Row, order: str) -> dict[str, Any]:
     return {**told, "cursor": f"{rank}|{row[order]!r}|{row['id']}"}
 
 
+def is_inside(cwd: str | None, folder: str) -> bool:
+    """What `_INSIDE` asks, of a session at hand."""
+    itself, below, _ = _folder(folder)
+    return cwd is not None and (cwd == itself or cwd.startswith(below))
+
+
 def _folder(path: str) -> list[str]:
     """What `_INSIDE` asks for: the folder itself, unless it ends with a slash, and twice what paths below begin with."""
     below = f"{path.rstrip('/')}/"

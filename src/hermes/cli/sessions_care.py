@@ -1,0 +1,201 @@
+"""The database of sessions: opening it, finding a session in it, and `stats`, `optimize`, `backup`, `repair`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hermes.cli.sessions_print import Json, counted, note, note_sessions, size, tell
+from hermes.errors import HermesError
+from hermes.home import Home, is_served
+
+if TYPE_CHECKING:
+    from hermes.store.connections import Tx
+    from hermes.store.sessions import SessionDB
+
+_NEAR_MAX, _CANDIDATES_MAX, _FAULTS_MAX = 500, 20, 20
+# What the tables of the database are for; the others are small.
+_PARTS = {
+    "rows": ("sessions", "messages", "session_model_usage", "session_files", "pending_calls"),
+    "blobs": ("blobs", "message_blobs"),
+    "logs": ("runs", "run_events", "run_partials", "run_controls"),
+}
+_COUNTED = {
+    "sessions": "sessions",
+    "open": "sessions WHERE ended_at IS NULL",
+    "archived": "sessions WHERE archived",
+    "messages": "messages",
+    "blobs": "blobs",
+    "runs": "runs",
+}
+_WAYS = {"index": "The search index was made anew.", "salvage": "What could be read is in a new file."}
+
+
+class UsageError(HermesError):
+    """What was asked for cannot be done like this."""
+
+    exit_code = 2
+
+
+class NotFound(HermesError):
+    exit_code = 5
+
+
+@contextlib.contextmanager
+def opened(home: Home, to: str = "look") -> Iterator[SessionDB]:
+    """The database, to `look` at (an empty one where there is none), to `change`, or to `make` if need be."""
+    from hermes.store.base import StoreError
+    from hermes.store.sessions import SessionDB
+
+    there = home.state_db.exists()
+    if to == "change" and not there:
+        raise NotFound("There are no sessions yet.", where=str(home.path), hint="hermes chat")
+    path = home.state_db if there or to == "make" else ":memory:"
+    try:
+        db = SessionDB(path, read_only=there and to == "look")
+    except StoreError as error:
+        if type(error) is not StoreError:
+            raise
+        db = SessionDB(path)  # that of an older Hermes is brought up to date
+    with contextlib.closing(db):
+        yield db
+
+
+def find(db: SessionDB, home: Home, *texts: str) -> list[Json]:
+    """The sessions that are meant, each once."""
+    return [session_of(db, one) for one in dict.fromkeys([_id_of(db, home, text) for text in texts])]
+
+
+def _id_of(db: SessionDB, home: Home, text: str) -> str:
+    if found := db.resolve_session_id(text):
+        return found
+    near = db.list_sessions(search=text, limit=_NEAR_MAX, include_children=True, archived="all") if text else []
+    meant = [one for one in near if one["id"].lower().startswith(text.lower()) or one["title"] == text]
+    if not meant:
+        raise _unknown(text)
+    note_sessions(home, meant[:_CANDIDATES_MAX])
+    raise UsageError(f"'{text}' may mean any of these sessions.", hint=f"hermes sessions show {meant[0]['id']}")
+
+
+def session_of(db: SessionDB, session_id: str) -> Json:
+    session = db.get_session(session_id)
+    if session is None:  # somebody else was quicker
+        raise _unknown(session_id)
+    return session
+
+
+def _unknown(text: str) -> NotFound:
+    return NotFound(f"There is no session '{text}'.", hint="hermes sessions list --all")
+
+
+# ---- care
+
+
+def stats(args: argparse.Namespace, home: Home) -> None:
+    document: Json = {"path": str(home.state_db), "bytes": 0, "parts": {}} | dict.fromkeys(_COUNTED, 0)
+    if home.state_db.exists():
+        with opened(home) as db:
+            document |= db.engine.read(_measured)
+    lines = [f"{name}: {document[name]}" for name in _COUNTED]
+    lines += [f"{name}: {size(count)}" for name, count in document["parts"].items()]
+    tell(args, document, *lines, f"all of {document['path']}: {size(document['bytes'])}")
+    if not document["bytes"]:
+        note("There are no sessions yet.")
+    elif not document["parts"]:
+        note("This SQLite cannot tell the size of each part.")
+
+
+def _measured(tx: Tx) -> Json:
+    page, pages, free = (int(tx.value(f"PRAGMA {name}")) for name in ("page_size", "page_count", "freelist_count"))
+    counts = {name: int(tx.value(f"SELECT count(*) FROM {rows}")) for name, rows in _COUNTED.items()}  # noqa: S608
+    return {**counts, "bytes": pages * page, "parts": _part_sizes(tx, free * page)}
+
+
+def _part_sizes(tx: Tx, free: int) -> dict[str, int]:
+    """Bytes by what they are for; nothing where SQLite does not tell."""
+    import sqlite3
+
+    sizes = {"rows": 0, "index": 0, "blobs": 0, "logs": 0, "other": 0, "free": free}
+    part_of = {table: part for part, tables in _PARTS.items() for table in tables}
+    sql = (
+        "SELECT coalesce(m.tbl_name, s.name), sum(s.pgsize) FROM dbstat s LEFT JOIN sqlite_master m "
+        "ON m.name = s.name GROUP BY 1"
+    )
+    try:
+        for table, count in tx.rows(sql):
+            sizes["index" if table.startswith("messages_fts") else part_of.get(table, "other")] += count
+    except sqlite3.OperationalError as error:
+        if "dbstat" not in str(error):
+            raise
+        return {}
+    return sizes
+
+
+def optimize(args: argparse.Namespace, home: Home) -> None:
+    with opened(home, "change") as db:
+        done = db.optimize()
+    tell(args, done, f"{size(done['bytes_before'])} before, {size(done['bytes_after'])} after.")
+
+
+def backup(args: argparse.Namespace, home: Home) -> None:
+    from hermes.store.base import StoreError
+
+    target = Path(os.path.abspath(os.path.expanduser(args.file)))
+    if os.path.lexists(target):
+        raise UsageError("There is such a file already.", where=str(target), hint="name another one")
+    with opened(home, "change") as db:
+        try:
+            db.backup(target)
+        except StoreError as error:
+            if error.where != str(target):
+                raise
+            # The fault is the copy's: nothing is wrong with the store.
+            raise HermesError(error.message, where=error.where, hint=error.hint) from error
+    count = target.stat().st_size
+    tell(args, {"file": str(target), "bytes": count}, f"{size(count)} in {target}.")
+
+
+def repair(args: argparse.Namespace, home: Home) -> int:
+    from hermes.store import upkeep
+    from hermes.store.base import StoreBusy, StoreDamaged
+
+    if home.state_db.exists() and is_served(home):
+        raise StoreBusy("A server is using this home.", where=str(home.path), hint="hermes gateway stop")
+    faults, notices = _faults(home, deep=args.deep)
+    document: Json = {"sound": not faults, "faults": faults, "notices": notices, "repair": None, "left": []}
+    if not faults:
+        sound = f"No fault was found in {home.state_db}; nothing was done to it."
+        tell(args, document, *notices, "No other fault was found." if notices else sound)
+        return 0
+    note(*(f"  {fault}" for fault in faults[:_FAULTS_MAX]))
+    report = upkeep.repair(home.state_db)
+    left = _faults(home, deep=False)[0] if report["repaired"] else faults
+    lines = [f"It could not be repaired: {report['error']}"]
+    if report["repaired"]:
+        lines = [f"{_WAYS[report['strategy']]} It holds {counted(report['rows'], 'message')}."]
+    if report["backup_path"]:
+        lines.append(f"A copy of the database as it was: {report['backup_path']}")
+    tell(args, document | {"repair": report, "left": left}, *lines)
+    if report["repaired"] and left:
+        note("Not all of it is right yet:", *(f"  {fault}" for fault in left[:_FAULTS_MAX]))
+    return StoreDamaged.exit_code if left else 0
+
+
+def _faults(home: Home, *, deep: bool) -> tuple[list[str], list[str]]:
+    """What is wrong with the database, and what was put right by opening it."""
+    from hermes.store.base import StoreDamaged
+
+    try:
+        # Only looked at first: an index is made anew in a file that is sound otherwise, or after the copy.
+        with opened(home) as db:
+            found = db.check()
+        if found:
+            return found, []
+        with opened(home, "change") as db:
+            return db.check(deep=True, progress=note) if deep else [], list(db.notices)
+    except StoreDamaged as error:
+        return [error.message], []

@@ -1,0 +1,185 @@
+"""`hermes sessions export` and `import`: sessions as JSON lines or as text to read."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from hermes.cli.sessions_care import NotFound, UsageError, find, opened
+from hermes.cli.sessions_print import Json, counted, markdown, note, secrets, tell
+from hermes.errors import HermesError
+from hermes.home import Home, private_opener
+
+if TYPE_CHECKING:
+    from hermes.store.sessions import SessionDB
+
+_PAGE = 500
+# A batch is closed well before the store's own bounds: the same numbers can be written in more letters.
+_BATCH_SESSIONS, _BATCH_MESSAGES, _BATCH_BYTES = 500, 20_000, 20 * 1024 * 1024
+Batch = list[tuple[int, Any, str]]
+
+
+def _as_json(item: Json) -> str:
+    return json.dumps(item, ensure_ascii=False)
+
+
+# What stands before, between and behind sessions, and a session itself.
+_FORMS: dict[str, tuple[str, str, str, Callable[[Json], str]]] = {
+    "json": ('{"sessions": [', ", ", "]}\n", _as_json),
+    "jsonl": ("", "", "", lambda item: _as_json(item) + "\n"),
+    "md": ("", "\n---\n\n", "", markdown),
+}
+
+
+def export(args: argparse.Namespace, home: Home) -> None:
+    form, to_file = args.format, args.output != "-"
+    if getattr(args, "json", False) and not to_file:
+        if form == "md":
+            raise UsageError("Text to read is not JSON.", hint="hermes sessions export --format md -o FILE --json")
+        form = "json"
+    redact = None if args.with_secrets else secrets(home).redact
+    with opened(home) as db, _output(args) as file:
+        items = (item for one in _chosen(db, home, args) if (item := db.export_session(one, redact)) is not None)
+        count = _write(file, items, form)
+    if to_file:
+        document = {"file": args.output, "format": form, "sessions": count}
+        tell(args, document, f"{counted(count, 'session')} in {args.output}.")
+    elif not count:
+        note("There are no sessions to export.")
+
+
+def _chosen(db: SessionDB, home: Home, args: argparse.Namespace) -> list[str]:
+    """Those that are named, else all, parents before what came of them."""
+    found = find(db, home, *args.ids) if args.ids else _latest_first(db)
+    ids = [one["id"] for one in found if _is_wanted(one, args)]
+    return ids if args.ids else ids[::-1]
+
+
+def _latest_first(db: SessionDB) -> Iterator[Json]:
+    cursor = None
+    while page := db.list_sessions(
+        limit=_PAGE, cursor=cursor, include_children=True, archived="all", order="started_at"
+    ):
+        yield from page
+        cursor = page[-1]["cursor"]
+
+
+def _is_wanted(session: Json, args: argparse.Namespace) -> bool:
+    return (
+        (args.older_than is None or session["last_active"] < time.time() - args.older_than)
+        and args.source in (None, session["source"])
+        and args.archived in (None, session["archived"])
+        and (args.workspace is None or is_inside(session["cwd"], args.workspace))
+        and (args.title is None or args.title.lower() in (session["title"] or "").lower())
+        and (args.of_model is None or args.of_model.lower() in (session["model"] or "").lower())
+        and (args.max_messages is None or session["message_count"] <= args.max_messages)
+    )
+
+
+def _write(file: TextIO, items: Iterable[Json], form: str) -> int:
+    before, between, behind, told = _FORMS[form]
+    count = 0
+    file.write(before)
+    for count, item in enumerate(items, 1):
+        file.write((between if count > 1 else "") + told(item))
+    file.write(behind)
+    return count
+
+
+@contextlib.contextmanager
+def _output(args: argparse.Namespace) -> Iterator[TextIO]:
+    """Where an export goes. A file is there when it is whole, and only its owner can read it."""
+    if args.output == "-":
+        yield sys.stdout
+        return
+    target = Path(os.path.realpath(os.path.expanduser(args.output)))
+    if target.exists() and not (args.force and target.is_file()):
+        hint = "name another one, or add --force" if target.is_file() else "name another one"
+        raise UsageError("There is such a file already.", where=str(target), hint=hint)
+    draft = target.with_name(f".{target.name}.{os.urandom(6).hex()}.tmp")
+    try:
+        with open(draft, "x", encoding="utf-8", opener=private_opener) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, target)
+    except OSError as error:
+        raise HermesError(f"The file cannot be written: {error.strerror}.", where=str(target)) from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+# ---- import
+
+
+def import_(args: argparse.Namespace, home: Home) -> int:
+    report: Json = {"imported": 0, "skipped": 0, "detached": 0, "refused": 0, "errors": []}
+    with _input(args.file) as file, opened(home, "make") as db:
+        for batch in _batches(file):
+            done = db.import_sessions([item for _, item, _ in batch])
+            for name in ("imported", "skipped", "detached"):
+                report[name] += done[name]
+            report["refused"] += len(batch) if done["errors"] else 0
+            for found in done["errors"]:
+                number, _, fault = batch[found["index"]]
+                report["errors"].append({"line": number, "message": fault or found["message"]})
+    for error in report["errors"]:
+        note(f"line {error['line']}: {error['message']}")
+    lines = [f"{counted(report['imported'], 'session')} imported, {report['skipped']} skipped: already there."]
+    if report["detached"]:
+        lines.append(f"{counted(report['detached'], 'session')} without the parent, which is not here.")
+    if report["refused"]:
+        lines.append(f"{counted(report['refused'], 'session')} refused: one fault keeps its whole batch out.")
+    tell(args, {"ok": not report["errors"], **report}, *lines)
+    return 1 if report["errors"] else 0
+
+
+def _input(name: str) -> contextlib.AbstractContextManager[Iterable[bytes]]:
+    try:
+        return contextlib.nullcontext(sys.stdin.buffer) if name == "-" else open(os.path.expanduser(name), "rb")
+    except FileNotFoundError:
+        raise NotFound("There is no such file.", where=name) from None
+    except OSError as error:
+        raise HermesError(f"The file cannot be read: {error.strerror}.", where=name) from None
+
+
+def _batches(lines: Iterable[bytes]) -> Iterator[Batch]:
+    """Sessions with their line numbers and what is wrong with a line, as many at a time as the store takes."""
+    batch: Batch = []
+    messages = size = 0
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        item, fault = _parsed(line)
+        held = item.get("messages") if isinstance(item, dict) else None
+        more = len(held) if isinstance(held, list) else 0
+        full = len(batch) == _BATCH_SESSIONS or messages + more > _BATCH_MESSAGES or size + len(line) > _BATCH_BYTES
+        if batch and full:
+            yield batch
+            batch, messages, size = [], 0, 0
+        batch.append((number, item, fault))
+        messages, size = messages + more, size + len(line)
+    if batch:
+        yield batch
+
+
+def _parsed(line: bytes) -> tuple[Any, str]:
+    try:
+        return json.loads(line.decode("utf-8-sig"), parse_constant=_no_number), ""
+    except UnicodeDecodeError:
+        return None, "This is not UTF-8."
+    except json.JSONDecodeError as error:
+        return None, f"This is not JSON: {error.msg} at character {error.pos + 1}."
+    except (ValueError, RecursionError) as error:
+        return None, f"This is not JSON that can be taken: {error}."
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is not a number")
