@@ -72,6 +72,8 @@ def _latest_first(db: SessionDB) -> Iterator[Json]:
 
 
 def _is_wanted(session: Json, args: argparse.Namespace) -> bool:
+    from hermes.store.sessions import is_inside
+
     return (
         (args.older_than is None or session["last_active"] < time.time() - args.older_than)
         and args.source in (None, session["source"])
