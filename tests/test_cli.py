@@ -245,6 +245,8 @@ def test_a_question_and_its_answer_are_kept(tmp_path: Path) -> None:
         configure(tmp_path, server, UNTITLED)
         assert run("-z", "hi", home=tmp_path).returncode == 0
     assert conversation(tmp_path) == [("user", "hi"), ("assistant", "ok")]
+    with contextlib.closing(SessionDB(tmp_path / "state.db")) as db:
+        assert db.list_sessions()[0]["end_reason"] == "cli_close"
     assert (tmp_path / "state.db").stat().st_mode & 0o777 == 0o600
 
 

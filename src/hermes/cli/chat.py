@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from hermes.agent.facade import AIAgent
-from hermes.cli.session import agent, checked_route, database, stopping
+from hermes.cli.session import agent, checked_route, close_session, database, stopping
 from hermes.home import Home
 
 
@@ -31,8 +31,7 @@ def run(args: argparse.Namespace, home: Home) -> int:
             approval_callback=_approve,
         )
         _converse(talk, kept=db is not None)
-        if db is not None and db.get_session(talk.session_id) is not None:
-            db.end_session(talk.session_id, "cli_close")
+        close_session(db, talk.session_id)
     return 0
 
 

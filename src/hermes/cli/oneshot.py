@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from hermes.cli.session import agent, checked_route, database, exit_code, stopping
+from hermes.cli.session import agent, checked_route, close_session, database, exit_code, stopping
 from hermes.home import Home
 
 
@@ -20,6 +20,7 @@ def run(args: argparse.Namespace, home: Home) -> int:
         talk = agent(args, home, session_db=db, event_callback=on_event, deadline_seconds=args.deadline)
         with stopping(talk):
             result = talk.run_conversation(prompt)
+        close_session(db, talk.session_id)
     if args.json and not args.events:
         print(json.dumps(result, ensure_ascii=False))
     elif result["final_response"] and not args.events:

@@ -67,6 +67,12 @@ def database(args: argparse.Namespace, home: Home) -> Iterator[SessionDB | None]
             _leave(db, home)
 
 
+def close_session(db: SessionDB | None, session_id: str) -> None:
+    """The conversation is over, if there was one."""
+    if db is not None and db.get_session(session_id) is not None:
+        db.end_session(session_id, "cli_close")
+
+
 def _leave(db: SessionDB, home: Home) -> None:
     store = Store(db.engine)
     try:
