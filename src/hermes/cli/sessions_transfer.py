@@ -72,7 +72,7 @@ def _latest_first(db: SessionDB) -> Iterator[Json]:
 
 
 def _is_wanted(session: Json, args: argparse.Namespace) -> bool:
-    from hermes.store.sessions import is_inside
+    from hermes.store.lists import is_inside
 
     return (
         (args.older_than is None or session["last_active"] < time.time() - args.older_than)

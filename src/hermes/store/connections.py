@@ -208,3 +208,15 @@ def patiently(db: sqlite3.Connection, sql: str) -> sqlite3.Cursor:
             if not is_busy(error) or time.monotonic() > until:
                 raise
         time.sleep(random.uniform(0.005, 0.05))  # noqa: S311  (only to keep two processes out of step)
+
+
+@contextmanager
+def in_one(db: sqlite3.Connection) -> Iterator[None]:
+    """A transaction that writes: all of it, or nothing."""
+    patiently(db, "BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    finally:
+        if db.in_transaction:
+            db.execute("ROLLBACK")

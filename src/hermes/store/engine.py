@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import errno
 import logging
 import os
 import queue
@@ -16,37 +15,29 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from hermes.home import make_private_folder, private_opener
 from hermes.limits import (
     BATCH_JOBS_MAX,
     CLOSE_S_MAX,
     UPKEEP_BATCHES,
     UPKEEP_IDLE_S,
     UPKEEP_STEP_S_MAX,
-    WAL_KEPT_BYTES_MAX,
 )
-from hermes.store import connections
-from hermes.store.base import StoreError, StoreReadOnly, StoreTooNew
+from hermes.store import opening
+from hermes.store.base import StoreError, StoreReadOnly
 from hermes.store.connections import (
     Connection,
     Schema,
     TimeUp,
     Tx,
-    connect,
     is_busy,
     patiently,
-    require_fts5,
-    stamp_of,
-    uri,
 )
-from hermes.store.faults import Index, explained, full
+from hermes.store.faults import Index, explained
 from hermes.threads import Threads
 
 log = logging.getLogger(__name__)
 
 R = TypeVar("R")
-# Locks and shared memory across machines are not to be relied on there.
-_NETWORKED = ("nfs", "cifs", "smb", "9p", "afs", "ceph", "lustre", "gluster", "fuse.sshfs", "fuse.glusterfs", "beegfs")
 
 
 Work = Callable[[Tx], Any]
@@ -192,7 +183,7 @@ class Engine:
             self.open()
         with self._slots:
             self._check_usable()
-            db = self._idle_readers.pop() if self._idle_readers else self._open_reader()
+            db = self._idle_readers.pop() if self._idle_readers else self._reader()
             try:
                 yield db
             finally:
@@ -424,105 +415,17 @@ class Engine:
         if self._db is None or not self._ready:
             if self._db is not None:
                 self._db.close()
-            self._db = None
-            require_fts5()
-            self._db = db = self._connect()
-            self._check_version(db)
-            self._set_journal(db)
-            for pragma in ("foreign_keys=ON", "secure_delete=ON", "temp_store=MEMORY", "analysis_limit=400"):
-                db.execute(f"PRAGMA {pragma}")
-            db.execute(f"PRAGMA journal_size_limit={WAL_KEPT_BYTES_MAX}")
-            self._migrate(db)
-            self.index.check(db)
+            self._was_opened = True
+            self._db = opening.connect_writer(self.path)
+            opening.make_ready(self._db, self.path, self.schema, self._notice)
+            self.index.check(self._db)
             self._ready = True
         return self._db
 
-    def _connect(self) -> sqlite3.Connection:
-        self._was_opened = True
-        if self.path is None:
-            return connect(":memory:")
-        try:
-            make_private_folder(self.path.parent)
-            if not self.path.exists():
-                # Closing a descriptor of a file in use would drop SQLite's locks; nobody uses this one yet.
-                with suppress(FileExistsError):
-                    os.close(private_opener(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
-        except OSError as error:
-            if error.errno == errno.ENOSPC:
-                raise full(self.path) from error
-            raise StoreReadOnly(
-                f"The database cannot be made: {error.strerror}.",
-                where=str(self.path),
-                hint="check the rights of the folder, or set HERMES_HOME to another one",
-            ) from error
-        return connect(uri(self.path, "rw"))
-
-    def _open_reader(self) -> Connection:
+    def _reader(self) -> Connection:
         assert self.path is not None
-        require_fts5()
         self._was_opened = True
-        if self.read_only and not self.path.is_file():
-            raise StoreError("There is no such database.", where=str(self.path))
-        # A file that nobody has open is read without leaving anything beside it, as long as it stays as it is.
-        stamp = stamp_of(self.path) if self.read_only else None
-        db = connect(uri(self.path, "ro" if stamp is None else "ro&immutable=1"))
-        db.stamp = stamp
-        try:
-            db.execute("PRAGMA query_only=ON")
-            self._check_version(db)
-        except BaseException:
-            db.close()
-            raise
-        return db
-
-    def _check_version(self, db: sqlite3.Connection) -> None:
-        db.execute("BEGIN")  # another process may be making it just now
-        try:
-            version = db.execute("PRAGMA user_version").fetchone()[0]
-            tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        finally:
-            db.rollback()
-        if version > self.schema.version:
-            raise StoreTooNew(
-                f"The database was written by a newer Hermes (version {version}, this one knows "
-                f"{self.schema.version}).",
-                where=str(self.path),
-                hint="update Hermes, or name another home",
-            )
-        if version == 0 and tables:
-            raise StoreError("The file is a database of another program.", where=str(self.path))
-        if self.read_only and version < self.schema.version:
-            raise StoreError(
-                "The database is of an older Hermes and has to be brought up to date first.",
-                where=str(self.path),
-                hint="open it once for writing: hermes sessions list",
-            )
-
-    def _set_journal(self, db: sqlite3.Connection) -> None:
-        if self.path is None:
-            return
-        kind = connections.file_system_of(self.path)
-        networked = kind.startswith(_NETWORKED)
-        wanted = "delete" if networked else "wal"
-        got = patiently(db, f"PRAGMA journal_mode={wanted}").fetchone()[0]
-        if got != "wal":
-            why = f"a network file system ({kind})" if networked else "a file system that refuses it"
-            self._notice(f"{self.path} lies on {why}: it works without a write-ahead log, which is slower.")
-
-    def _migrate(self, db: sqlite3.Connection) -> None:
-        while True:
-            self._begin(db, sync=False)
-            try:
-                version = db.execute("PRAGMA user_version").fetchone()[0]
-                if version >= self.schema.version:
-                    return
-                for statement in self.schema.migrations[version]:
-                    db.execute(statement)
-                db.execute(f"PRAGMA user_version={version + 1}")
-                db.execute("COMMIT")
-            finally:
-                if db.in_transaction:
-                    db.execute("ROLLBACK")
+        return opening.connect_reader(self.path, self.schema, alone=self.read_only)
 
     def _notice(self, words: str) -> None:
         if words not in self.notices:

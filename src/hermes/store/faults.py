@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hermes.limits import BUSY_S_MAX, FREE_BYTES_MIN
 from hermes.store.base import StoreBusy, StoreDamaged, StoreError, StoreFull, StoreReadOnly
-from hermes.store.connections import Schema, Tx, connect, patiently, uri
+from hermes.store.connections import Schema, Tx, connect, in_one, uri
 
 # With the 1 it is compared with what is indexed, too.
 _COMPARED = "INSERT INTO {index}({index}, rank) VALUES ('integrity-check', 1)"
@@ -78,14 +78,9 @@ class Index:
 
 
 def _in_one(db: sqlite3.Connection, statements: Sequence[str]) -> None:
-    patiently(db, "BEGIN IMMEDIATE")
-    try:
+    with in_one(db):
         for sql in statements:
             db.execute(sql)
-        db.execute("COMMIT")
-    finally:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
 
 
 def explained(error: BaseException, path: Path | None) -> BaseException:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 import shutil
-import sqlite3
 import time
 import weakref
 from collections.abc import Mapping, Sequence
@@ -22,6 +20,7 @@ from hermes.store.coding import checked_id, clean_or_none, end_reason, plain_tit
 from hermes.store.connections import Tx
 from hermes.store.engine import Engine
 from hermes.store.leases import held_by
+from hermes.store.lists import INSIDE, Lists, escaped, folder_of
 from hermes.store.parts import reads, writes
 from hermes.store.records import (
     CREATED_WITH,
@@ -44,14 +43,7 @@ from hermes.store.upkeep import Upkeep
 _CHANGED = ("model", "model_config", "instructions", "cwd", "archived", "system_prompt", "prompt_digest")
 # Folders of a session beside the database: received files, its sandbox, large results of tools.
 _FILE_NAME = "state.db"
-_INSIDE = "(cwd = ? OR substr(cwd, 1, length(?)) = ?)"
 _FOLDERS = ("uploads", "sandbox", "cache/tool_results")
-_SHOWN_IN_LISTS = (
-    "id, owner, source, kind, parent_session_id, forked_at_message_id, session_key, base_id, user_id, title, model, "
-    "cwd, started_at, last_active, ended_at, end_reason, archived, message_count, tool_call_count, api_call_count, "
-    "input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, reasoning_tokens, actual_cost_usd, preview"
-)
-_CURSOR = re.compile(r"([012])\|(-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\|(.+)", re.DOTALL)
 
 
 def new_session_id() -> str:
@@ -59,7 +51,7 @@ def new_session_id() -> str:
     return f"{time.strftime('%Y%m%d_%H%M%S')}_{secrets.token_hex(6)}"
 
 
-class SessionDB(Transcripts, Search, Binding, Transfer, Upkeep):
+class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):
     """The conversations of one database. Blocking, and safe from any thread."""
 
     def __init__(self, db_path: str | Path | None = None, read_only: bool = False) -> None:
@@ -130,7 +122,7 @@ class SessionDB(Transcripts, Search, Binding, Transfer, Upkeep):
         mine, params = ("AND owner = ?", [owner]) if owner is not None else ("", [])
         for condition, value in (
             ("id = ?", text),
-            (r"id LIKE ? ESCAPE '\'", f"{_escaped(text)}%"),
+            (r"id LIKE ? ESCAPE '\'", f"{escaped(text)}%"),
             ("title = ?", text),
         ):
             sql = f"SELECT id FROM sessions WHERE {condition} {mine} LIMIT 2"
@@ -240,8 +232,8 @@ class SessionDB(Transcripts, Search, Binding, Transfer, Upkeep):
         ]
         for sql, value in (
             ("source = ?", source),
-            (r"title LIKE ? ESCAPE '\'", None if title is None else f"%{_escaped(title)}%"),
-            (r"model LIKE ? ESCAPE '\'", None if model is None else f"%{_escaped(model)}%"),
+            (r"title LIKE ? ESCAPE '\'", None if title is None else f"%{escaped(title)}%"),
+            (r"model LIKE ? ESCAPE '\'", None if model is None else f"%{escaped(model)}%"),
             ("message_count <= ?", max_messages),
             ("archived = ?", archived),
         ):
@@ -249,7 +241,7 @@ class SessionDB(Transcripts, Search, Binding, Transfer, Upkeep):
                 conditions.append((sql, value))
         where, params = " AND ".join(sql for sql, _ in conditions), [value for _, value in conditions]
         if cwd_prefix is not None:
-            where, params = f"{where} AND {_INSIDE}", [*params, *_folder(cwd_prefix)]
+            where, params = f"{where} AND {INSIDE}", [*params, *folder_of(cwd_prefix)]
         found = self._prunable(where, params)
         if dry_run or not found:
             return found
@@ -308,57 +300,6 @@ class SessionDB(Transcripts, Search, Binding, Transfer, Upkeep):
             (time.time(), source_id),
         )
         return made_id
-
-    # --- lists --------------------------------------------------------------------------------------------------
-
-    @reads
-    def list_sessions(
-        self,
-        tx: Tx,
-        source: str | None = None,
-        cwd_prefix: str | None = None,
-        owner: str | None = None,
-        session_key: str | None = None,
-        limit: int = 20,
-        cursor: str | None = None,
-        offset: int = 0,
-        include_children: bool = False,
-        archived: bool | str = False,
-        search: str | None = None,
-        order: str = "last_active",
-    ) -> list[dict[str, Any]]:
-        """Sessions, the latest first, without their prompts. Each brings the `cursor` behind which a list goes on."""
-        if order not in ("last_active", "started_at"):
-            raise ValueError("Sessions are listed by 'last_active' or 'started_at'.")
-        where, params = _filters(source, cwd_prefix, owner, session_key, include_children, archived, search)
-        rank, ranked = _rank(search)
-        inner = f"SELECT {_SHOWN_IN_LISTS}, {rank} AS rank FROM sessions WHERE {where}"
-        behind = ""
-        at: list[Any] = []
-        if cursor is not None:
-            behind, at = _behind(tx, cursor, order, rank, ranked, bool(search))
-        found = tx.rows(
-            f"SELECT * FROM ({inner}) {behind} ORDER BY {'rank, ' if search else ''}{order} DESC, id DESC "
-            "LIMIT ? OFFSET ?",
-            [*ranked, *params, *at, _whole("limit", limit), _whole("offset", offset)],
-        )
-        return [_listed(row, order) for row in found]
-
-    @reads
-    def count_sessions(
-        self,
-        tx: Tx,
-        source: str | None = None,
-        cwd_prefix: str | None = None,
-        owner: str | None = None,
-        session_key: str | None = None,
-        include_children: bool = False,
-        archived: bool | str = False,
-        search: str | None = None,
-    ) -> int:
-        """How many a list without end would hold."""
-        where, params = _filters(source, cwd_prefix, owner, session_key, include_children, archived, search)
-        return int(tx.value(f"SELECT count(*) FROM sessions WHERE {where}", params))
 
     # --- accounting ---------------------------------------------------------------------------------------------
 
@@ -464,87 +405,3 @@ def _up_to(found: list[Any], at_message_id: int | None) -> list[Any]:
         while end < len(found) and found[end].role == "tool":
             end += 1
     return found[:end]
-
-
-def _filters(
-    source: str | None,
-    cwd_prefix: str | None,
-    owner: str | None,
-    session_key: str | None,
-    include_children: bool,
-    archived: bool | str,
-    search: str | None,
-) -> tuple[str, list[Any]]:
-    where, params = ["1"], []
-    if not include_children:
-        where.append("kind != 'delegate'")
-    if archived not in ("all", True, False):
-        raise ValueError("`archived` is true, false or 'all'.")
-    if archived != "all":
-        where.append(f"archived = {int(bool(archived))}")
-    for sql, value in (("source = ?", source), ("owner = ?", owner), ("session_key = ?", session_key)):
-        if value is not None:
-            where.append(sql)
-            params.append(value)
-    if cwd_prefix is not None:
-        where.append(_INSIDE)
-        params += _folder(cwd_prefix)
-    if search and (len(search) > SESSION_ID_CHARS_MAX or "\x00" in search):
-        where.append("0")
-    elif search:
-        where.append(r"(title LIKE ? ESCAPE '\' OR id LIKE ? ESCAPE '\')")
-        params += [f"%{_escaped(search)}%"] * 2
-    return " AND ".join(where), params
-
-
-def _rank(search: str | None) -> tuple[str, list[str]]:
-    """What is the very text comes before what begins with it, and that before what holds it somewhere."""
-    if not search:
-        return "0", []
-    exact, beginning = _escaped(search), f"{_escaped(search)}%"
-    one = r"WHEN coalesce(title, '') LIKE ? ESCAPE '\' OR id LIKE ? ESCAPE '\' THEN"
-    return f"CASE {one} 0 {one} 1 ELSE 2 END", [exact, exact, beginning, beginning]
-
-
-def _behind(tx: Tx, cursor: str, order: str, rank: str, ranked: list[str], searching: bool) -> tuple[str, list[Any]]:
-    """The condition under which a list goes on: behind a cursor that it gave, or behind a session."""
-    found = tx.row(f"SELECT {order}, id, {rank} AS rank FROM sessions WHERE id = ?", [*ranked, cursor])
-    match = _CURSOR.fullmatch(cursor)
-    if found is not None:
-        place, value, last = found["rank"], found[order], found["id"]
-    elif match is not None:
-        place, value, last = int(match[1]), float(match[2]), match[3]
-    else:
-        raise ValueError("The cursor is none of those that a list of sessions gives.")
-    later = f"({order}, id) < (?, ?)"
-    if not searching:
-        return f"WHERE {later}", [value, last]
-    return f"WHERE rank > ? OR (rank = ? AND {later})", [place, place, value, last]
-
-
-def _listed(row: sqlite3.Row, order: str) -> dict[str, Any]:
-    told = shown(row)
-    rank = told.pop("rank")
-    return {**told, "cursor": f"{rank}|{row[order]!r}|{row['id']}"}
-
-
-def is_inside(cwd: str | None, folder: str) -> bool:
-    """What `_INSIDE` asks, of a session at hand."""
-    itself, below, _ = _folder(folder)
-    return cwd is not None and (cwd == itself or cwd.startswith(below))
-
-
-def _folder(path: str) -> list[str]:
-    """What `_INSIDE` asks for: the folder itself, unless it ends with a slash, and twice what paths below begin with."""
-    below = f"{path.rstrip('/')}/"
-    return [path, below, below]
-
-
-def _escaped(text: str) -> str:
-    return re.sub(r"([\\%_])", r"\\\1", text)
-
-
-def _whole(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"`{name}` is a whole number, not negative.")
-    return value

@@ -1,0 +1,157 @@
+"""Lists of sessions: filtered, ranked, in pages without gap or repetition."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from typing import Any
+
+from hermes.limits import SESSION_ID_CHARS_MAX
+from hermes.store.connections import Tx
+from hermes.store.parts import Part, reads
+from hermes.store.records import shown
+
+_SHOWN_IN_LISTS = (
+    "id, owner, source, kind, parent_session_id, forked_at_message_id, session_key, base_id, user_id, title, model, "
+    "cwd, started_at, last_active, ended_at, end_reason, archived, message_count, tool_call_count, api_call_count, "
+    "input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, reasoning_tokens, actual_cost_usd, preview"
+)
+_CURSOR = re.compile(r"([012])\|(-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\|(.+)", re.DOTALL)
+INSIDE = "(cwd = ? OR substr(cwd, 1, length(?)) = ?)"
+
+
+class Lists(Part):
+    """What there is."""
+
+    @reads
+    def list_sessions(
+        self,
+        tx: Tx,
+        source: str | None = None,
+        cwd_prefix: str | None = None,
+        owner: str | None = None,
+        session_key: str | None = None,
+        limit: int = 20,
+        cursor: str | None = None,
+        offset: int = 0,
+        include_children: bool = False,
+        archived: bool | str = False,
+        search: str | None = None,
+        order: str = "last_active",
+    ) -> list[dict[str, Any]]:
+        """Sessions, the latest first, without their prompts. Each brings the `cursor` behind which a list goes on."""
+        if order not in ("last_active", "started_at"):
+            raise ValueError("Sessions are listed by 'last_active' or 'started_at'.")
+        where, params = _filters(source, cwd_prefix, owner, session_key, include_children, archived, search)
+        rank, ranked = _rank(search)
+        inner = f"SELECT {_SHOWN_IN_LISTS}, {rank} AS rank FROM sessions WHERE {where}"
+        behind = ""
+        at: list[Any] = []
+        if cursor is not None:
+            behind, at = _behind(tx, cursor, order, rank, ranked, bool(search))
+        found = tx.rows(
+            f"SELECT * FROM ({inner}) {behind} ORDER BY {'rank, ' if search else ''}{order} DESC, id DESC "
+            "LIMIT ? OFFSET ?",
+            [*ranked, *params, *at, _whole("limit", limit), _whole("offset", offset)],
+        )
+        return [_listed(row, order) for row in found]
+
+    @reads
+    def count_sessions(
+        self,
+        tx: Tx,
+        source: str | None = None,
+        cwd_prefix: str | None = None,
+        owner: str | None = None,
+        session_key: str | None = None,
+        include_children: bool = False,
+        archived: bool | str = False,
+        search: str | None = None,
+    ) -> int:
+        """How many a list without end would hold."""
+        where, params = _filters(source, cwd_prefix, owner, session_key, include_children, archived, search)
+        return int(tx.value(f"SELECT count(*) FROM sessions WHERE {where}", params))
+
+
+def _filters(
+    source: str | None,
+    cwd_prefix: str | None,
+    owner: str | None,
+    session_key: str | None,
+    include_children: bool,
+    archived: bool | str,
+    search: str | None,
+) -> tuple[str, list[Any]]:
+    where, params = ["1"], []
+    if not include_children:
+        where.append("kind != 'delegate'")
+    if archived not in ("all", True, False):
+        raise ValueError("`archived` is true, false or 'all'.")
+    if archived != "all":
+        where.append(f"archived = {int(bool(archived))}")
+    for sql, value in (("source = ?", source), ("owner = ?", owner), ("session_key = ?", session_key)):
+        if value is not None:
+            where.append(sql)
+            params.append(value)
+    if cwd_prefix is not None:
+        where.append(INSIDE)
+        params += folder_of(cwd_prefix)
+    if search and (len(search) > SESSION_ID_CHARS_MAX or "\x00" in search):
+        where.append("0")
+    elif search:
+        where.append(r"(title LIKE ? ESCAPE '\' OR id LIKE ? ESCAPE '\')")
+        params += [f"%{escaped(search)}%"] * 2
+    return " AND ".join(where), params
+
+
+def _rank(search: str | None) -> tuple[str, list[str]]:
+    """What is the very text comes before what begins with it, and that before what holds it somewhere."""
+    if not search:
+        return "0", []
+    exact, beginning = escaped(search), f"{escaped(search)}%"
+    one = r"WHEN coalesce(title, '') LIKE ? ESCAPE '\' OR id LIKE ? ESCAPE '\' THEN"
+    return f"CASE {one} 0 {one} 1 ELSE 2 END", [exact, exact, beginning, beginning]
+
+
+def _behind(tx: Tx, cursor: str, order: str, rank: str, ranked: list[str], searching: bool) -> tuple[str, list[Any]]:
+    """The condition under which a list goes on: behind a cursor that it gave, or behind a session."""
+    found = tx.row(f"SELECT {order}, id, {rank} AS rank FROM sessions WHERE id = ?", [*ranked, cursor])
+    match = _CURSOR.fullmatch(cursor)
+    if found is not None:
+        place, value, last = found["rank"], found[order], found["id"]
+    elif match is not None:
+        place, value, last = int(match[1]), float(match[2]), match[3]
+    else:
+        raise ValueError("The cursor is none of those that a list of sessions gives.")
+    later = f"({order}, id) < (?, ?)"
+    if not searching:
+        return f"WHERE {later}", [value, last]
+    return f"WHERE rank > ? OR (rank = ? AND {later})", [place, place, value, last]
+
+
+def _listed(row: sqlite3.Row, order: str) -> dict[str, Any]:
+    told = shown(row)
+    rank = told.pop("rank")
+    return {**told, "cursor": f"{rank}|{row[order]!r}|{row['id']}"}
+
+
+def is_inside(cwd: str | None, folder: str) -> bool:
+    """What `INSIDE` asks, of a session at hand."""
+    itself, below, _ = folder_of(folder)
+    return cwd is not None and (cwd == itself or cwd.startswith(below))
+
+
+def folder_of(path: str) -> list[str]:
+    """What `INSIDE` asks for: the folder itself, unless it ends with a slash, and twice what paths below begin with."""
+    below = f"{path.rstrip('/')}/"
+    return [path, below, below]
+
+
+def escaped(text: str) -> str:
+    return re.sub(r"([\\%_])", r"\\\1", text)
+
+
+def _whole(name: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"`{name}` is a whole number, not negative.")
+    return value

@@ -1,0 +1,119 @@
+"""Opening a database: made private, known by its version, brought up to date; or read without a trace."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from hermes.home import make_private_folder, private_opener
+from hermes.limits import WAL_KEPT_BYTES_MAX
+from hermes.store import connections
+from hermes.store.base import StoreError, StoreReadOnly, StoreTooNew
+from hermes.store.connections import Connection, Schema, connect, in_one, patiently, require_fts5, stamp_of, uri
+from hermes.store.faults import full
+
+# Locks and shared memory across machines are not to be relied on there.
+_NETWORKED = ("nfs", "cifs", "smb", "9p", "afs", "ceph", "lustre", "gluster", "fuse.sshfs", "fuse.glusterfs", "beegfs")
+_PRAGMAS = (
+    "foreign_keys=ON",
+    "secure_delete=ON",
+    "temp_store=MEMORY",
+    "analysis_limit=400",
+    f"journal_size_limit={WAL_KEPT_BYTES_MAX}",
+)
+
+
+def connect_writer(path: Path | None) -> Connection:
+    """A connection that may write, to a file that is made if need be."""
+    require_fts5()
+    if path is None:
+        return connect(":memory:")
+    try:
+        make_private_folder(path.parent)
+        if not path.exists():
+            # Closing a descriptor of a file in use would drop SQLite's locks; nobody uses this one yet.
+            with suppress(FileExistsError):
+                os.close(private_opener(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise full(path) from error
+        raise StoreReadOnly(
+            f"The database cannot be made: {error.strerror}.",
+            where=str(path),
+            hint="check the rights of the folder, or set HERMES_HOME to another one",
+        ) from error
+    return connect(uri(path, "rw"))
+
+
+def connect_reader(path: Path, schema: Schema, *, alone: bool) -> Connection:
+    """A connection that changes nothing. `alone`: there is no writer in this process that has looked at the file."""
+    require_fts5()
+    if alone and not path.is_file():
+        raise StoreError("There is no such database.", where=str(path))
+    # A file that nobody has open is read without leaving anything beside it, as long as it stays as it is.
+    stamp = stamp_of(path) if alone else None
+    db = connect(uri(path, "ro" if stamp is None else "ro&immutable=1"))
+    db.stamp = stamp
+    try:
+        db.execute("PRAGMA query_only=ON")
+        _check_version(db, path, schema, current=alone)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def make_ready(db: sqlite3.Connection, path: Path | None, schema: Schema, notice: Callable[[str], None]) -> None:
+    """Bring the file up to date. One of a newer Hermes, or of another program, is not touched."""
+    _check_version(db, path, schema)
+    if path is not None:
+        _set_journal(db, path, notice)
+    for pragma in _PRAGMAS:
+        db.execute(f"PRAGMA {pragma}")
+    while (version := db.execute("PRAGMA user_version").fetchone()[0]) < schema.version:
+        _migrate(db, schema, version)
+
+
+def _check_version(db: sqlite3.Connection, path: Path | None, schema: Schema, *, current: bool = False) -> None:
+    db.execute("BEGIN")  # another process may be making it just now
+    try:
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    finally:
+        db.rollback()
+    if version > schema.version:
+        raise StoreTooNew(
+            f"The database was written by a newer Hermes (version {version}, this one knows {schema.version}).",
+            where=str(path),
+            hint="update Hermes, or name another home",
+        )
+    if version == 0 and tables:
+        raise StoreError("The file is a database of another program.", where=str(path))
+    if current and version < schema.version:
+        raise StoreError(
+            "The database is of an older Hermes and has to be brought up to date first.",
+            where=str(path),
+            hint="open it once for writing: hermes sessions list",
+        )
+
+
+def _set_journal(db: sqlite3.Connection, path: Path, notice: Callable[[str], None]) -> None:
+    kind = connections.file_system_of(path)
+    networked = kind.startswith(_NETWORKED)
+    got = patiently(db, f"PRAGMA journal_mode={'delete' if networked else 'wal'}").fetchone()[0]
+    if got != "wal":
+        why = f"a network file system ({kind})" if networked else "a file system that refuses it"
+        notice(f"{path} lies on {why}: it works without a write-ahead log, which is slower.")
+
+
+def _migrate(db: sqlite3.Connection, schema: Schema, version: int) -> None:
+    """One step, in a transaction of its own; nothing, if another process was quicker."""
+    with in_one(db):
+        if db.execute("PRAGMA user_version").fetchone()[0] == version:
+            for statement in schema.migrations[version]:
+                db.execute(statement)
+            db.execute(f"PRAGMA user_version={version + 1}")
