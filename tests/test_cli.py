@@ -274,3 +274,20 @@ def test_a_question_is_answered_although_it_cannot_be_kept(tmp_path: Path) -> No
         done = run("-z", "hi", home=tmp_path)
     assert (done.returncode, done.stdout) == (0, "ok\n")
     assert "not kept" in done.stderr and "hermes sessions repair" in done.stderr
+
+
+def test_the_database_lies_where_the_settings_say(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere" / "all.db"
+    with serving(Reply(text="ok")) as server:
+        configure(tmp_path, server, f"{UNTITLED}storage: {{url: 'sqlite://{elsewhere}'}}\n")
+        assert run("-z", "hi", home=tmp_path).stdout == "ok\n"
+    assert elsewhere.exists() and not (tmp_path / "state.db").exists()
+    listed = json.loads(run("sessions", "list", "--json", home=tmp_path).stdout)
+    assert "cli" in json.dumps(listed)
+
+
+def test_an_address_that_no_store_has_is_a_refused_setting(tmp_path: Path) -> None:
+    with serving(Reply(text="ok")) as server:
+        configure(tmp_path, server)
+        done = run("-z", "hi", home=tmp_path, env={"HERMES_DATABASE_URL": "postgresql://u:hunter2@h/db"})
+    assert done.returncode == 78 and "hunter2" not in done.stderr and "postgresql" in done.stderr

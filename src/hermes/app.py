@@ -28,7 +28,7 @@ from hermes.runs.engine import EngineLimits, LiveRun, Result, RunEngine
 from hermes.runs.log import RunLog
 from hermes.runs.spec import RunSpec
 from hermes.store.base import StoreError
-from hermes.store.bundle import AsyncStore, Store, store_at
+from hermes.store.bundle import AsyncStore, Store, address, store_at
 from hermes.store.engine import Engine
 from hermes.threads import Threads
 from hermes.tools.toolsets import builtin
@@ -174,8 +174,7 @@ async def current(home: Home | None = None, engine: Engine | None = None) -> App
 
 def store_of(home: Home, settings: config.Settings) -> Store:
     """The store that the settings name, not yet opened."""
-    url = settings.get("storage.url")
-    return store_at(url.replace("<home>", str(home.path)), read_threads=settings.get("storage.read_threads"))
+    return store_at(address(home, settings), read_threads=settings.get("storage.read_threads"))
 
 
 # --- a loop for programs that have none ------------------------------------------------------------------------------

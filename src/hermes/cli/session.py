@@ -19,7 +19,7 @@ from hermes.providers.base import Route
 from hermes.providers.registry import EXAMPLE_PROVIDER, available
 from hermes.runs.spec import RouteChoice
 from hermes.store.base import StoreError
-from hermes.store.bundle import Store
+from hermes.store.bundle import Store, address, path_of
 from hermes.store.sessions import SessionDB
 
 EXIT_FAILED, EXIT_NO_MODEL, EXIT_DEADLINE, EXIT_INTERRUPTED = 1, 3, 124, 130
@@ -57,7 +57,7 @@ def database(args: argparse.Namespace, home: Home) -> Iterator[SessionDB | None]
     db: SessionDB | None = None
     if not args.no_save:
         try:
-            db = SessionDB(home.state_db)
+            db = SessionDB(path_of(address(home, config.load(home))) or ":memory:")
         except StoreError as error:
             print(f"hermes: this conversation is not kept: {error}", file=sys.stderr)
     try:

@@ -45,16 +45,29 @@ class NotFound(HermesError):
     exit_code = 5
 
 
+def database_file(home: Home) -> Path:
+    """Where the settings keep the database; settings that cannot be read keep nobody from the home's own."""
+    from hermes import config
+    from hermes.errors import ConfigError
+    from hermes.store.bundle import address, path_of
+
+    try:
+        settings = config.load(home)
+    except ConfigError:
+        return home.state_db
+    return path_of(address(home, settings)) or home.state_db
+
+
 @contextlib.contextmanager
 def opened(home: Home, to: str = "look") -> Iterator[SessionDB]:
     """The database, to `look` at (an empty one where there is none), to `change`, or to `make` if need be."""
     from hermes.store.base import StoreError
     from hermes.store.sessions import SessionDB
 
-    there = home.state_db.exists()
+    there = database_file(home).exists()
     if to == "change" and not there:
         raise NotFound("There are no sessions yet.", where=str(home.path), hint="hermes chat")
-    path = home.state_db if there or to == "make" else ":memory:"
+    path = database_file(home) if there or to == "make" else ":memory:"
     try:
         db = SessionDB(path, read_only=there and to == "look")
     except StoreError as error:
@@ -96,8 +109,8 @@ def _unknown(text: str) -> NotFound:
 
 
 def stats(args: argparse.Namespace, home: Home) -> None:
-    document: Json = {"path": str(home.state_db), "bytes": 0, "parts": {}} | dict.fromkeys(_COUNTED, 0)
-    if home.state_db.exists():
+    document: Json = {"path": str(database_file(home)), "bytes": 0, "parts": {}} | dict.fromkeys(_COUNTED, 0)
+    if database_file(home).exists():
         with opened(home) as db:
             document |= db.engine.read(_measured)
     lines = [f"{name}: {document[name]}" for name in _COUNTED]
@@ -163,16 +176,16 @@ def repair(args: argparse.Namespace, home: Home) -> int:
     from hermes.store import upkeep
     from hermes.store.base import StoreBusy, StoreDamaged
 
-    if home.state_db.exists() and is_served(home):
+    if database_file(home).exists() and is_served(home):
         raise StoreBusy("A server is using this home.", where=str(home.path), hint="hermes gateway stop")
     faults, notices = _faults(home, deep=args.deep)
     document: Json = {"sound": not faults, "faults": faults, "notices": notices, "repair": None, "left": []}
     if not faults:
-        sound = f"No fault was found in {home.state_db}; nothing was done to it."
+        sound = f"No fault was found in {database_file(home)}; nothing was done to it."
         tell(args, document, *notices, "No other fault was found." if notices else sound)
         return 0
     note(*(f"  {fault}" for fault in faults[:_FAULTS_MAX]))
-    report = upkeep.repair(home.state_db)
+    report = upkeep.repair(database_file(home))
     left = _faults(home, deep=False)[0] if report["repaired"] else faults
     lines = [f"It could not be repaired: {report['error']}"]
     if report["repaired"]:

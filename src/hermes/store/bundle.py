@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hermes.errors import ConfigError
 from hermes.store.engine import Engine
@@ -17,6 +17,10 @@ from hermes.store.responses import ResponseStore
 from hermes.store.runs import Runs
 from hermes.store.schema import STATE
 from hermes.store.sessions import SessionDB
+
+if TYPE_CHECKING:
+    from hermes.config import Settings
+    from hermes.home import Home
 
 R = TypeVar("R")
 _RESPONSES_KEPT, _RESPONSES_DAYS = 1000, 30.0
@@ -100,14 +104,25 @@ def Async(store: Any) -> Any:
     return twin(kind)(store) if hasattr(store, "_engine") else AsyncPart(store)
 
 
+def address(home: Home, settings: Settings) -> str:
+    """The address of the store that the settings name."""
+    return str(settings.get("storage.url")).replace("<home>", str(home.path))
+
+
 def store_at(url: str, *, read_threads: int = 4) -> Store:
     """The store of an address, not yet opened."""
+    return Store(path_of(url), read_threads=read_threads)
+
+
+def path_of(url: str) -> Path | None:
+    """The file of an address; None for one in memory."""
     scheme, found, rest = url.partition("://")
     if not found or scheme != "sqlite":
         kind = scheme.partition(":")[0][:20]  # what follows may hold a password
         raise ConfigError(f"There is no store of the kind {kind!r}.", hint="sqlite:///path/state.db")
-    path = Path("/" + rest.lstrip("/")) if rest.startswith("/") else Path(rest)
-    return Store(path if rest else None, read_threads=read_threads)
+    if not rest:
+        return None
+    return Path("/" + rest.lstrip("/")) if rest.startswith("/") else Path(rest)
 
 
 def open_store(url: str, *, read_threads: int = 4) -> Store:
