@@ -80,11 +80,15 @@ class RunLog:
                 if writer is not None:
                     with suppress(StoreError):
                         await writer.settle()
-                while page := await store.read(run_id, cursor, PAGE_EVENTS_MAX):
+                page = await store.read(run_id, cursor, PAGE_EVENTS_MAX)
+                while page:
                     cursor = page[-1].seq
                     yield page
                     if any(map(_ends, page)):
                         return
+                    # A page that is not full was the last: what came later has come by the bus.
+                    full = len(page) == PAGE_EVENTS_MAX
+                    page = await store.read(run_id, cursor, PAGE_EVENTS_MAX) if full else []
                 if over:
                     # Somebody else may be writing it: then there is more to come.
                     if live.closed or writer is not None or not await self._goes_on(run_id, store):
