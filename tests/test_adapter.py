@@ -8,8 +8,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
 
-from hermes.server.adapter import APIServerAdapter, _derive_chat_session_id, _IdempotencyCache
+from hermes.server.adapter import (
+    APIServerAdapter,
+    _derive_chat_session_id,
+    _IdempotencyCache,
+    cors_middleware,
+    security_headers_middleware,
+)
 from hermes.server.errors import error_body
 from hermes.server.settings import PlatformConfig
 
@@ -90,3 +98,15 @@ async def test_a_failure_is_told_to_everybody_and_kept_for_nobody() -> None:
     with pytest.raises(ValueError, match="no"):
         await cache.get_or_set("k", "f", fail)
     assert calls == 2
+
+
+@pytest.mark.parametrize(("origin", "status"), [(None, 404), ("http://here", 404), ("http://there", 403)])
+async def test_every_answer_carries_its_headers_refusals_too(origin: str | None, status: int) -> None:
+    app = web.Application(middlewares=[cors_middleware, security_headers_middleware])
+    with pytest.warns(web.NotAppKeyWarning):
+        app["api_server_adapter"] = adapter(cors_origins=["http://here"])
+    async with TestClient(TestServer(app)) as client:
+        answer = await client.get("/nowhere", headers={"Origin": origin} if origin else {})
+        assert answer.status == status
+        assert answer.headers.get("Access-Control-Allow-Origin") == ("http://here" if origin == "http://here" else None)
+        assert status == 403 or answer.headers["X-Frame-Options"] == "DENY"

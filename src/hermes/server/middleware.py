@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -76,7 +76,17 @@ async def cors_middleware(request: web.Request, handler: Handler) -> web.StreamR
         return error_response(403, words, "origin_not_allowed")
     if request.method == "OPTIONS":
         return web.Response(status=200, headers={**headers, "Access-Control-Max-Age": PREFLIGHT_KEPT_S})
-    request["cors_headers"] = headers
+    return await _with_headers(request, handler, headers)
+
+
+@web.middleware
+async def security_headers_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """The same headers on every answer, errors included."""
+    return await _with_headers(request, handler, SECURITY_HEADERS)
+
+
+async def _with_headers(request: web.Request, handler: Handler, headers: Mapping[str, str]) -> web.StreamResponse:
+    """The handler's answer, or its refusal, with these headers."""
     try:
         response = await handler(request)
     except web.HTTPException as error:
@@ -84,17 +94,4 @@ async def cors_middleware(request: web.Request, handler: Handler) -> web.StreamR
         raise
     if not response.prepared:
         response.headers.update(headers)
-    return response
-
-
-@web.middleware
-async def security_headers_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """The same headers on every answer, errors included."""
-    try:
-        response = await handler(request)
-    except web.HTTPException as error:
-        error.headers.update(SECURITY_HEADERS)
-        raise
-    if not response.prepared:
-        response.headers.update(SECURITY_HEADERS)
     return response
