@@ -3,12 +3,14 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# The clients of the server, which nothing else needs.
+CLIENTS := tests/clients/.venv
 
-.PHONY: setup run test test-long test-crash check format bench clean help
+.PHONY: setup run test test-clients test-long test-crash check format bench clean help
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make run | test | test-long | test-crash | check | format | bench | setup | clean"
+	@echo "make run | test | test-clients | test-long | test-crash | check | format | bench | setup | clean"
 
 setup: $(STAMP)
 
@@ -18,10 +20,17 @@ $(STAMP): pyproject.toml scripts/setup
 	@touch $(STAMP)
 
 run: setup
-	@$(BIN)/hermes $(ARGS)
+	@exec $(BIN)/hermes gateway run $(ARGS)
 
 test: setup
 	@$(BIN)/python -m pytest -m "not long" -n auto --dist worksteal $(ARGS)
+
+test-clients: setup $(CLIENTS)/.installed
+	@$(CLIENTS)/bin/python -m pytest -c tests/clients/pytest.ini -n auto --dist loadscope tests/clients $(ARGS)
+
+$(CLIENTS)/.installed: pyproject.toml scripts/setup-clients tests/clients/node/package-lock.json
+	@PYTHON="$(PYTHON)" VENV="$(CLIENTS)" sh scripts/setup-clients
+	@touch $@
 
 test-long: setup
 	@$(BIN)/python -m pytest -m long -n auto $(ARGS)
@@ -42,5 +51,5 @@ bench: setup
 	@$(BIN)/python -m bench $(ARGS)
 
 clean:
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist bench/results.json bench/.cache
+	@rm -rf $(VENV) $(CLIENTS) tests/clients/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist bench/results.json bench/.cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

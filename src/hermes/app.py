@@ -84,13 +84,24 @@ class App:
         self._settings, notice = config.reload_if_changed(self._settings)
         self._notice = notice or self._notice
 
-    def _secrets(self, spec: RunSpec) -> Secrets:
-        """Every credential this process knows, and those that the run brings along."""
+    @property
+    def settings(self) -> config.Settings:
+        """The settings as they stand."""
+        self._reload()
+        return self._settings
+
+    @property
+    def secrets(self) -> Secrets:
+        """Every credential this process knows."""
         self._reload()
         if self._known is None or self._known[0] is not self._settings:
             keys = [self._settings.variable(known.key_env) or "" for known in KNOWN_PROVIDERS.values() if known.key_env]
             self._known = (self._settings, Secrets([*self._settings.secret_values(), *keys]))
-        known = self._known[1]
+        return self._known[1]
+
+    def _secrets(self, spec: RunSpec) -> Secrets:
+        """The same, and those that the run brings along."""
+        known = self.secrets
         if spec.route is None:
             return known
         fallbacks = [entry.get("api_key") for entry in spec.route.fallbacks or () if not isinstance(entry, str)]

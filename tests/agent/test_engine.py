@@ -118,7 +118,7 @@ async def test_no_more_turns_than_the_setting_allows_wait_for_a_session(
 async def test_a_submitted_turn_that_finds_its_session_busy_too_long_fails_on_record(
     house: House, server: ModelServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(house.engine, "_limits", replace(house.engine._limits, submitted_wait_s=0.05))
+    monkeypatch.setattr(house.engine, "limits", replace(house.engine.limits, submitted_wait_s=0.05))
     running = await house.begin(house.spec(server, session_id=SESSION, persist=True))
     late = house.spec(server, session_id=SESSION, persist=True)
     await house.engine.submit(late)
@@ -188,7 +188,7 @@ async def test_an_admission_holds_the_session_until_its_run_ends(house: House, s
 async def test_no_more_runs_than_allowed_are_admitted_at_once(
     house: House, server: ModelServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(house.engine, "_limits", replace(house.engine._limits, runs_max=2))
+    monkeypatch.setattr(house.engine, "limits", replace(house.engine.limits, runs_max=2))
     runs = [await house.begin(house.spec(server)) for _ in range(2)]
     with pytest.raises(Refused) as refused:
         await house.engine.run(house.spec(server))

@@ -29,7 +29,19 @@ each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
 T = TypeVar("T")
 RESULT_KEYS = {
     *("final_response", "last_reasoning", "messages", "api_calls", "completed", "partial", "failed", "interrupted"),
-    *("error", "error_code", "failure", "run_id", "session_id", "model", "provider", "pending_calls", "pending_steer"),
+    *(
+        "error",
+        "error_code",
+        "failure",
+        "run_id",
+        "session_id",
+        "model",
+        "provider",
+        "pending_calls",
+        "pending_steer",
+        "ignored_options",
+        "retry_after_s",
+    ),
     *("input_tokens", "output_tokens", "total_tokens", "usage_details"),
 }
 DETAIL_KEYS = {"cache_read_tokens", "cache_write_tokens", "reasoning_tokens", "cost_usd"}

@@ -172,7 +172,7 @@ async def test_the_deadline_of_a_queued_run_counts_from_its_submission(
 async def test_past_the_number_of_runs_allowed_a_submission_is_refused_at_once_and_leaves_no_trace(
     house: House, server: ModelServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(house.engine, "_limits", replace(house.engine._limits, runs_max=1))
+    monkeypatch.setattr(house.engine, "limits", replace(house.engine.limits, runs_max=1))
     first = await house.begin(house.spec(server, persist=True))
     await first.seen("model.started")
     more = house.spec(server, persist=True)

@@ -20,6 +20,7 @@ ALIASES = {
     "run_agent": ("hermes.agent.facade", "AIAgent"),
     "hermes_cli.profiles": ("hermes.home", "get_active_profile_name"),
     "hermes_cli.tools_config": ("hermes.tools.toolsets", "_get_platform_tools"),
+    "gateway.run": ("hermes.server.runner", "_resolve_gateway_model"),
     "gateway.config": ("hermes.server.settings", "load_gateway_config"),
     "gateway.status": ("hermes.server.status", "read_runtime_status"),
 }

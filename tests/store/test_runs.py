@@ -114,6 +114,8 @@ SAMPLES: dict[str, Any] = {
     "disabled_toolsets": frozenset({"terminal"}),
     "tool_policy": frozenset(),
     "client_tools": ({"type": "function", "function": {"name": "f"}},),
+    "allowed_tools": frozenset({"f"}),
+    "results": ({"tool_call_id": "call_1", "content": "done"},),
     "tool_choice": {"type": "function", "function": {"name": "f"}},
     "approvals": "manual",
     "answerable": True,

@@ -37,6 +37,11 @@ async def close_completed(turn: Turn, answered: Answered, pending: list[ToolCall
         **_spent(turn),
     )
 
+    if calls and turn.stored:
+        spec = turn.live.spec
+        ids = [call["id"] for call in calls]
+        await turn.live.store.sessions.put_pending_calls(spec.session_id, spec.run_id, ids, spec.owner)
+
     def steers() -> None:
         event.data["pending_steer"] = _steers(turn)
 
@@ -73,6 +78,7 @@ async def close_failed(
         text=text,
         reasoning=_reasoning(row),
         failed=not failure.partial_only,
+        retry_after_s=failure.retry_after_s,
         partial=bool(text) or failure.partial_only,
         error=failure.message,
         error_code=failure.code,
@@ -190,6 +196,7 @@ def result(
     error: str | None = None,
     error_code: str | None = None,
     failure: str | None = None,
+    retry_after_s: float | None = None,
     pending_calls: list[dict[str, Any]] | None = None,
 ) -> Result:
     """What the caller gets; every ending has every key."""
@@ -206,12 +213,14 @@ def result(
         "error": error,
         "error_code": error_code,
         "failure": failure,
+        "retry_after_s": retry_after_s,
         "run_id": turn.live.spec.run_id,
         "session_id": turn.live.spec.session_id,
         "model": turn.route.model,
         "provider": turn.route.provider,
         "pending_calls": pending_calls or [],
         "pending_steer": _steers(turn),
+        "ignored_options": sorted(turn.options_told),
         **{name: totals.counts[name] for name in ("input_tokens", "output_tokens", "total_tokens")},
         "usage_details": {
             **{name: totals.counts[name] for name in ("cache_read_tokens", "cache_write_tokens", "reasoning_tokens")},

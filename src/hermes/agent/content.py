@@ -6,7 +6,9 @@ import base64
 import binascii
 import os
 import re
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hermes.home import write_private
@@ -19,22 +21,33 @@ if TYPE_CHECKING:
 _TEXT_TYPES = re.compile(r"text/|application/(json|xml|yaml|x-yaml|toml|javascript|x-sh)|\+(json|xml)$")
 
 
-async def received(content: Content, services: Services, session_id: str) -> Content:
-    """The message with every file part turned into text, and text that can be stored; the rest as it is."""
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A file that came with a message and was saved."""
+
+    name: str
+    path: Path
+    bytes: int
+    mime: str
+
+
+async def received(content: Content, services: Services, session_id: str) -> tuple[Content, list[Upload]]:
+    """The message with every file part turned into text, and text that can be stored; what was saved on the way."""
     content = whole_tree(content)
+    saved: list[Upload] = []
     if isinstance(content, str) or not any(part.get("type") == "file" for part in content):
-        return content
+        return content, saved
     parts: list[dict[str, Any]] = []
     for part in content:
         if part.get("type") != "file":
             parts.append(part)
             continue
-        text = await services.files.call(partial(_as_text, part["file"], services, session_id))
+        text = await services.files.call(partial(_as_text, part["file"], services, session_id, saved))
         parts.append({"type": "text", "text": text})
-    return parts
+    return parts, saved
 
 
-def _as_text(file: dict[str, Any], services: Services, session_id: str) -> str:
+def _as_text(file: dict[str, Any], services: Services, session_id: str, saved: list[Upload]) -> str:
     name = re.sub(r"[^\w.@ -]", "_", os.path.basename(str(file.get("name") or "file"))).lstrip(".") or "file"
     data = _bytes(file["data"])
     if _TEXT_TYPES.search(str(file.get("media_type") or "")) and b"\0" not in data:
@@ -46,6 +59,7 @@ def _as_text(file: dict[str, Any], services: Services, session_id: str) -> str:
         path = folder / f"{count}-{name}"
         count += 1
     write_private(path, data)
+    saved.append(Upload(name, path, len(data), str(file.get("media_type") or "application/octet-stream")))
     return f"The user attached the file {name} ({len(data)} bytes, {file.get('media_type')}); it is at {path}."
 
 

@@ -189,11 +189,16 @@ class AIAgent(SingleCalls):
         task_id: str | None = None,
         stream_callback: Callback | None = None,
         admission: Admission | None = None,
+        spec: RunSpec | None = None,
     ) -> Result:
-        """The same as a coroutine. Callbacks are called on the loop and must return quickly."""
-        spec = self._spec(user_message, system_message, conversation_history, task_id)
-        if admission is not None:
-            spec = replace(spec, run_id=admission.run_id, session_id=admission.session_id)
+        """The same as a coroutine. Callbacks are called on the loop and must return quickly.
+
+        With a spec, that is what is run: a server has put into it what this object and its arguments cannot say.
+        """
+        if spec is None:
+            spec = self._spec(user_message, system_message, conversation_history, task_id)
+            if admission is not None:
+                spec = replace(spec, run_id=admission.run_id, session_id=admission.session_id)
         callbacks = self._callbacks(stream_callback)
 
         async def tell(event: Event, content: str | None) -> None:
@@ -238,10 +243,9 @@ class AIAgent(SingleCalls):
         """Start the run on this loop, follow its log, and give back its result."""
         from hermes.app import current
 
-        app = await current(self._home, self._engine())
+        engine = admission.engine if admission else (await current(self._home, self._engine())).engine
         if spec.history is None and not spec.persist:
             spec = replace(spec, history=await asyncio.to_thread(self._remembered))
-        engine = app.engine
         live = await engine.start(spec, admission)
         assert live.task is not None
         owner = engine.attach(spec.run_id)

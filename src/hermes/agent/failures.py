@@ -87,6 +87,7 @@ class Failure:
     message: str
     retryable: bool
     code: str
+    retry_after_s: float | None = None
 
     @property
     def partial_only(self) -> bool:

@@ -31,6 +31,7 @@ from hermes.tools.registry import Answer, ToolContext, ToolDef
 from hermes.tools.round import Outcome, ToolRound, last_answer
 
 log = logging.getLogger(__name__)
+_APPROVAL_S = {"api_server": "api_server.approval_timeout_seconds"}
 
 
 async def run_turn(live: LiveRun, services: Services) -> Result:
@@ -257,7 +258,10 @@ class TurnLoop:
                 server.append(call)
                 continue
             parsed = arguments.parse(call.arguments)
-            if parsed.value is None:
+            if self._spec.allowed_tools is not None and name not in self._spec.allowed_tools:
+                refused[call.id] = {"error": f"{name} may not be called now.", "code": "not_allowed"}
+                server.append(call)
+            elif parsed.value is None:
                 refused[call.id] = {"error": f"The arguments are {parsed.fault}.", "code": "invalid_arguments"}
                 server.append(call)
             else:
@@ -305,13 +309,14 @@ class TurnLoop:
     def _tool_round(self, turn: Turn) -> ToolRound:
         get, live = turn.settings.get, self._live
         known = live.secrets
+        denies = self._spec.approvals == "deny"
         asking = Asking(
             self._log,
             live.controls,
-            mode=self._spec.approvals or get("approvals.mode"),
+            mode=get("approvals.mode") if denies or not self._spec.approvals else self._spec.approvals,
             answerable=self._spec.answerable,
-            unattended=get("approvals.unattended"),
-            approval_s=get("approvals.timeout"),
+            unattended="deny" if denies else get("approvals.unattended"),
+            approval_s=get(_APPROVAL_S.get(self._spec.source, "approvals.timeout")),
             clarify_s=get("agent.clarify_timeout"),
             before=live.resumption,
         )

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from hermes.agent import prompt, routes
-from hermes.agent.content import received, text_of
+from hermes.agent.content import Upload, received, text_of
 from hermes.agent.failures import Failure
 from hermes.agent.prompt import PromptInputs
 from hermes.agent.surroundings import gather
@@ -34,9 +34,13 @@ async def open_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | 
     settings, notice = services.settings()
     session = await live.store.sessions.get_session(live.transcript_id)
     found, fault = _routes(live, services, settings, session)
-    history = await _history(live, session)
+    stored = await _stored(live, session)
+    begins = not stored and spec.base_id is not None
+    results: list[Message] = [{"role": "tool", **result} for result in spec.results]
+    history = [*(stored or spec.history or ()), *results]
+    uploads: list[Upload] = []
     try:
-        content = await received(spec.user_message, services, spec.session_id)
+        content, uploads = await received(spec.user_message, services, spec.session_id)
         client_tools = {tool.name: tool for tool in map(_client_tool, spec.client_tools)}
         _check_answered(history, content)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -49,7 +53,10 @@ async def open_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | 
     turn.stored = spec.persist and (spec.history is None or spec.base_id is not None)
     turn.user_message = new[0] if new else None
     _equip(turn, client_tools)
-    await _record(turn, await set_system_prompt(turn, session), content, new_session=session is None)
+    await _record(turn, await set_system_prompt(turn, session), content, begins=begins)
+    for file in uploads if spec.persist else ():
+        facts = {"bytes": file.bytes, "mime": file.mime, "direction": "in", "path": file.path}
+        await live.store.sessions.add_file(spec.session_id, file.name, **facts)
     notices = [*live.notices, *([("settings_kept", notice)] if notice else [])]
     for code, words in notices:
         await live.log.emit("notice", level="warn", code=code, message=live.secrets.redact(words))
@@ -116,11 +123,11 @@ def _with_window(route: Route, services: Services) -> Route:
     return route if route.window_tokens else replace(route, window_tokens=services.lists.window(route))
 
 
-async def _history(live: LiveRun, session: Mapping[str, Any] | None) -> list[Message]:
-    """What was said before: as the caller brings it, unless a stored session is known to hold it."""
+async def _stored(live: LiveRun, session: Mapping[str, Any] | None) -> list[Message]:
+    """What is known to have been said before. A caller's own history counts instead where there is none."""
     spec = live.spec
-    if spec.history is not None and (spec.base_id is None or session is None):
-        return list(spec.history)
+    if session is None or (spec.history is not None and spec.base_id is None):
+        return []
     return await live.store.sessions.get_messages_as_conversation(spec.session_id)
 
 
@@ -184,7 +191,7 @@ async def set_system_prompt(turn: Turn, session: Mapping[str, Any] | None, *, an
     }
 
 
-async def _record(turn: Turn, record: Mapping[str, Any], content: Any, *, new_session: bool) -> None:
+async def _record(turn: Turn, record: Mapping[str, Any], content: Any, *, begins: bool) -> None:
     live, spec = turn.live, turn.live.spec
     started = live.log.event(
         "run.started",
@@ -199,8 +206,11 @@ async def _record(turn: Turn, record: Mapping[str, Any], content: Any, *, new_se
         on_detach=spec.on_detach,
     )
     rows: list[Row] = []
-    if new_session and spec.base_id is not None and spec.persist:
-        rows += (row_of_message(live.transcript_id, message) for message in turn.messages[: turn.history_length])
+    if spec.persist and turn.stored:
+        # What the store does not hold yet: a history that the session begins with, and a client's answers to calls.
+        unknown = turn.history_length if begins else len(spec.results)
+        told = turn.messages[turn.history_length - unknown : turn.history_length]
+        rows += (row_of_message(live.transcript_id, message) for message in told)
     if content:
         turn.user_row = Row(live.transcript_id, "user", content, spec.run_id, told=((started, "user_row"),))
         rows.append(turn.user_row)

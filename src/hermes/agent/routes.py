@@ -32,6 +32,9 @@ def routes(settings: Settings, choice: RouteChoice | None = None, session_model:
 
 def primary(settings: Settings, choice: RouteChoice, session_model: str | None = None) -> Route:
     """What was asked for, else the session's, else what is configured, else the local model."""
+    if choice.alias:
+        named = settings.section("api_server.model_routes").get(choice.alias) or {}
+        choice = replace(choice, alias=None, **{name: value for name, value in named.items() if value})
     configured = settings.section("model")
     provider = choice.provider or configured["provider"] or ""
     model = choice.model or session_model or configured["default"] or ""

@@ -283,6 +283,7 @@ class ModelStep:
             has_text=bool(self._text),
             own_limit=own_limit,
         )
+        failure = replace(failure, retry_after_s=facts.retry_after_s)
         message = attempt.assembler.message()
         return Answered(replace(message, tool_calls=[]), self._text, failure)
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "chat": ("hermes.cli.chat", "talk to the agent in this terminal (the default)"),
     "config": ("hermes.cli.config_command", "look at and change settings"),
+    "gateway": ("hermes.cli.gateway_command", "run the server, look at it, stop it"),
     "profile": ("hermes.cli.profile_command", "make, choose and remove profiles"),
     "sessions": ("hermes.cli.sessions_command", "look at conversations, find, move and remove them"),
 }

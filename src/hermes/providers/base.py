@@ -294,8 +294,11 @@ def bearer(credential: Credential | None) -> dict[str, str]:
 
 
 def left_out(prompt: Prompt, body: JsonObject, fields: Mapping[str, str]) -> tuple[str, ...]:
-    """The sampling parameters that were given and are not in the body. `fields` tells where some of them go."""
+    """The parameters that were given and are not in the body. `fields` tells where some of them go."""
     given = [name for name, value in prompt.sampling.items() if value is not None]
+    thinks = any(name in body for name in ("reasoning", "reasoning_effort", "thinking"))
+    if not thinks and wanted_effort(prompt.reasoning) not in (None, "", "none"):
+        given.append("reasoning_effort")
     idle = set() if prompt.tools else {"parallel_tool_calls"}
     return tuple(sorted(name for name in given if fields.get(name, name) not in body and name not in idle))
 

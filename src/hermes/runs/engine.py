@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -34,26 +34,43 @@ Result = dict[str, Any]
 class Refused(Exception):
     """The run was not admitted; nothing of it is left."""
 
-    def __init__(self, code: Refusal, message: str) -> None:
+    def __init__(self, code: Refusal, message: str, holder: str | None = None) -> None:
         super().__init__(message)
         self.code: Refusal = code
+        self.holder = holder
 
 
 @dataclass(slots=True)
 class Admission:
     """What a run has gained before it starts: a permit and its session's lease."""
 
-    run_id: str
-    session_id: str
+    spec: RunSpec
     lease: Lease
-    give_back: Callable[[Admission], Awaitable[None]] = field(repr=False)
+    engine: RunEngine = field(repr=False)
+    begun: bool = False
+    told: Callable[[], None] | None = field(default=None, repr=False)
     released: bool = False
 
+    @property
+    def run_id(self) -> str:
+        """The run that it is for."""
+        return self.spec.run_id
+
+    @property
+    def session_id(self) -> str:
+        """The session that it holds."""
+        return self.spec.session_id
+
     async def release(self) -> None:
-        """Give it back, where no run has taken it over. Once is enough; twice does no harm."""
+        """Give it back. Once is enough; twice does no harm."""
         if not self.released:
             self.released = True
-            await self.give_back(self)
+            await self.engine.give_back(self)
+
+    async def give_up(self) -> None:
+        """Give it back, unless a run has taken it over."""
+        if not self.begun:
+            await self.release()
 
 
 @dataclass(slots=True)
@@ -129,49 +146,70 @@ class RunEngine:
     ) -> None:
         self._store, self._ephemeral, self._log, self._execute = store, ephemeral, run_log, execute
         self._secrets = secrets
-        self._limits = limits or EngineLimits()
+        self.limits = limits or EngineLimits()
         self._live: dict[str, LiveRun] = {}
         self._unkept: set[str] = set()
         self._permits = 0
-        self._leases = SessionLeases(self._limits.turn_queue, self._session_lost)
+        self._leases = SessionLeases(self.limits.turn_queue, self._session_lost)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._watching: set[asyncio.Task[None]] = set()
         self._draining = False
 
+    def limit(self, **limits: Any) -> None:
+        """Change how much is done at once, or how long is waited."""
+        self.limits = replace(self.limits, **limits)
+
+    @property
+    def active(self) -> int:
+        """How many turns there are at work, or about to be."""
+        return self._permits
+
+    @property
+    def draining(self) -> bool:
+        """Whether no new turns are taken any more."""
+        return self._draining
+
     # --- admission ----------------------------------------------------------------------------------------------
 
-    async def admit(self, spec: RunSpec, *, wait_s: float | None = -1.0) -> Admission:
-        """A permit and the session's lease, waited for in order of arrival."""
+    async def admit(self, spec: RunSpec, *, wait_s: float | None = -1.0, bind: bool = False) -> Admission:
+        """A permit and the session's lease, waited for in order of arrival.
+
+        With `bind` the session's id is only a label: the stored session that holds the spec's history is taken, or a
+        new one, and none is waited for.
+        """
         self._check_open()
         self._permits += 1
         try:
-            lease = await self._gain(spec, self._limits.session_wait_s if wait_s == -1.0 else wait_s)
+            lease = await self._gain(spec, self.limits.session_wait_s if wait_s == -1.0 else wait_s, bind)
         except SessionBusy as error:
             self._permits -= 1
             self._check_open()
-            raise Refused("session_busy", str(error)) from None
+            raise Refused("session_busy", str(error), await self._running_in(spec)) from None
         except StoreError as error:
             self._permits -= 1
             raise Refused("session_db_unavailable", f"The store is out of reach: {error}") from error
         except BaseException:
             self._permits -= 1
             raise
-        admission = Admission(spec.run_id, spec.session_id, lease, self._give_back)
+        admission = Admission(replace(spec, session_id=lease.session_id), lease, self)
         if self._draining:
             await admission.release()
             self._check_open()
         return admission
 
-    async def _gain(self, spec: RunSpec, wait_s: float | None) -> Lease:
+    async def _gain(self, spec: RunSpec, wait_s: float | None, bind: bool) -> Lease:
         """The session's lease. A run that was begun there and has no end goes first: it is taken up, or closed."""
         until = None if wait_s is None else time.monotonic() + wait_s
         leases = (self._store if spec.persist else self._ephemeral).leases
         unrecorded, next_in_line = _may_go_unrecorded(spec), False
+        lease = await self._bound(spec) if bind and spec.persist else None
         while True:
-            left = None if until is None else max(0.0, until - time.monotonic())
-            lease = await self._leases.acquire(
-                spec.session_id, spec.run_id, left, leases, unrecorded=unrecorded, next_in_line=next_in_line
-            )
+            if lease is None:
+                left = None if until is None else max(0.0, until - time.monotonic())
+                lease = await self._leases.acquire(
+                    spec.session_id, spec.run_id, left, leases, unrecorded=unrecorded, next_in_line=next_in_line
+                )
+            spec = replace(spec, session_id=lease.session_id)
             if not spec.persist or lease.token is None:
                 return lease
             try:
@@ -187,7 +225,27 @@ class RunEngine:
             if orphan is None:
                 return lease
             await self._take_up(orphan, lease)
-            next_in_line = True
+            lease, next_in_line = None, True
+
+    async def _bound(self, spec: RunSpec) -> Lease | None:
+        """The session that holds the spec's history, or one for it to begin in. None: the store is away."""
+        try:
+            return await self._leases.bind(spec, self._store)
+        except StoreError as error:
+            if not _may_go_unrecorded(spec):
+                raise
+            log.warning("the conversation of run %s could not be looked for: %s", spec.run_id, error)
+            return None
+
+    async def _running_in(self, spec: RunSpec) -> str | None:
+        """The run that holds a session."""
+        if (run_id := self._leases.first(spec.session_id)) is not None:
+            return run_id
+        try:
+            found = await self._store.runs.unfinished(spec.session_id)
+        except StoreError:
+            return None
+        return next((record.spec.run_id for record in found if record.state.started_at is not None), None)
 
     async def _orphan(self, spec: RunSpec) -> RunRecord | None:
         """A run of the session that was begun elsewhere and has no end."""
@@ -197,15 +255,16 @@ class RunEngine:
                 return record
         return None
 
-    async def _give_back(self, admission: Admission) -> None:
+    async def give_back(self, admission: Admission) -> None:
+        """Let the next one in."""
         self._permits -= 1
         await self._leases.release(admission.lease)
 
     def _check_open(self) -> None:
         if self._draining:
             raise Refused("gateway_draining", "The server is stopping and takes no new turns.")
-        if self._limits.runs_max and self._permits >= self._limits.runs_max:
-            raise Refused("rate_limit_exceeded", f"{self._limits.runs_max} turns are running already.")
+        if self.limits.runs_max and self._permits >= self.limits.runs_max:
+            raise Refused("rate_limit_exceeded", f"{self.limits.runs_max} turns are running already.")
 
     def _session_lost(self, run_id: str) -> None:
         log.warning("run %s has lost its session", run_id)
@@ -253,7 +312,7 @@ class RunEngine:
         spec = live.spec
         try:
             async with live.controls.stop.scope():
-                admission = await self.admit(spec, wait_s=self._limits.submitted_wait_s)
+                admission = await self.admit(spec, wait_s=self.limits.submitted_wait_s)
         except BaseException as error:  # whatever kept it from starting is its end, on record
             await self._end_unstarted(live, error)
             if not isinstance(error, Exception):
@@ -355,7 +414,7 @@ class RunEngine:
         """Go on with a run whose session is held; it gives the lease back at its end."""
         lease.run_id = record.spec.run_id
         self._permits += 1
-        admission = Admission(record.spec.run_id, record.spec.session_id, lease, self._give_back)
+        admission = Admission(record.spec, lease, self)
         try:
             live = await self._revived(record, lease.token)
         except BaseException:
@@ -384,7 +443,7 @@ class RunEngine:
         events, partials = await store.durable(spec.run_id), await store.partials(spec.run_id)
         if not events:
             return self._alive(spec, self._store)
-        found = look(events, partials, on_detach=spec.on_detach, now=time.time(), within_s=self._limits.resume_within_s)
+        found = look(events, partials, on_detach=spec.on_detach, now=time.time(), within_s=self.limits.resume_within_s)
         log.info("run %s is taken up again (%s, %s)", spec.run_id, found.reason, found.verdict)
         live = self._alive(spec, self._store, found.next_seq - 1, record.state)
         live.resumption, live.log.token = found, token
@@ -408,6 +467,9 @@ class RunEngine:
         if live.spec.persist:
             live.log.token = admission.lease.token
         live.task = self._spawn(self._carry_out(live, admission))
+        admission.begun = True
+        if admission.told is not None:
+            admission.told()
 
     async def _carry_out(self, live: LiveRun, admission: Admission) -> Result:
         try:
@@ -468,12 +530,20 @@ class RunEngine:
 
     async def subscribe(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
         """The run's log from `after` on; a run that keeps nothing can be read until its last reader has left."""
+        async with contextlib.aclosing(self.batches(run_id, after)) as batches:
+            async for batch in batches:
+                for event in batch:
+                    yield event
+
+    async def batches(self, run_id: str, after: int = 0) -> AsyncGenerator[list[Event], None]:
+        """The same, as many events at a time as there are."""
         store = await self._store_of(run_id)
         if store is None:
             return
         try:
-            async for event in self._log.subscribe(run_id, store.runs, after):
-                yield event
+            async with contextlib.aclosing(self._log.batches(run_id, store.runs, after)) as batches:
+                async for batch in batches:
+                    yield batch
         finally:
             if run_id in self._unkept and run_id not in self._live and not self._log.watched(run_id):
                 await self._discard(run_id)
@@ -493,6 +563,11 @@ class RunEngine:
         """Runs, newest first."""
         return await self._store.runs.list(owner=owner, session_id=session_id, status=status, kind=kind)
 
+    async def durable(self, run_id: str) -> Sequence[Event]:
+        """What of the run's log is on record as such, without deltas."""
+        store = await self._store_of(run_id)
+        return await store.runs.durable(run_id) if store else []
+
     async def row(self, run_id: str, row_id: int) -> Row | None:
         """A message that the run's log announces."""
         store = await self._store_of(run_id)
@@ -503,6 +578,10 @@ class RunEngine:
             return self._ephemeral
         known = run_id in self._live or await self._store.runs.get(run_id) is not None
         return self._store if known else None
+
+    def watched(self, run_id: str) -> bool:
+        """Whether anybody follows the run."""
+        return self._log.watched(run_id)
 
     def attach(self, run_id: str) -> object:
         """Become one of those for whom the run works."""

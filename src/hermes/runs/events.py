@@ -106,6 +106,7 @@ class RunState:
     model: str = ""
     provider: str = ""
     failure: str = ""
+    code: str = ""
     error: str = ""
     usage: dict[str, Any] = field(default_factory=dict)
     final_row: int | None = None
@@ -138,7 +139,7 @@ class RunState:
             self.questions.pop(data["request_id"], None)
         elif kind in FINAL:
             self.ended_at = event.ts
-            self.failure, self.error = data.get("failure", ""), data.get("error", "")
+            self.failure, self.code, self.error = (data.get(name) or "" for name in ("failure", "code", "error"))
             self.usage = data.get("usage", {})
             self.final_row = data.get("row", data.get("partial_row"))
         self.status = self._status(kind)

@@ -5,14 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from hermes.limits import LEASE_POLL_S, LEASE_RENEW_S, LEASE_TRY_S, LEASE_TTL_S
 from hermes.processes import this_process
-from hermes.store.base import LeaseStore, SessionBusy, StoreError
+from hermes.runs.spec import RunSpec
+from hermes.store.base import LeaseStore, SessionBusy, Store, StoreError
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+async def _awaited(work: Awaitable[T]) -> T:
+    return await work
 
 
 @dataclass(eq=False, slots=True)
@@ -36,6 +43,11 @@ class SessionLeases:
         self._renewing: asyncio.Task[None] | None = None
         self._holder = this_process()
 
+    def first(self, session_id: str) -> str | None:
+        """The run of this process whose turn it is."""
+        line = self._lines.get(session_id)
+        return line[0].run_id if line else None
+
     def waiting(self, session_id: str) -> int:
         """How many turns of a session there are before a new one."""
         return len(self._lines.get(session_id, ()))
@@ -58,6 +70,8 @@ class SessionLeases:
         line.insert(1 if next_in_line else len(line), lease)
         if line[0] is lease:
             lease.turn.set_result(None)
+            if wait_s is not None:  # asking the store takes its time, however little is to be waited
+                wait_s = max(wait_s, LEASE_TRY_S)
         try:
             async with asyncio.timeout(wait_s):
                 await lease.turn
@@ -79,6 +93,9 @@ class SessionLeases:
         while (token := await self._ask_store(lease)) is None:  # noqa: ASYNC110
             await asyncio.sleep(LEASE_POLL_S)
         lease.token = token
+        self._hold(lease)
+
+    def _hold(self, lease: Lease) -> None:
         self._held.add(lease)
         if self._renewing is None:
             self._renewing = asyncio.create_task(self._renew())
@@ -86,7 +103,7 @@ class SessionLeases:
     async def _ask_store(self, lease: Lease) -> int | None:
         """The store's answer. Who is called away meanwhile gives back what the answer brings."""
         name = f"session:{lease.session_id}"
-        asked = asyncio.ensure_future(lease.store.acquire(name, self._holder, LEASE_TTL_S))
+        asked = asyncio.create_task(_awaited(lease.store.acquire(name, self._holder, LEASE_TTL_S)))
         try:
             return await asyncio.shield(asked)
         except asyncio.CancelledError:
@@ -94,6 +111,23 @@ class SessionLeases:
             if not asked.cancelled() and asked.exception() is None and (token := asked.result()) is not None:
                 await lease.store.release(name, token)
             raise
+
+    async def bind(self, spec: RunSpec, store: Store) -> Lease:
+        """The session that holds a spec's history, or a new one, found and taken in one step."""
+        asked = asyncio.create_task(_awaited(store.bind(spec, self._holder, LEASE_TTL_S)))
+        try:
+            session_id, token = await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            await asyncio.wait([asked])
+            if not asked.cancelled() and asked.exception() is None:
+                session_id, token = asked.result()
+                await store.leases.release(f"session:{session_id}", token)
+            raise
+        lease = Lease(session_id, spec.run_id, asyncio.get_running_loop().create_future(), store.leases, token)
+        lease.turn.set_result(None)
+        self._lines.setdefault(session_id, deque()).appendleft(lease)
+        self._hold(lease)
+        return lease
 
     async def acquire_if_free(self, session_id: str, run_id: str, store: LeaseStore) -> Lease | None:
         """The session, if nobody has it or waits for it."""

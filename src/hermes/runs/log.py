@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
 
 from hermes.bus.memory import MemoryBus
 from hermes.guards.secrets import Secrets
@@ -61,13 +61,14 @@ class RunLog:
             await writer.close()
         self._bus.close(run_id)
 
-    async def subscribe(self, run_id: str, store: RunStore, after: int = 0) -> AsyncIterator[Event]:
+    async def subscribe(self, run_id: str, store: RunStore, after: int = 0) -> AsyncGenerator[Event, None]:
         """Every event later than `after`: stored ones first, then live ones, without gap or repetition."""
-        async for batch in self.batches(run_id, store, after):
-            for event in batch:
-                yield event
+        async with aclosing(self.batches(run_id, store, after)) as batches:
+            async for batch in batches:
+                for event in batch:
+                    yield event
 
-    async def batches(self, run_id: str, store: RunStore, after: int = 0) -> AsyncIterator[list[Event]]:
+    async def batches(self, run_id: str, store: RunStore, after: int = 0) -> AsyncGenerator[list[Event], None]:
         """The same, as many events at a time as there are."""
         live = self._bus.subscribe(run_id)
         cursor = after
@@ -84,7 +85,7 @@ class RunLog:
                 while page:
                     cursor = page[-1].seq
                     yield page
-                    if any(map(_ends, page)):
+                    if page[-1].final:
                         return
                     # A page that is not full was the last: what came later has come by the bus.
                     full = len(page) == PAGE_EVENTS_MAX
@@ -101,7 +102,7 @@ class RunLog:
                         continue
                     cursor = fresh[-1].seq
                     yield fresh
-                    if any(map(_ends, fresh)):
+                    if fresh[-1].final:
                         return
         finally:
             self._bus.unsubscribe(run_id, live)
@@ -110,7 +111,3 @@ class RunLog:
     async def _goes_on(run_id: str, store: RunStore) -> bool:
         record = await store.get(run_id)
         return record is not None and not record.state.ended and record.state.status != "interrupted"
-
-
-def _ends(event: Event) -> bool:
-    return event.final or event.type == "run.interrupted"

@@ -13,7 +13,7 @@ OnDetach = Literal["cancel", "continue"]
 ControlKind = Literal["interrupt", "cancel", "steer", "approve", "answer"]
 Applied = Literal["applied", "not_active", "already_resolved", "unknown"]
 Content = str | list[dict[str, Any]]
-_SETS = ("toolsets", "disabled_toolsets", "tool_policy")
+_SETS = ("toolsets", "disabled_toolsets", "tool_policy", "allowed_tools")
 
 
 def new_run_id() -> str:
@@ -25,6 +25,7 @@ def new_run_id() -> str:
 class RouteChoice:
     """Overrides of where the model is asked; what is None comes from the configuration."""
 
+    alias: str | None = None
     model: str | None = None
     provider: str | None = None
     base_url: str | None = None
@@ -56,6 +57,8 @@ class RunSpec:
     disabled_toolsets: frozenset[str] = frozenset()
     tool_policy: frozenset[str] | None = None
     client_tools: tuple[Mapping[str, Any], ...] = ()
+    allowed_tools: frozenset[str] | None = None
+    results: tuple[Mapping[str, Any], ...] = ()
     tool_choice: str | Mapping[str, Any] | None = None
     approvals: str | None = None
     answerable: bool = False
@@ -97,7 +100,8 @@ class RunSpec:
             values["route"] = RouteChoice(**values["route"])
         if values.get("parent"):
             values["parent"] = tuple(values["parent"])
-        values["client_tools"] = tuple(values.get("client_tools", ()))
+        for name in ("client_tools", "results"):
+            values[name] = tuple(values.get(name, ()))
         return cls(**values)
 
 

@@ -300,7 +300,9 @@ class RunWriter:
         events = [done, *after]
         if thought is not None:
             form = {"chars": len(thought.text), "form": thought.form}
-            events.insert(0, self.event("reasoning.completed", message_id=message_id, **form))
+            told = self.event("reasoning.completed", message_id=message_id, row=None, **form)
+            row.told = (*row.told, (told, "row"))
+            events.insert(0, told)
 
         def cuts() -> None:
             done.data["cuts"] = text.cuts.pack() if text else ""

@@ -1,23 +1,53 @@
-"""The API server as the gateway holds it: its configuration, its stores, and who may come in."""
+"""The API server as the gateway holds it: its configuration, its stores, who may come in, and its handlers."""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
+import inspect
 import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 from aiohttp import web
 
+from hermes import app as apps
 from hermes import home
-from hermes.server.errors import error_response
+from hermes.agent import facade
+from hermes.guards.secrets import Secrets
+from hermes.runs.engine import Admission
+from hermes.runs.spec import RunSpec
+from hermes.server import (
+    chat,
+    conversations,
+    discovery,
+    documents,
+    middleware,
+    responses,
+    runner,
+    runs,
+    session_chat,
+    session_routes,
+    websocket,
+)
+from hermes.server.endpoint import endpoint
+from hermes.server.errors import ApiError, error_response
 from hermes.server.idempotency import _IdempotencyCache
 from hermes.server.middleware import CORS_HEADERS, cors_middleware, security_headers_middleware
+from hermes.server.response_kept import level
 from hermes.server.session_ids import _derive_chat_session_id
 from hermes.server.settings import Platform, PlatformConfig, api_server_options
+from hermes.server.sse import EventStream
+from hermes.server.wishes import session_key_fault
 from hermes.store import sessions
-from hermes.store.base import StoreError
+from hermes.store.bundle import Async
+from hermes.store.parts import Part
 from hermes.store.responses import ResponseStore
+from hermes.tools import toolsets
 
 __all__ = [
     "AIOHTTP_AVAILABLE",
@@ -31,13 +61,23 @@ __all__ = [
 ]
 log = logging.getLogger(__name__)
 AIOHTTP_AVAILABLE = find_spec("aiohttp") is not None
+CHAT_COMPLETIONS_SSE_KEEPALIVE_SECONDS = 15.0
 _CORS_HEADERS = CORS_HEADERS
 _OWN_NAME = "hermes-agent"
+Message = dict[str, Any]
 
 
 def check_api_server_requirements() -> bool:
     """Whether what the server is built on is installed."""
     return bool(AIOHTTP_AVAILABLE)
+
+
+@dataclass(frozen=True, slots=True)
+class SendResult:
+    """Whether a message was sent, and why not."""
+
+    success: bool
+    error: str | None = None
 
 
 class APIServerAdapter:
@@ -46,7 +86,8 @@ class APIServerAdapter:
     platform = Platform.API_SERVER
 
     def __init__(self, config: PlatformConfig) -> None:
-        options = api_server_options(config.extra)
+        self._options = options = api_server_options(config.extra)
+        self._set_keepalive = config.extra.get("keepalive_seconds") or os.environ.get("API_SERVER_KEEPALIVE_SECONDS")
         self._host: str = options["host"]
         self._port: int = options["port"]
         self._api_key: str = options["key"] or ""
@@ -56,6 +97,13 @@ class APIServerAdapter:
             options["responses.max_stored"], max_age_days=options["responses.max_age_days"]
         )
         self._session_db: Any = None
+        self._app: apps.App | None = None
+        self._secrets = Secrets([self._api_key] if self._api_key else [])
+        self.started_at = time.time()
+        self.draining = asyncio.Event()
+        self.seal: Any = None
+
+    # --- configuration ----------------------------------------------------------------------------------------------
 
     @staticmethod
     def _resolve_model_name(explicit: str) -> str:
@@ -65,24 +113,158 @@ class APIServerAdapter:
         profile = home.get_active_profile_name()
         return _OWN_NAME if profile == home.DEFAULT_PROFILE else profile
 
+    @property
+    def model_name(self) -> str:
+        """The name under which the agent is offered as a model."""
+        return self._model_name
+
+    def option(self, name: str) -> Any:
+        """A setting of the API server."""
+        return self._options[name]
+
+    def redact(self, text: str) -> str:
+        """The text without anything that is, or looks like, a credential."""
+        return (self._app.secrets if self._app is not None else self._secrets).redact(text)
+
+    # --- what it works with -----------------------------------------------------------------------------------------
+
+    def attach(self, app: apps.App) -> None:
+        """Work with this app, its database and its file of responses, from now on."""
+        self._app = app
+        self._session_db = app.store.blocking.sessions
+        path = app.store.blocking.responses_file
+        if path is not None:
+            self._response_store.close()
+            limits = self._options["responses.max_stored"], self._options["responses.max_age_days"]
+            self._response_store = ResponseStore(limits[0], path, max_age_days=limits[1])
+        self._limit(app)
+        app.services.background(level(self))
+
+    def drain(self) -> None:
+        """The server is about to stop: what only waits for new work is told so."""
+        self.draining.set()
+
+    async def app(self) -> apps.App:
+        """The app that runs turns on this loop."""
+        if self._app is not None:
+            return self._app
+        app = await apps.current(engine=getattr(self._session_db, "engine", None) if self._has_database() else None)
+        self._limit(app)
+        return app
+
+    def _limit(self, app: apps.App) -> None:
+        app.engine.limit(
+            runs_max=self._options["max_concurrent_runs"],
+            session_wait_s=self._options["session_wait_seconds"],
+            submitted_wait_s=self._options["run_queue_seconds"],
+        )
+
+    def _has_database(self) -> bool:
+        return isinstance(self._session_db, Part)
+
     def _ensure_session_db(self) -> Any:
         """The database of conversations, opened when first needed; None when it cannot be."""
         if self._session_db is None:
             try:
                 self._session_db = sessions.SessionDB()
-            except (StoreError, OSError) as error:
-                log.warning("the database of sessions cannot be opened: %s", error)
+            except Exception as error:  # noqa: BLE001  (whatever is wrong with it, turns go on without)
+                log.warning("the database of sessions cannot be opened: %s", self.redact(str(error)))
         return self._session_db
+
+    def database(self) -> Any:
+        """The database of conversations, to be awaited; refused when there is none."""
+        db = self._ensure_session_db()
+        if db is None:
+            raise ApiError(503, "The database of sessions cannot be opened.", "session_db_unavailable")
+        return Async(db)
+
+    @property
+    def stored_responses(self) -> Any:
+        """The store of responses, to be awaited."""
+        return Async(self._response_store)
+
+    async def stored_history(self, session_id: str) -> list[Message]:
+        """What was said in a session so far; nothing where that cannot be read."""
+        db = self._ensure_session_db()
+        if db is None:
+            return []
+        try:
+            found = await Async(db).get_messages_as_conversation(session_id)
+        except Exception as error:  # noqa: BLE001  (a turn that somebody waits for goes on without)
+            log.warning("the history of a session cannot be read: %s", self.redact(str(error)))
+            return []
+        return list(found) if isinstance(found, list) else []
+
+    async def session_waiting_for(self, results: Sequence[Mapping[str, Any]], owner: str) -> str | None:
+        """The session in which these calls wait for their client."""
+        if not results or not self._has_database():
+            return None
+        ids = [str(result["tool_call_id"]) for result in results]
+        found = await Async(self._session_db).pending_calls(ids, owner)
+        return str(found[0]["session_id"]) if found else None
+
+    async def take_pending(self, call_ids: Sequence[str], owner: str, keep: Sequence[str]) -> bool:
+        """Whether these calls wait for their client; unless some are to be kept waiting, they do so no longer."""
+        if not self._has_database():
+            return False
+        db = Async(self._session_db)
+        return bool(await (db.pending_calls if keep else db.take_pending_calls)(call_ids, owner))
+
+    def stream(self, request: web.Request, headers: Mapping[str, str]) -> EventStream:
+        """The writer of a stream to a client."""
+        told = {**middleware.own_headers(self, request), **headers}
+        keepalive_s = (
+            self._options["keepalive_seconds"] if self._set_keepalive else CHAT_COMPLETIONS_SSE_KEEPALIVE_SECONDS
+        )
+        return EventStream(request, told, keepalive_s=keepalive_s, stall_s=self._options["write_stall_seconds"])
+
+    def toolsets(self, narrowed: frozenset[str] | None) -> frozenset[str] | None:
+        """The toolsets of a turn: what is configured for the server, narrowed by the request."""
+        own = self._options["toolsets"]
+        if own is None:
+            if narrowed is None:
+                return None
+            return narrowed & toolsets._get_platform_tools(runner._load_gateway_config(), "api_server")
+        return frozenset(own) if narrowed is None else frozenset(own) & narrowed
+
+    # --- who may come in --------------------------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anybody may come in: no key is configured."""
+        return not self._api_key and not self._options["keys"]
+
+    def owner_of(self, request: web.Request) -> str:
+        """To whom belongs what the request makes."""
+        return "default"
 
     def _check_auth(self, request: web.Request) -> web.Response | None:
         """Nothing when the request may come in, otherwise the refusal."""
-        if not self._api_key:
+        if self.is_open:
             return None
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._api_key.encode()):
+        key = given.strip().encode("utf-8", "surrogateescape")
+        if self._api_key and scheme.lower() == "bearer" and hmac.compare_digest(key, self._api_key.encode()):
             return None
         refusal = {"WWW-Authenticate": "Bearer"}
         return error_response(401, "Incorrect API key provided.", "invalid_api_key", headers=refusal)
+
+    def _parse_session_key_header(self, request: web.Request) -> tuple[str | None, web.Response | None]:
+        """The scope of long-term memory that a request names, or why it may not."""
+        key, refusal = self.session_key(request)
+        return key, refusal.response() if refusal else None
+
+    def session_key(self, request: web.Request) -> tuple[str | None, ApiError | None]:
+        """The same, with the refusal to be raised."""
+        given = request.headers.get("X-Hermes-Session-Key", "")
+        if not given:
+            return None, None
+        if fault := session_key_fault(given):
+            return None, ApiError(400, fault, "invalid_session_key", "X-Hermes-Session-Key")
+        if self.is_open:
+            words = "X-Hermes-Session-Key requires API key authentication; the server is open."
+            return None, ApiError(403, words, "session_key_requires_api_key")
+        return given, None
 
     def _origin_allowed(self, origin: str) -> bool:
         """Whether pages of this origin may call; what is no browser says none."""
@@ -95,3 +277,147 @@ class APIServerAdapter:
         if "*" in self._cors_origins:
             return {"Access-Control-Allow-Origin": "*", **CORS_HEADERS}
         return {"Access-Control-Allow-Origin": origin, "Vary": "Origin", **CORS_HEADERS}
+
+    # --- turns ------------------------------------------------------------------------------------------------------
+
+    def _create_agent(
+        self,
+        *,
+        ephemeral_system_prompt: str | None = None,
+        session_id: str | None = None,
+        gateway_session_key: str | None = None,
+        **callbacks: Any,
+    ) -> Any:
+        """The agent for a turn, as the configuration describes it. No network is touched."""
+        config = runner._load_gateway_config()
+        enabled = self._options["toolsets"]
+        return facade.AIAgent(
+            **runner._resolve_runtime_agent_kwargs(),
+            model=runner._resolve_gateway_model(),
+            reasoning_config=runner.GatewayRunner._load_reasoning_config(),
+            fallback_model=runner.GatewayRunner._load_fallback_model(),
+            enabled_toolsets=sorted(toolsets._get_platform_tools(config, "api_server") if enabled is None else enabled),
+            session_id=session_id,
+            session_db=self._ensure_session_db(),
+            platform="api_server",
+            gateway_session_key=gateway_session_key,
+            ephemeral_system_prompt=ephemeral_system_prompt,
+            quiet_mode=True,
+            **callbacks,
+        )
+
+    async def _run_agent(
+        self,
+        *,
+        user_message: Any,
+        conversation_history: list[Message],
+        session_id: str | None = None,
+        ephemeral_system_prompt: str | None = None,
+        gateway_session_key: str | None = None,
+        agent_ref: list[Any] | None = None,
+        admission: Admission | None = None,
+        spec: RunSpec | None = None,
+        **callbacks: Any,
+    ) -> tuple[Message, dict[str, int]]:
+        """Run a turn: its result, and its tokens.
+
+        A turn with an admission is a run of the engine, and is followed in its log instead of by callbacks.
+        """
+        agent = self._create_agent(
+            ephemeral_system_prompt=ephemeral_system_prompt,
+            session_id=session_id,
+            gateway_session_key=gateway_session_key,
+            **({} if spec is not None else callbacks),
+        )
+        turn = {"user_message": user_message, "conversation_history": conversation_history, "task_id": session_id}
+        if inspect.iscoroutinefunction(getattr(type(agent), "arun_conversation", None)):
+            result = await agent.arun_conversation(**turn, admission=admission, spec=spec)
+        else:
+            if agent_ref is not None:
+                agent_ref[0] = agent
+            result = await asyncio.to_thread(agent.run_conversation, **turn)
+        usage = {
+            "input_tokens": agent.session_prompt_tokens,
+            "output_tokens": agent.session_completion_tokens,
+            "total_tokens": agent.session_total_tokens,
+        }
+        return result, usage
+
+    async def _write_sse_chat_completion(
+        self,
+        request: web.Request,
+        completion_id: str,
+        model: str,
+        created: int,
+        stream_q: Any,
+        agent_task: asyncio.Future[Any],
+        agent_ref: list[Any] | None = None,
+        shown: Any = None,
+    ) -> web.StreamResponse:
+        """The stream of a chat completion."""
+        return await chat.write_stream(
+            self, request, completion_id, model, created, stream_q, agent_task, agent_ref, shown
+        )
+
+    async def _write_sse_responses(self, **arguments: Any) -> web.StreamResponse:
+        """The stream of a response."""
+        return await responses.write_stream(self, **arguments)
+
+    async def send(self, chat_id: str, text: str) -> SendResult:
+        """Messages cannot be pushed: every answer goes back on the connection of its request."""
+        return SendResult(False, "The API server works by HTTP request/response; it cannot send by itself.")
+
+    # --- handlers ---------------------------------------------------------------------------------------------------
+
+    _handle_chat_completions = endpoint(chat.complete)
+
+    _handle_responses = endpoint(responses.create)
+    _handle_get_response = endpoint(responses.get)
+    _handle_delete_response = endpoint(responses.delete)
+    _handle_cancel_response = endpoint(responses.cancel)
+    _handle_response_input_items = endpoint(responses.input_items)
+    _handle_compact = endpoint(responses.compact)
+    _handle_responses_websocket = endpoint(websocket.connect)
+    _handle_create_conversation = endpoint(conversations.create)
+    _handle_get_conversation = endpoint(conversations.get)
+    _handle_update_conversation = endpoint(conversations.update)
+    _handle_delete_conversation = endpoint(conversations.delete)
+    _handle_conversation_items = endpoint(conversations.items)
+    _handle_add_conversation_items = endpoint(conversations.add_items)
+
+    _handle_list_sessions = endpoint(session_routes.list_sessions)
+    _handle_create_session = endpoint(session_routes.create)
+    _handle_search_sessions = endpoint(session_routes.search)
+    _handle_import_sessions = endpoint(session_routes.import_sessions)
+    _handle_get_session = endpoint(session_routes.get)
+    _handle_patch_session = endpoint(session_routes.update)
+    _handle_delete_session = endpoint(session_routes.delete)
+    _handle_session_messages = endpoint(session_routes.messages)
+    _handle_export_session = endpoint(session_routes.export)
+    _handle_session_files = endpoint(session_routes.files)
+    _handle_session_file = endpoint(session_routes.file)
+    _handle_fork_session = endpoint(session_routes.fork)
+    _handle_session_chat = endpoint(session_chat.chat)
+    _handle_session_chat_stream = endpoint(session_chat.stream)
+
+    _handle_submit_run = endpoint(runs.submit)
+    _handle_list_runs = endpoint(runs.list_runs)
+    _handle_get_run = endpoint(runs.get)
+    _handle_delete_run = endpoint(runs.delete)
+    _handle_run_events = endpoint(runs.events)
+    _handle_stop_run = endpoint(runs.stop)
+    _handle_steer_run = endpoint(runs.steer)
+    _handle_approve_run = endpoint(runs.approve)
+    _handle_clarify_run = endpoint(runs.clarify)
+
+    _handle_health = endpoint(discovery.health, public=True)
+    _handle_health_detailed = endpoint(discovery.detailed, public=True)
+    _handle_health_ready = endpoint(discovery.ready, public=True)
+    _handle_models = endpoint(discovery.models)
+    _handle_model = endpoint(discovery.model)
+    _handle_capabilities = endpoint(discovery.capabilities)
+    _handle_skills = endpoint(discovery.skills)
+    _handle_toolsets = endpoint(discovery.toolsets)
+    _handle_root = endpoint(documents.root, public=True)
+    _handle_docs = endpoint(documents.docs, public=True)
+    _handle_openapi = endpoint(documents.openapi, public=True)

@@ -1,23 +1,75 @@
-"""The one form in which every error of the server is told."""
+"""The one form in which every error of the server is told, and the exception that carries it there."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 _TYPES = {403: "permission_error", 429: "rate_limit_error"}
 
 
-def error_body(status: int, message: str, code: str | None, param: str | None = None) -> dict[str, Any]:
+class ApiError(Exception):
+    """What a client did wrong, or what went wrong for it; raised anywhere below a handler, told by the endpoint."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str,
+        param: str | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        hermes: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.code, self.param = status, message, code, param
+        self.headers, self.hermes = dict(headers or {}), dict(hermes or {})
+
+    def body(self) -> dict[str, Any]:
+        """The envelope."""
+        return error_body(self.status, self.message, self.code, self.param, self.hermes)
+
+    def response(self) -> web.Response:
+        """The answer that tells it."""
+        return answer(self.body(), self.status, self.headers)
+
+
+def refused(code: str, message: str, *, status: int, retry_after_s: int = 1) -> ApiError:
+    """Work that was not begun and may be asked for again."""
+    return ApiError(status, message, code, headers={"Retry-After": str(retry_after_s), "x-should-retry": "true"})
+
+
+def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
+    """A field that cannot be used as it is."""
+    return ApiError(400, message, code, param)
+
+
+def error_body(
+    status: int,
+    message: str,
+    code: str | None,
+    param: str | None = None,
+    hermes: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """The envelope: what is wrong, of what kind, with which field."""
     kind = _TYPES.get(status) or ("server_error" if status >= 500 else "invalid_request_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    error: dict[str, Any] = {"message": message, "type": kind, "param": param, "code": code}
+    if hermes:
+        error["hermes"] = dict(hermes)
+    return {"error": error}
 
 
 def error_response(
     status: int, message: str, code: str | None, param: str | None = None, *, headers: Mapping[str, str] | None = None
 ) -> web.Response:
     """An answer that says what is wrong."""
-    return web.json_response(error_body(status, message, code, param), status=status, headers=headers)
+    return answer(error_body(status, message, code, param), status, headers)
+
+
+def answer(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    """An answer in JSON."""
+    data = msgspec.json.encode(body)
+    return web.Response(body=data, status=status, headers=headers, content_type="application/json", charset="utf-8")

@@ -132,6 +132,16 @@ class SessionStore(Protocol):
 
     async def update_session(self, session_id: str, **fields: Any) -> None: ...
 
+    async def add_file(self, session_id: str, name: str, **facts: Any) -> str:
+        """Note a file that was received or delivered."""
+        ...
+
+    async def put_pending_calls(
+        self, session_id: str, run_id: str | None, call_ids: Sequence[str], owner: str = "default"
+    ) -> None:
+        """Calls that the client is to answer."""
+        ...
+
     async def set_auto_title_if_empty(self, session_id: str, title: str) -> None: ...
 
     async def add_usage(
@@ -253,3 +263,7 @@ class Store(Protocol):
 
     @property
     def leases(self) -> LeaseStore: ...
+
+    async def bind(self, spec: RunSpec, holder: str, ttl: float) -> tuple[str, int]:
+        """The session that holds the spec's history, or one for it to begin in, and the lease on it, in one step."""
+        ...

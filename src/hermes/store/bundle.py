@@ -21,6 +21,7 @@ from hermes.store.sessions import SessionDB
 if TYPE_CHECKING:
     from hermes.config import Settings
     from hermes.home import Home
+    from hermes.runs.spec import RunSpec
 
 R = TypeVar("R")
 _RESPONSES_KEPT, _RESPONSES_DAYS = 1000, 30.0
@@ -90,6 +91,19 @@ class AsyncStore:
     async def transaction(self, work: Callable[[], R]) -> R:
         """Do several things as one; `work` is carried out in the store's own thread, with the blocking parts."""
         return await self.blocking.engine.write_soon(lambda _: work())
+
+    async def bind(self, spec: RunSpec, holder: str, ttl: float) -> tuple[str, int]:
+        """The session that holds a spec's history, or one for it to begin in, and the lease on it, in one step."""
+        sessions, leases = self.blocking.sessions, self.blocking.leases
+        base_id, said = spec.base_id or spec.session_id, spec.history or []
+
+        def work() -> tuple[str, int]:
+            found = sessions.bind_session(base_id, said, owner=spec.owner, session_key=spec.session_key)
+            token = leases.acquire(f"session:{found}", holder, ttl)
+            assert token is not None, "a session that is held is not found"
+            return found, token
+
+        return await self.transaction(work)
 
     def close(self) -> None:
         """Give the files back."""

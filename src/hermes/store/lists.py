@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from collections.abc import Sequence
 from typing import Any
 
 from hermes.limits import SESSION_ID_CHARS_MAX
@@ -17,6 +18,10 @@ _SHOWN_IN_LISTS = (
     "input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, reasoning_tokens, actual_cost_usd, preview"
 )
 _CURSOR = re.compile(r"([012])\|(-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\|(.+)", re.DOTALL)
+_AROUND = """SELECT s.id, p.id AS parent_session_id, s.instructions IS NOT NULL AS has_system_prompt,
+  s.model_config IS NOT NULL AS has_model_config, (SELECT run_id FROM runs r WHERE r.session_id = s.id
+    AND r.ended_at IS NULL ORDER BY r.started_at IS NULL, r.created_at LIMIT 1) AS active_run_id
+FROM sessions s LEFT JOIN sessions p ON p.id = s.parent_session_id AND p.owner = s.owner"""
 INSIDE = "(cwd = ? OR substr(cwd, 1, length(?)) = ?)"
 
 
@@ -71,6 +76,13 @@ class Lists(Part):
         """How many a list without end would hold."""
         where, params = _filters(source, cwd_prefix, owner, session_key, include_children, archived, search)
         return int(tx.value(f"SELECT count(*) FROM sessions WHERE {where}", params))
+
+    @reads
+    def around_sessions(self, tx: Tx, session_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """What is to be said of sessions beside their rows: a run at work, a parent of the same owner, prompts."""
+        marks = ", ".join("?" * len(session_ids))
+        found = tx.rows(f"{_AROUND} WHERE s.id IN ({marks})", session_ids)
+        return {row["id"]: dict(row) for row in found}
 
 
 def _filters(

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,22 @@ _TABLES = (
     "CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
     "INSERT INTO counters VALUES ('used', 0)",
 )
-RESPONSES = Schema((_TABLES,))
+_CONVERSATIONS = (
+    """CREATE TABLE conversation_objects (
+      id TEXT PRIMARY KEY,
+      owner TEXT NOT NULL,
+      created_at INTEGER NOT NULL,
+      metadata TEXT NOT NULL
+    ) WITHOUT ROWID""",
+    """CREATE TABLE conversation_items (
+      position INTEGER PRIMARY KEY,
+      conversation_id TEXT NOT NULL REFERENCES conversation_objects(id) ON DELETE CASCADE,
+      response_id TEXT,
+      json TEXT NOT NULL
+    )""",
+    "CREATE INDEX conversation_items_of ON conversation_items(conversation_id, position)",
+)
+RESPONSES = Schema((_TABLES, _CONVERSATIONS))
 
 
 class ResponseStore(Part):
@@ -66,7 +81,7 @@ class ResponseStore(Part):
     @writes
     def put(self, tx: Tx, response_id: str, data: Mapping[str, Any]) -> None:
         """Keep a record, in the place of one with the same id."""
-        owner = data.get("owner") or ""
+        owner = data.get("owner") or "default"
         response = data.get("response")
         status = response.get("status") if isinstance(response, Mapping) else None
         rest = {name: value for name, value in data.items() if name != _HISTORY}
@@ -137,6 +152,80 @@ class ResponseStore(Part):
         found: str | None = tx.value(sql, (name, owner, owner))
         return found
 
+    @reads
+    def find_item(self, tx: Tx, item_id: str, owner: str) -> dict[str, Any] | None:
+        """An item of the owner's stored responses and conversations, asked or answered, by its id."""
+        named = msgspec.json.encode(item_id).decode()
+        sql = "SELECT body FROM responses WHERE owner = ? AND instr(body, ?) ORDER BY used DESC"
+        for (body,) in tx.rows(sql, (owner, named)):
+            record = msgspec.json.decode(body)
+            items = [*(record.get("input_items") or ()), *record["response"].get("output", ())]
+            if (found := next((item for item in items if item.get("id") == item_id), None)) is not None:
+                return dict(found)
+        sql = (
+            "SELECT i.json FROM conversation_items i JOIN conversation_objects c ON c.id = i.conversation_id "
+            "WHERE c.owner = ? AND instr(i.json, ?)"
+        )
+        known = (msgspec.json.decode(row[0]) for row in tx.rows(sql, (owner, named)))
+        return next((dict(item) for item in known if item.get("id") == item_id), None)
+
+    @writes
+    def put_conversation_object(
+        self, tx: Tx, conversation_id: str, owner: str, metadata: Mapping[str, str], created_at: int
+    ) -> None:
+        """Keep a conversation, or change what is said about it."""
+        tx.execute(
+            "INSERT INTO conversation_objects VALUES (?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
+            "metadata = excluded.metadata",
+            (conversation_id, owner, created_at, pack(dict(metadata))),
+        )
+
+    @reads
+    def get_conversation_object(self, tx: Tx, conversation_id: str, owner: str) -> dict[str, Any] | None:
+        """A conversation of the owner."""
+        found = tx.row("SELECT * FROM conversation_objects WHERE id = ? AND owner = ?", (conversation_id, owner))
+        return {**dict(found), "metadata": msgspec.json.decode(found["metadata"])} if found else None
+
+    @writes
+    def delete_conversation_object(self, tx: Tx, conversation_id: str, owner: str) -> bool:
+        """Forget a conversation; its responses stay."""
+        tx.execute("DELETE FROM conversations WHERE name = ? AND owner = ?", (conversation_id, owner))
+        sql = "DELETE FROM conversation_objects WHERE id = ? AND owner = ?"
+        return bool(tx.execute(sql, (conversation_id, owner)))
+
+    @writes
+    def add_conversation_items(
+        self,
+        tx: Tx,
+        conversation_id: str,
+        owner: str,
+        items: Sequence[Mapping[str, Any]],
+        response_id: str | None = None,
+    ) -> None:
+        """Put items behind those of a conversation; those of a response are put there once."""
+        of = tx.value("SELECT owner FROM conversation_objects WHERE id = ?", (conversation_id,))
+        if of != owner:
+            return
+        if response_id is not None:
+            sql = "DELETE FROM conversation_items WHERE conversation_id = ? AND response_id = ?"
+            tx.execute(sql, (conversation_id, response_id))
+        for item in items:
+            sql = "INSERT INTO conversation_items (conversation_id, response_id, json) VALUES (?, ?, ?)"
+            tx.execute(sql, (conversation_id, response_id, pack(dict(item))))
+
+    @reads
+    def conversation_items(self, tx: Tx, conversation_id: str, owner: str) -> list[dict[str, Any]]:
+        """All items of a conversation, oldest first."""
+        return _items(tx, conversation_id, owner, "1 = 1", ())
+
+    @reads
+    def conversation_items_since(
+        self, tx: Tx, conversation_id: str, owner: str, response_id: str | None
+    ) -> list[dict[str, Any]]:
+        """Items that were put there by hand since a response; all of those without one."""
+        since = "position > coalesce((SELECT max(position) FROM conversation_items WHERE response_id = ?), 0)"
+        return _items(tx, conversation_id, owner, f"i.response_id IS NULL AND {since}", (response_id,))
+
     @writes
     def sweep(self, tx: Tx) -> int:
         """Let go of what is too old."""
@@ -156,6 +245,14 @@ class ResponseStore(Part):
         sql = "SELECT id FROM responses WHERE owner = ? AND status NOT IN (?, ?) AND id != ? ORDER BY used LIMIT ?"
         for (response_id,) in tx.rows(sql, (owner, *_UNFINISHED, newest, surplus)):
             _remove(tx, response_id)
+
+
+def _items(tx: Tx, conversation_id: str, owner: str, where: str, params: Sequence[Any]) -> list[dict[str, Any]]:
+    sql = (
+        "SELECT i.json FROM conversation_items i JOIN conversation_objects c ON c.id = i.conversation_id "
+        f"WHERE c.id = ? AND c.owner = ? AND {where} ORDER BY i.position"
+    )
+    return [dict(msgspec.json.decode(row[0])) for row in tx.rows(sql, (conversation_id, owner, *params))]
 
 
 def _next_use(tx: Tx) -> int:

@@ -30,6 +30,10 @@ _STATE = (
     "session_id, status, started_at, ended_at, last_event, last_seq, failure, error, usage, final_row, route, open, "
     "log_expired"
 )
+_LIGHT = (
+    f"run_id, {_STATE}, created_at, updated_at, resumes, holder, json_set(spec, '$.user_message', '', "
+    "'$.history', json('null'), '$.results', json('[]'), '$.client_tools', json('[]')) AS spec"
+)
 _UNCLAIMED = "NOT EXISTS (SELECT 1 FROM idempotency i WHERE i.run_id = runs.run_id AND i.expires_at > ?)"
 # A row may say that it is of a run; it is, if it stands in the run's own transcript.
 _OWN = "run_id = ? AND session_id IN (?, (SELECT session_id FROM runs WHERE run_id = ?))"
@@ -216,6 +220,46 @@ class Runs(Part):
         return [_record_of(row) for row in tx.rows(sql, [*params, -1 if limit is None else limit])]
 
     @reads
+    def page(
+        self,
+        tx: Tx,
+        *,
+        owner: str,
+        limit: int,
+        session_id: str | None = None,
+        statuses: Sequence[str] = (),
+        kinds: Sequence[str] = (),
+        before: str | None = None,
+    ) -> tuple[builtins.list[RunRecord], dict[int, str | None], int]:
+        """Runs, newest first and without what was said in them, the texts they ended with, and how many there are.
+
+        An unknown `before` is a `KeyError`.
+        """
+        where, params = "owner = ?", [owner]
+        for name, values in (("session_id", [session_id] if session_id else []), ("status", statuses), ("kind", kinds)):
+            if values:
+                where += f" AND {name} IN ({', '.join('?' * len(values))})"
+                params += values
+        total = int(tx.value(f"SELECT count(*) FROM runs WHERE {where}", params))
+        if before is not None:
+            last = tx.row("SELECT created_at, rowid FROM runs WHERE run_id = ? AND owner = ?", (before, owner))
+            if last is None:
+                raise KeyError(before)
+            where += " AND (created_at, rowid) < (?, ?)"
+            params += last
+        sql = f"SELECT {_LIGHT} FROM runs WHERE {where} ORDER BY created_at DESC, rowid DESC LIMIT ?"
+        found = [_record_of(row) for row in tx.rows(sql, [*params, limit])]
+        rows = [record.state.final_row for record in found if record.state.final_row is not None]
+        marks = ", ".join("?" * len(rows))
+        texts = tx.rows(f"SELECT id, content FROM messages WHERE id IN ({marks})", rows)
+        return found, {row["id"]: row["content"] for row in texts}, total
+
+    @writes
+    def remove(self, tx: Tx, run_id: str) -> bool:
+        """Forget a run that has ended, and its log. What was said stays in its session. False: it has no end yet."""
+        return tx.execute("DELETE FROM runs WHERE run_id = ? AND ended_at IS NOT NULL", (run_id,)) > 0
+
+    @reads
     def unfinished(self, tx: Tx, session_id: str | None = None) -> builtins.list[RunRecord]:
         """Runs without an end, oldest first."""
         where, params = ("AND session_id = ?", [session_id]) if session_id is not None else ("", [])
@@ -345,6 +389,7 @@ def _state_of(run: sqlite3.Row) -> RunState:
         model=route.get("model", ""),
         provider=route.get("provider", ""),
         failure=run["failure"] or "",
+        code=waiting.get("code", ""),
         error=run["error"] or "",
         usage=unpack(run["usage"]) or {},
         final_row=run["final_row"],
@@ -357,6 +402,7 @@ def _put_state(tx: Tx, run_id: str, state: RunState, events: Sequence[Event]) ->
         "approvals": state.approvals,
         "questions": state.questions,
         "controls": sorted(state.controls),
+        "code": state.code,
     }
     resumes = sum(event.type == "run.resumed" for event in events)
     tx.execute(

@@ -6,12 +6,14 @@ import re
 import sqlite3
 import time
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 from hermes.limits import (
     CHOSEN_ROWS_MAX,
+    COUNT_S_MAX,
     PREFIXES_MAX,
     QUERY_CHARS_MAX,
     SEARCH_CONTEXT_CHARS,
@@ -21,7 +23,10 @@ from hermes.limits import (
 )
 from hermes.store.coding import clean, spaced, unspaced
 from hermes.store.connections import TimeUp, Tx
-from hermes.store.parts import Part, reads_slowly
+from hermes.store.lists import escaped
+from hermes.store.parts import Part, reads, reads_slowly
+
+R = TypeVar("R")
 
 _TOKEN = re.compile(r'"([^"]*)"(\*)?|(\()|(\))|([^\s"()]+)')
 _OPERATORS = ("AND", "OR", "NOT")
@@ -29,8 +34,10 @@ _DEPTH_MAX, _PLAIN_WORDS_MAX, _DETAILS_S_MIN = 16, 64, 0.2
 _SORTS = ("relevance", "newest", "oldest")
 _MATCHES = """SELECT f.rowid, {score} FROM messages_fts f JOIN messages m ON m.id = f.rowid
 JOIN sessions s ON s.id = m.session_id WHERE messages_fts MATCH ? {where} ORDER BY {order} LIMIT ? OFFSET ?"""
+_COUNT = """SELECT count(*) FROM messages_fts f JOIN messages m ON m.id = f.rowid
+JOIN sessions s ON s.id = m.session_id WHERE messages_fts MATCH ? {where}"""
 _SHOWN = f"""SELECT m.id, m.session_id, m.role, m.timestamp, m.tool_name, s.source, s.title,
-  s.started_at AS session_started, snippet(messages_fts, -1, '>>>', '<<<', '…', {SNIPPET_TOKENS}) AS snippet
+  s.started_at AS session_started, snippet(messages_fts, -1, ?, ?, '…', {SNIPPET_TOKENS}) AS snippet
 FROM messages_fts f JOIN messages m ON m.id = f.rowid JOIN sessions s ON s.id = m.session_id
 WHERE messages_fts MATCH ? AND """
 
@@ -58,34 +65,93 @@ class Search(Part):
         offset: int = 0,
         sort: str = "relevance",
         include_inactive: bool = False,
+        marks: tuple[str, str] = (">>>", "<<<"),
     ) -> Found:
         """Messages that hold these words. Rewound ones and what we wrote ourselves are hidden, compacted ones found."""
         if len(query) > QUERY_CHARS_MAX:
             raise ValueError(f"A query has at most {QUERY_CHARS_MAX} characters; this one has {len(query)}.")
         if sort not in _SORTS:
             raise ValueError(f"`sort` is one of {', '.join(_SORTS)}.")
-        expression = fts_query(query)
-        if not expression or limit <= 0:
+        if limit <= 0:
             return Found()
-        where, params = "" if include_inactive else " AND (m.active OR m.compacted)", []
-        if role is not None:
-            where += " AND m.role = ?"
-            params.append(role)
         of_sessions = {"source": source, "owner": owner, "session_key": session_key, "id": session_id}
-        chosen = {name: value for name, value in of_sessions.items() if value is not None}
-        if chosen:
-            sql = " AND ".join(f"s.{name} = ?" for name in chosen)
-            if _is_small(tx, sql, chosen):
-                sql = f"+f.rowid IN (SELECT m.id FROM sessions s JOIN messages m ON m.session_id = s.id WHERE {sql})"
-            where += f" AND {sql}"
-            params += chosen.values()
+        where, params = _chosen(tx, role, include_inactive, of_sessions)
+        return _asked(query, lambda e: _found(tx, e, where, params, limit, offset, sort, marks), Found())
+
+    @reads_slowly
+    def count_matches(
+        self,
+        tx: Tx,
+        query: str,
+        source: str | None = None,
+        role: str | None = None,
+        owner: str | None = None,
+        session_key: str | None = None,
+        session_id: str | None = None,
+    ) -> int | None:
+        """How many messages hold these words; None when that would take too long to say."""
+        of_sessions = {"source": source, "owner": owner, "session_key": session_key, "id": session_id}
+        where, params = _chosen(tx, role, False, of_sessions)
+        sql = _COUNT.format(where=where)
         try:
-            return _found(tx, expression, where, params, limit, offset, sort)
-        except sqlite3.OperationalError as error:
-            if "fts5" not in str(error):
-                raise
-            # Too much for one query: then it is plain words.
-            return _found(tx, plain_query(query), where, params, limit, offset, sort)
+            with tx.within(COUNT_S_MAX):
+                return _asked(query, lambda e: int(tx.value(sql, [e, *params])), 0)
+        except TimeUp:
+            return None
+
+    @reads
+    def search_titles(
+        self,
+        tx: Tx,
+        query: str,
+        source: str | None = None,
+        owner: str | None = None,
+        session_id: str | None = None,
+        limit: int = 20,
+        offset: int = 0,
+    ) -> tuple[list[dict[str, Any]], int]:
+        """Sessions with these words in their titles, the latest first, and how many there are."""
+        where, params = title_condition(query)
+        if not where:
+            return [], 0
+        for name, value in (("source", source), ("owner", owner), ("id", session_id)):
+            if value is not None:
+                where += f" AND {name} = ?"
+                params.append(value)
+        count = int(tx.value(f"SELECT count(*) FROM sessions WHERE {where}", params))
+        sql = f"SELECT id, title, source, last_active FROM sessions WHERE {where} ORDER BY last_active DESC, id DESC"
+        return [dict(row) for row in tx.rows(f"{sql} LIMIT ? OFFSET ?", [*params, limit, offset])], count
+
+
+def _chosen(
+    tx: Tx, role: str | None, include_inactive: bool, of_sessions: Mapping[str, str | None]
+) -> tuple[str, list[Any]]:
+    """What else is asked of matches."""
+    where, params = "" if include_inactive else " AND (m.active OR m.compacted)", []
+    if role is not None:
+        where += " AND m.role = ?"
+        params.append(role)
+    chosen = {name: value for name, value in of_sessions.items() if value is not None}
+    if chosen:
+        sql = " AND ".join(f"s.{name} = ?" for name in chosen)
+        if _is_small(tx, sql, chosen):
+            sql = f"+f.rowid IN (SELECT m.id FROM sessions s JOIN messages m ON m.session_id = s.id WHERE {sql})"
+        where += f" AND {sql}"
+        params += chosen.values()
+    return where, params
+
+
+def _asked(query: str, ask: Callable[[str], R], nothing: R) -> R:
+    """The answer to a query, or to its plain words where it is too much for the index."""
+    expression = fts_query(query)
+    if not expression:
+        return nothing
+    try:
+        return ask(expression)
+    except sqlite3.OperationalError as error:
+        if "fts5" not in str(error):
+            raise
+        return ask(plain_query(query))
 
 
 def _is_small(tx: Tx, condition: str, values: Mapping[str, Any]) -> bool:
@@ -94,11 +160,20 @@ def _is_small(tx: Tx, condition: str, values: Mapping[str, Any]) -> bool:
     return int(tx.value(sql, list(values.values())) or 0) <= CHOSEN_ROWS_MAX
 
 
-def _found(tx: Tx, expression: str, where: str, params: Sequence[Any], limit: int, offset: int, sort: str) -> Found:
+def _found(
+    tx: Tx,
+    expression: str,
+    where: str,
+    params: Sequence[Any],
+    limit: int,
+    offset: int,
+    sort: str,
+    marks: tuple[str, str],
+) -> Found:
     until = time.monotonic() + SEARCH_S_MAX
     ids, complete = _ordered(tx, expression, where, params, limit, offset, sort)
     found = Found()
-    rows = _details(tx, expression, [message_id for message_id, _ in ids], until)
+    rows = _details(tx, expression, [message_id for message_id, _ in ids], until, marks)
     for message_id, score in ids:
         if (row := rows.get(message_id)) is not None:
             told = dict(row) | {"snippet": unspaced(row["snippet"] or ""), "score": score}
@@ -107,17 +182,18 @@ def _found(tx: Tx, expression: str, where: str, params: Sequence[Any], limit: in
     return found
 
 
-def _details(tx: Tx, expression: str, ids: Sequence[int], until: float) -> dict[int, sqlite3.Row]:
+def _details(
+    tx: Tx, expression: str, ids: Sequence[int], until: float, marks: tuple[str, str]
+) -> dict[int, sqlite3.Row]:
     """What is shown of these matches."""
     if "*" not in expression:
-        return {
-            message_id: row for message_id in ids if (row := tx.row(_SHOWN + "f.rowid = ?", (expression, message_id)))
-        }
+        told = ((one, tx.row(_SHOWN + "f.rowid = ?", (*marks, expression, one))) for one in ids)
+        return {message_id: row for message_id, row in told if row}
     # The many words of a prefix are looked up once for all, not for each.
     found: dict[int, sqlite3.Row] = {}
     try:
         with tx.within(max(_DETAILS_S_MIN, until - time.monotonic())):
-            for row in tx.each(_SHOWN + f"+f.rowid IN ({', '.join('?' * len(ids))})", [expression, *ids]):
+            for row in tx.each(_SHOWN + f"+f.rowid IN ({', '.join('?' * len(ids))})", [*marks, expression, *ids]):
                 found[row["id"]] = row
     except TimeUp:
         pass
@@ -205,6 +281,34 @@ class _Group:
 
 def fts_query(text: str) -> str:
     """Phrases, AND, OR, NOT, brackets and prefixes as the index takes them; what makes no sense is left out."""
+    return _joined(_parsed(text)) or plain_query(text)
+
+
+def title_condition(text: str) -> tuple[str, list[Any]]:
+    """The same as a condition on titles, each word wherever it stands; nothing where there is no word."""
+    params: list[Any] = []
+
+    def like(term: str) -> str:
+        params.append(f"%{escaped(_bare(term))}%")
+        return r"title LIKE ? ESCAPE '\'"
+
+    sql = _joined(_parsed(text), like, {"NOT": "AND NOT"})
+    return f"({sql})" if sql else "", params
+
+
+def words_of(text: str) -> list[str]:
+    """The words and phrases that are asked for."""
+    found: list[str] = []
+    _joined(_parsed(text), lambda term: found.append(_bare(term)) or term)  # type: ignore[func-returns-value]
+    return found
+
+
+def _bare(term: str) -> str:
+    """A term as it was typed."""
+    return unspaced(term.removesuffix(" *")[1:-1].replace('""', '"'))
+
+
+def _parsed(text: str) -> _Group:
     top = _Group()
     open_groups = [top]
     prefixes = 0
@@ -227,7 +331,7 @@ def fts_query(text: str) -> str:
             prefixes += prefix
             if term := _term(plain, prefix):
                 group.items.append(term)
-    return _joined(top) or plain_query(text)
+    return top
 
 
 def plain_query(text: str) -> str:
@@ -244,7 +348,9 @@ def _term(text: str, prefix: bool) -> str:
     return f'"{quoted}" *' if prefix else f'"{quoted}"'
 
 
-def _joined(group: _Group) -> str:
+def _joined(
+    group: _Group, told: Callable[[str], str] = str, operators: Mapping[str, str] = MappingProxyType({})
+) -> str:
     """Operators stand between two operands; any other is left out. Operands side by side must both be there."""
     out: list[str] = []
     waiting = ""
@@ -252,11 +358,11 @@ def _joined(group: _Group) -> str:
         if isinstance(item, str) and item in _OPERATORS:
             waiting = item
             continue
-        operand = item if isinstance(item, str) else _joined(item)
+        operand = told(item) if isinstance(item, str) else _joined(item, told, operators)
         if not operand:
             continue
         if out:
-            out.append(waiting or "AND")
+            out.append(operators.get(waiting, waiting) or "AND")
         out.append(operand if isinstance(item, str) else f"({operand})")
         waiting = ""
     return " ".join(out)

@@ -41,6 +41,8 @@ from hermes.store.transfer import Transfer
 from hermes.store.upkeep import Upkeep
 
 _CHANGED = ("model", "model_config", "instructions", "cwd", "archived", "system_prompt", "prompt_digest")
+# Rows of turns that have come to their end.
+_FINISHED = "NOT EXISTS (SELECT 1 FROM runs r WHERE r.run_id = messages.run_id AND r.ended_at IS NULL)"
 # Folders of a session beside the database: received files, its sandbox, large results of tools.
 _FILE_NAME = "state.db"
 _FOLDERS = ("uploads", "sandbox", "cache/tool_results")
@@ -284,7 +286,9 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):
         wanted = plain_title(title)
         if wanted is None and source["title"]:
             wanted = next_title(tx, owner, source["title"])
-        copied = _up_to(messages.read(tx, "session_id = ? AND active ORDER BY id", (source_id,)), at_message_id)
+        copied = _up_to(
+            messages.read(tx, f"session_id = ? AND active AND {_FINISHED} ORDER BY id", (source_id,)), at_message_id
+        )
         kept = {name: source[name] for name in CREATED_WITH if name not in ("title", "base_id", "kind")}
         kept |= {"owner": owner, **fields, "title": wanted, "kind": "branch", "parent_session_id": source_id}
         open_session(tx, made_id, source["source"], kept)
@@ -362,6 +366,12 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):
                 "session_id = excluded.session_id, run_id = excluded.run_id, expires_at = excluded.expires_at",
                 (call_id, owner, session_id, run_id, until),
             )
+
+    @reads
+    def pending_calls(self, tx: Tx, call_ids: Sequence[str], owner: str = "default") -> list[dict[str, Any]]:
+        """Those of the calls that still wait for their client."""
+        sql = "SELECT * FROM pending_calls WHERE owner = ? AND call_id = ? AND expires_at > ?"
+        return [dict(row) for call_id in call_ids for row in tx.rows(sql, (owner, call_id, time.time()))]
 
     @writes
     def take_pending_calls(self, tx: Tx, call_ids: Sequence[str], owner: str = "default") -> list[dict[str, Any]]:

@@ -1,0 +1,283 @@
+"""`hermes gateway`: run the server, look at it, stop it, and its key."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from hermes import config
+from hermes.errors import HermesError
+from hermes.home import Home, is_served
+from hermes.limits import CLOSE_S_MAX
+from hermes.processes import is_alive
+from hermes.server import status
+
+EXIT_DEGRADED, EXIT_NOT_RUNNING = 1, 5
+NOW_S = 2.0
+_POLL_S = 0.05
+_HEALTH_S_MAX = 5.0
+_KEY_BYTES = 32
+# Beyond the drain: runs that are told to stop, then readers that are still to be told their end.
+_END_S_MAX = 5 * CLOSE_S_MAX
+# Global options that stand for a setting: as variables, everything in this process sees them.
+_VARIABLES = {
+    "model": "HERMES_INFERENCE_MODEL",
+    "provider": "HERMES_INFERENCE_PROVIDER",
+    "toolsets": "API_SERVER_TOOLSETS",
+}
+_ANYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  (asked on this machine)
+
+
+class NotStopped(HermesError):
+    """The server is still there."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="gateway_action", required=True, metavar="ACTION")
+    run_ = actions.add_parser("run", help="serve in the foreground")
+    run_.add_argument("--host", metavar="H", help="listen on this address instead of api_server.host")
+    run_.add_argument("--port", metavar="N", type=_port, help="listen on this port; 0 takes a free one")
+    run_.add_argument("--replace", action="store_true", help="stop the server of this home first, if there is one")
+    run_.add_argument(
+        "--allow-local-exec", action="store_true", help="run commands without a sandbox although others can get in"
+    )
+    run_.add_argument("-v", "--verbose", action="store_true", help="show the log on standard error")
+    status_ = actions.add_parser(
+        "status", help="exit 0 when it runs, 1 when something is wrong, 5 when it does not run"
+    )
+    status_.add_argument("--deep", action="store_true", help="every check with what it found")
+    stop = actions.add_parser("stop", help="let running turns end, then stop")
+    stop.add_argument("--now", action="store_true", help=f"running turns have {NOW_S:g} s")
+    actions.add_parser("restart", help="stop, and serve again here with the same arguments")
+    key = actions.add_parser("key", help="print the API key; there is one afterwards")
+    key.add_argument("--new", action="store_true", help="make another one")
+
+
+def run(args: argparse.Namespace, home: Home) -> int:
+    """One action; its exit code."""
+    return _ACTIONS[args.gateway_action](args, home)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65_535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: a number from 0 to 65535")
+    return int(text)
+
+
+def _print(args: argparse.Namespace, document: Any, *lines: str) -> None:
+    """The result: one JSON document, or lines."""
+    for line in [json.dumps(document, ensure_ascii=False)] if args.json else lines:
+        print(line)
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+# ---- serving
+
+
+def _run(args: argparse.Namespace, home: Home) -> int:
+    import asyncio
+
+    from hermes.app import new_loop
+    from hermes.server.runner import GatewayRunner
+
+    os.environ |= {"HERMES_HOME": str(home.root), "HERMES_PROFILE": home.profile}
+    os.environ |= {variable: getattr(args, flag) for flag, variable in _VARIABLES.items() if getattr(args, flag)}
+    if args.replace and is_served(home):
+        _end(home, _patience(home))
+    server = GatewayRunner(
+        home, host=args.host, port=args.port, allow_local_exec=args.allow_local_exec, verbose=args.verbose
+    )
+    with asyncio.Runner(loop_factory=new_loop) as loop:
+        return loop.run(server.serve())
+
+
+def _restart(args: argparse.Namespace, home: Home) -> int:
+    state = status._read(home)
+    if is_served(home):
+        _end(home, _patience(home))
+    else:
+        _note("No server was running in this home.")
+    words = [str(word) for word in state.get("argv") or ()][1:]
+    if "gateway" not in words or "run" not in words:
+        words = ["gateway", "run"]
+    command = [sys.executable, "-P", "-m", "hermes", *words, "-p", home.profile]
+    os.environ["HERMES_HOME"] = str(home.root)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(command[0], command)  # noqa: S606  (the server takes the place of this command)
+
+
+# ---- stopping
+
+
+def _stop(args: argparse.Namespace, home: Home) -> int:
+    if not is_served(home):
+        _print(args, {"stopped": False, "pid": None})
+        _note("No server is running in this home.")
+        return EXIT_NOT_RUNNING
+    pid = _end(home, NOW_S if args.now else _patience(home), now=args.now)
+    _print(args, {"stopped": True, "pid": pid}, f"The server (pid {pid}) has stopped.")
+    return 0
+
+
+def _patience(home: Home) -> float:
+    """How long a server of this home may take to end, in seconds."""
+    try:
+        drain = config.load(home).get("api_server.drain_seconds", float)
+    except HermesError:
+        drain = 30.0
+    return drain + _END_S_MAX
+
+
+def _end(home: Home, seconds: float, *, now: bool = False) -> int:
+    """Ask the server of a home to end and wait until it has; with `now` it is made to when the time is over."""
+    state = status.read_runtime_status(home) or {}
+    pid, start = state.get("pid") or status._pid_in_file(home), state.get("start_time")
+    if pid is None:
+        if _is_free(home, seconds):
+            return 0
+        raise NotStopped("A server holds this home, but does not say which process it is.", where=str(home.path))
+    if running := state.get("active_agents"):
+        _note(f"Waiting for {running} running turn{'s' if running > 1 else ''} to end, {seconds:g} s at most.")
+    # The second signal ends it at once; the last one cannot be refused.
+    steps = [(signal.SIGTERM, seconds), *([(signal.SIGTERM, NOW_S), (signal.SIGKILL, NOW_S)] if now else [])]
+    for number, patience in steps:
+        try:
+            if is_alive(pid, start):
+                os.kill(pid, number)
+        except ProcessLookupError:
+            pass
+        except PermissionError:
+            raise NotStopped(f"The server (pid {pid}) belongs to another user.", where=str(home.path)) from None
+        if _is_free(home, patience):
+            return int(pid)
+    raise NotStopped(
+        f"The server (pid {pid}) has not stopped within {seconds:g} s.",
+        where=str(home.path),
+        hint="hermes gateway stop --now",
+    )
+
+
+def _is_free(home: Home, seconds: float) -> bool:
+    """Whether nobody serves the home within this time."""
+    until = time.monotonic() + seconds
+    while is_served(home):
+        if time.monotonic() >= until:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+# ---- looking
+
+
+def _status(args: argparse.Namespace, home: Home) -> int:
+    state = status.read_runtime_status(home)
+    if state is None or not is_served(home):
+        return _not_running(args, home)
+    health, fault = _health(state, _key(home) if args.deep else "")
+    readiness = health.get("readiness") or {}
+    checks = readiness.get("checks") or {}
+    fine = state["gateway_state"] == "running" and readiness.get("status") == "ok"
+    document = {
+        "state": state["gateway_state"] if fine or state["gateway_state"] != "running" else "degraded",
+        "address": status._address(state) or None,
+        "pid": state["pid"],
+        "runs": health.get("active_agents", state.get("active_agents")),
+        "store": (checks.get("state_db") or {}).get("status"),
+        "bus": (checks.get("bus") or {}).get("status"),
+        "profile": home.profile,
+        "home": str(home.path),
+        "error": fault or None,
+    }
+    lines = [f"{name}: {'unknown' if value is None else value}" for name, value in document.items() if name != "error"]
+    if args.deep:
+        document["checks"] = checks
+        lines += [f"check {name}: {_told(check)}" for name, check in checks.items()]
+    else:
+        lines += [f"check {name}: {_told(check)}" for name, check in checks.items() if check.get("status") != "ok"]
+    _print(args, document, *lines)
+    if fault:
+        _note(fault)
+    return 0 if fine else EXIT_DEGRADED
+
+
+def _not_running(args: argparse.Namespace, home: Home) -> int:
+    last = status._read(home)
+    reason = last.get("exit_reason") if last.get("gateway_state") == "startup_failed" else None
+    document = {"state": "stopped", "address": None, "pid": None, "profile": home.profile, "home": str(home.path)}
+    _print(args, {**document, "error": reason}, "state: stopped")
+    if reason:
+        _note(f"The last start failed: {reason}")
+    return EXIT_NOT_RUNNING
+
+
+def _told(check: dict[str, Any]) -> str:
+    more = ", ".join(f"{name} {value}" for name, value in check.items() if name != "status" and value is not None)
+    return f"{check.get('status')} ({more})" if more else str(check.get("status"))
+
+
+def _health(state: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
+    """What the server says of itself, or why it says nothing."""
+    from http.client import HTTPConnection, HTTPException
+
+    host = str(state.get("host") or "")
+    if not state.get("port"):
+        return {}, "It does not listen yet."
+    connection = HTTPConnection(_ANYWHERE.get(host, host), state.get("port"), timeout=_HEALTH_S_MAX)
+    try:
+        connection.request("GET", "/health/detailed", headers={"Authorization": f"Bearer {key}"} if key else {})
+        answer = connection.getresponse()
+        told = json.loads(answer.read())
+        return (told, "") if isinstance(told, dict) and answer.status == 200 else ({}, f"It answers {answer.status}.")
+    except (OSError, HTTPException, ValueError, TypeError) as error:
+        return {}, f"It does not answer: {error}."
+    finally:
+        connection.close()
+
+
+# ---- the key
+
+
+def _key(home: Home) -> str:
+    try:
+        return str(config.load(home).get("api_server.key") or "")
+    except HermesError:
+        return ""
+
+
+def _show_key(args: argparse.Namespace, home: Home) -> int:
+    settings = config.load(home)
+    key = settings.get("api_server.key")
+    made = args.new or not key
+    if made:
+        import secrets
+
+        key = secrets.token_urlsafe(_KEY_BYTES)
+        file = config.set_value(home, "api_server.key", key).file
+        _note(f"A new key is in {file}.")
+        origin = config.load(home).origin("api_server.key")
+        if origin.source == "environment":
+            _note(f"The key in the variable {origin.where} still comes first.")
+        if is_served(home):
+            _note("The running server does not know it yet. Try: hermes gateway restart")
+    _print(args, {"key": key, "new": made}, key)
+    return 0
+
+
+_ACTIONS: dict[str, Callable[[argparse.Namespace, Home], int]] = {
+    "run": _run,
+    "status": _status,
+    "stop": _stop,
+    "restart": _restart,
+    "key": _show_key,
+}

@@ -1,0 +1,108 @@
+"""Logs of a process: private files that turn over, written by a thread of their own, without secrets."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from functools import lru_cache
+from logging.handlers import QueueHandler, QueueListener, RotatingFileHandler
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from hermes import config
+from hermes import home as homes
+from hermes.guards.secrets import Secrets
+from hermes.home import Home
+from hermes.providers.registry import KNOWN_PROVIDERS
+
+_SERVER_LOGGERS = ("hermes.server", "aiohttp", "asyncio")
+_LINE = "%(asctime)s %(levelname)s %(name)s%(request)s: %(message)s"
+# The request that is being answered, and all that was begun for it.
+REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
+_LOGS: dict[str, Callable[[logging.LogRecord], bool]] = {
+    "agent": lambda record: not record.name.startswith(_SERVER_LOGGERS),
+    "gateway": lambda record: record.name.startswith(_SERVER_LOGGERS),
+    "errors": lambda record: record.levelno >= logging.WARNING,
+}
+
+
+class _PrivateFile(RotatingFileHandler):
+    """A log that only its owner can read, made when there is something to say."""
+
+    def _open(self) -> Any:
+        path = self.baseFilename
+        homes.make_private_folder(Path(path).parent)
+        return open(path, self.mode, encoding=self.encoding, errors=self.errors, opener=homes.private_opener)
+
+
+class _Redacting(logging.Formatter):
+    """Lines without secrets."""
+
+    def __init__(self, form: str, secrets: Callable[[], Secrets]) -> None:
+        super().__init__(form)
+        self._secrets = secrets
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._secrets().redact(super().format(record))
+
+
+def _with_request(record: logging.LogRecord) -> bool:
+    """Note the request in whose service a line is written."""
+    record.request = f" [{request_id}]" if (request_id := REQUEST_ID.get()) else ""
+    return True
+
+
+@contextlib.contextmanager
+def logging_to(home: Home, settings: config.Settings, *, verbose: bool) -> Iterator[None]:
+    """Logs of this process, written by a thread of their own; standard error gets warnings, or with `verbose` all."""
+    handlers = list(_handlers(home, settings, verbose=verbose))
+    lines: SimpleQueue[Any] = SimpleQueue()
+    entrance, listener = QueueHandler(lines), QueueListener(lines, *handlers, respect_handler_level=True)
+    entrance.addFilter(_with_request)
+    root = logging.getLogger()
+    before = root.level, logging.raiseExceptions
+    # A line that cannot be written is not worth a word of its own, and such a word would not be redacted.
+    logging.raiseExceptions = False
+    root.setLevel(settings.get("logging.level"))
+    root.addHandler(entrance)
+    listener.start()
+    try:
+        yield
+    finally:
+        root.removeHandler(entrance)
+        listener.stop()
+        for handler in handlers:
+            handler.close()
+        level, logging.raiseExceptions = before
+        root.setLevel(level)
+
+
+def _handlers(home: Home, settings: config.Settings, *, verbose: bool) -> Iterator[logging.Handler]:
+    current = [settings]
+
+    def secrets() -> Secrets:
+        current[0], _ = config.reload_if_changed(current[0])
+        return known_secrets(current[0])
+
+    said = logging.StreamHandler(sys.stderr)
+    said.setLevel(logging.NOTSET if verbose else logging.WARNING)
+    said.setFormatter(_Redacting(_LINE if verbose else "hermes: %(message)s", secrets))
+    yield said
+    size, kept = int(settings.get("logging.max_size_mb") * 1_000_000), settings.get("logging.backup_count")
+    for name, takes in _LOGS.items():
+        path = home.logs / f"{name}.log"
+        file = _PrivateFile(path, "a", size, kept, encoding="utf-8", delay=True, errors="replace")
+        file.setFormatter(_Redacting(_LINE, secrets))
+        file.addFilter(takes)
+        yield file
+
+
+@lru_cache(maxsize=4)
+def known_secrets(settings: config.Settings) -> Secrets:
+    """Every credential that these settings hold, and the keys that providers find in the environment."""
+    keys = (settings.variable(known.key_env) or "" for known in KNOWN_PROVIDERS.values() if known.key_env)
+    return Secrets([*settings.secret_values(), *keys])

@@ -1,0 +1,143 @@
+"""The aiohttp application: every route of the table, the middlewares around them, and a listener with manners."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+from aiohttp.http_exceptions import LineTooLong
+from aiohttp.web_protocol import RequestHandler
+
+from hermes.limits import HEADER_BYTES_MAX, HEADERS_S_MAX
+from hermes.server.errors import error_response
+from hermes.server.middleware import (
+    ADAPTER,
+    SECURITY_HEADERS,
+    cors_middleware,
+    envelope_middleware,
+    security_headers_middleware,
+)
+from hermes.server.routes import ROUTES
+
+if TYPE_CHECKING:
+    from hermes.server.adapter import APIServerAdapter
+
+
+def build(adapter: APIServerAdapter) -> web.Application:
+    """The application of an adapter."""
+    app = web.Application(
+        middlewares=[cors_middleware, security_headers_middleware, envelope_middleware],
+        client_max_size=0,  # bodies are read by hand, within the configured limit
+    )
+    app[ADAPTER] = adapter
+    for route in ROUTES:
+        path = route.path.replace("{model_id}", "{model_id:.+}")
+        handler = getattr(adapter, route.handler)
+        # A GET route answers HEAD as well.
+        app.router.add_route(route.method, path, handler)
+        if route.method == "GET":
+            app.router.add_route("HEAD", path, handler)
+    return app
+
+
+class Runner(web.AppRunner):
+    """Serves an application; what the HTTP parser refuses is told in the envelope, and nobody may dawdle."""
+
+    def __init__(self, app: web.Application, *, shutdown_s: float = 5.0) -> None:
+        super().__init__(
+            app,
+            access_log=None,
+            handler_cancellation=True,
+            shutdown_timeout=shutdown_s,
+            max_line_size=HEADER_BYTES_MAX,
+            max_field_size=HEADER_BYTES_MAX,
+        )
+
+    async def _make_server(self) -> web.Server:
+        server = await super()._make_server()
+        server.__class__ = _Server
+        return server
+
+
+class _Server(web.Server):
+    """A server whose connections are ours."""
+
+    def __call__(self) -> RequestHandler:
+        return _Connection(self, loop=self._loop, **self._kwargs)
+
+
+class _Connection(RequestHandler):
+    """A connection on which a request's head must come within its time."""
+
+    __slots__ = ("_head_timer",)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._head_timer = self._loop.call_later(HEADERS_S_MAX, self._late)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        waiting = not self._messages and not self._request_in_progress
+        if self._head_timer is not None and not waiting:
+            self._head_timer.cancel()
+            self._head_timer = None
+        elif self._head_timer is None and waiting:
+            self._head_timer = self._loop.call_later(HEADERS_S_MAX, self._late)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+        super().connection_lost(exc)
+
+    def _late(self) -> None:
+        self._head_timer = None
+        if self.transport is not None and not self._messages and not self._request_in_progress:
+            words = f"The head of the request did not come within {HEADERS_S_MAX:.0f} seconds."
+            body = error_response(408, words, "request_timeout").body
+            assert isinstance(body, bytes)
+            told = {
+                "Content-Type": "application/json; charset=utf-8",
+                "Content-Length": str(len(body)),
+                **_parser_headers(),
+            }
+            head = "".join(f"{name}: {value}\r\n" for name, value in told.items())
+            self.transport.write(f"HTTP/1.1 408 Request Timeout\r\n{head}\r\n".encode() + body)
+            self.transport.close()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """A request that never reached a handler."""
+        if self.transport is not None and self._request_count and status >= 500:
+            self.log_exception("a request ended by a defect", exc_info=exc)
+        if isinstance(exc, LineTooLong) or "too many" in str(exc).lower():
+            status, words, code = 431, f"The headers have more than {HEADER_BYTES_MAX} bytes.", "headers_too_large"
+        elif status >= 500:
+            words, code = "The server had an internal error.", "internal_error"
+        else:
+            words, code = "The request is no HTTP that can be read.", "bad_request"
+            if "content-length" in str(exc).lower():
+                words, code = "The Content-Length cannot be used.", "invalid_content_length"
+        response = error_response(status, words, code, headers=_parser_headers())
+        response.force_close()
+        return response
+
+
+def _parser_headers() -> dict[str, str]:
+    """For what is told before there is a request to speak of."""
+    return {
+        **SECURITY_HEADERS,
+        "X-Request-Id": f"req_{secrets.token_hex(16)}",
+        "Server": "hermes",
+        "Connection": "close",
+    }

@@ -1,0 +1,214 @@
+"""Reading a request's body: its bytes within their limits, the JSON object in them, and the typed model of that."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import msgspec
+from aiohttp import web
+from aiohttp.web_exceptions import HTTPException
+from msgspec import inspect as kinds
+
+from hermes.limits import BODY_S_MAX, IGNORED_BYTES_MAX, JSON_DEPTH_MAX
+from hermes.server.errors import ApiError, invalid
+from hermes.text import whole_tree
+
+if TYPE_CHECKING:
+    from hermes.server.adapter import APIServerAdapter
+
+M = TypeVar("M", bound=msgspec.Struct)
+_FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
+_WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+_PLACE = re.compile(r"^(?P<fault>.*?)(?: - at `(?:key in )?\$\.?(?P<path>.*)`)?$", re.DOTALL)
+_MISSING = re.compile(r"missing required field `(.+?)`")
+
+
+@dataclass(slots=True)
+class Body(Generic[M]):
+    """A body that was read: its model, the object it was made of, and the fields that change nothing."""
+
+    model: M
+    raw: dict[str, Any]
+    ignored: list[str] = field(default_factory=list)
+
+    def headers(self) -> dict[str, str]:
+        """Which fields had no effect, as far as the header holds them."""
+        names = [cleaned for name in self.ignored if (cleaned := re.sub(r"[^\w.\[\]-]", "", name)[:64])]
+        while names and len(", ".join(names)) > IGNORED_BYTES_MAX:
+            names.pop()
+        return {"X-Hermes-Ignored": ", ".join(names)} if names else {}
+
+
+async def read(adapter: APIServerAdapter, request: web.Request, kind: type[M]) -> Body[M]:
+    """The body of a request as its model."""
+    raw = as_object(await read_bytes(request, adapter.option("max_body_bytes")))
+    return parse(raw, kind, strict=adapter.option("strict_parameters"))
+
+
+async def read_bytes(request: web.Request, limit: int) -> bytes:
+    """The bytes of a body, however they are sent, but not more and not longer than allowed."""
+    if request.content_type in _FORMS:
+        raise ApiError(
+            415, f"A body of the type {request.content_type} is not taken; send JSON.", "unsupported_media_type"
+        )
+    if request.content_length is not None and request.content_length > limit:
+        raise _too_large(limit)
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(BODY_S_MAX):
+            async for part in request.content.iter_any():
+                size += len(part)
+                if size > limit:
+                    raise _too_large(limit)
+                parts.append(part)
+    except TimeoutError:
+        raise ApiError(408, f"The body did not come within {BODY_S_MAX:.0f} seconds.", "request_timeout") from None
+    except (web.RequestPayloadError, HTTPException, ValueError) as error:
+        raise ApiError(400, f"The body could not be read: {error}", "bad_request") from None
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _too_large(limit: int) -> ApiError:
+    words = f"The body is larger than {limit} bytes; the setting api_server.max_body_bytes says how large it may be."
+    return ApiError(413, words, "body_too_large", headers={"Connection": "close"})
+
+
+def as_object(data: bytes | str) -> dict[str, Any]:
+    """The JSON object in these bytes; nothing at all counts as an empty one."""
+    if not data.strip():
+        return {}
+    value = _decoded(data)
+    if not isinstance(value, dict):
+        kind = "an array" if isinstance(value, list) else f"of the type {type(value).__name__}"
+        raise ApiError(400, f"The body must be a JSON object; it is {kind}.", "invalid_body")
+    return value
+
+
+def _decoded(data: bytes | str) -> Any:
+    try:
+        value = msgspec.json.decode(data)
+    except (ValueError, RecursionError):
+        # Half a pair of surrogates is all that the stricter reader refuses and a client may mean well.
+        try:
+            if b"\\ud" not in (data if isinstance(data, bytes) else data.encode()).lower():
+                raise
+            value = whole_tree(json.loads(data, parse_constant=_no_constant))
+        except (ValueError, RecursionError) as error:
+            what = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+            raise ApiError(400, f"Invalid JSON in the body: {what}.", "invalid_json") from None
+    if _deeper(value, JSON_DEPTH_MAX):
+        words = f"Invalid JSON in the body: it is nested deeper than {JSON_DEPTH_MAX} levels."
+        raise ApiError(400, words, "invalid_json")
+    return value
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _deeper(value: Any, depth: int) -> bool:
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(depth):
+        inner = (outer.values() if isinstance(outer, dict) else outer for outer in level)
+        level = [item for items in inner for item in items if isinstance(item, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+# --- models ----------------------------------------------------------------------------------------------------------
+
+
+def parse(raw: Mapping[str, Any], kind: type[M], *, strict: bool = False) -> Body[M]:
+    """The model of an object. Fields that it does not know are ignored and named, or, when strict, refused."""
+    shape = _shape(kind)
+    ignored = [name for name in raw if name not in shape]
+    if ignored and (strict or kind.__struct_config__.forbid_unknown_fields):
+        raise invalid(ignored[0], f"Unknown parameter: {ignored[0]!r}.", "unknown_parameter")
+    given = _settled(raw, kind, "")
+    try:
+        model = msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        raise _told(str(error)) from None
+    without_effect = getattr(kind, "WITHOUT_EFFECT", ())
+    ignored += [name for name in without_effect if given.get(name) is not None]
+    return Body(model, dict(raw), ignored)
+
+
+@functools.cache
+def _shape(
+    kind: type[msgspec.Struct],
+) -> dict[str, tuple[bool, bool, type[msgspec.Struct] | None, type[msgspec.Struct] | None]]:
+    """Of each field: whether it is a flag, whether null means something, its model, the model of its items."""
+    info = kinds.type_info(kind)
+    assert isinstance(info, kinds.StructType)
+    found = {}
+    for item in info.fields:
+        types = item.type.types if isinstance(item.type, kinds.UnionType) else (item.type,)
+        own = next((t.cls for t in types if isinstance(t, kinds.StructType)), None)
+        lists = [t.item_type for t in types if isinstance(t, kinds.ListType)]
+        nested = next((t.cls for t in lists if isinstance(t, kinds.StructType)), None)
+        # A default of UNSET is told as none at all.
+        unset = not item.required and item.default is msgspec.NODEFAULT is item.default_factory
+        clears = unset and any(isinstance(t, kinds.NoneType | kinds.AnyType) for t in types)
+        found[item.encode_name] = (any(isinstance(t, kinds.BoolType) for t in types), clears, own, nested)
+    return found
+
+
+def _settled(raw: Mapping[str, Any], kind: type[msgspec.Struct], where: str) -> dict[str, Any]:
+    """The object with null taken for absent, and with flags in whatever form a client may send them."""
+    out: dict[str, Any] = {}
+    for name, (flag, clears, own, nested) in _shape(kind).items():
+        value = raw.get(name)
+        if value is None:
+            if clears and name in raw:
+                out[name] = None
+            continue
+        path = f"{where}{name}"
+        if flag and not isinstance(value, bool):
+            value = _as_flag(value, path)
+        elif own is not None and isinstance(value, dict):
+            value = _settled(value, own, f"{path}.")
+        elif nested is not None and isinstance(value, list):
+            value = [
+                _settled(item, nested, f"{path}[{at}].") if isinstance(item, dict) else item
+                for at, item in enumerate(value)
+            ]
+        out[name] = value
+    return out
+
+
+def _as_flag(value: Any, path: str) -> bool:
+    word = str(value).strip().lower() if isinstance(value, str | int) else ""
+    if word not in _WORDS:
+        raise invalid(path, f"Invalid value for {path!r}: true or false is expected.", "invalid_type")
+    return _WORDS[word]
+
+
+def flag_of(value: str | None, name: str, default: bool) -> bool:
+    """A flag from a header or a query."""
+    return default if value is None or value == "" else _as_flag(value, name)
+
+
+def _told(text: str) -> ApiError:
+    """A fault of a model in the server's own words, with the path of the field."""
+    match = _PLACE.match(text)
+    assert match is not None
+    fault, path = match["fault"], match["path"] or ""
+    if missing := _MISSING.search(fault):
+        param = f"{path}.{missing[1]}" if path else missing[1]
+        return invalid(param, f"Missing required parameter: {param!r}.", "missing_required_parameter")
+    code = "invalid_value"
+    if ", got " in fault:
+        code = "invalid_type"
+    elif "of length <=" in fault:
+        code = "string_above_max_length" if "`str`" in fault else "array_above_max_length"
+    words = fault[:1].lower() + fault[1:].replace("`", "")
+    return invalid(path or "body", f"Invalid value for {path or 'the body'!r}: {words}.", code)

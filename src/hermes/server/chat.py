@@ -1,0 +1,294 @@
+"""Chat completions: the request read, a turn made of it, and its answer or its stream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from hermes.runs.spec import RunSpec
+from hermes.server.bodies import Body, read
+from hermes.server.content import content, text_of
+from hermes.server.errors import ApiError, answer, invalid
+from hermes.server.models import ChatMessage, ChatRequest
+from hermes.server.outcome import Outcome, outcome_of, raised
+from hermes.server.render_chat import ChatRenderer
+from hermes.server.session_ids import _derive_chat_session_id
+from hermes.server.sse import ClientGone, items, pump
+from hermes.server.turns import Message, Turn, client_tools, leave, parameters
+from hermes.server.wishes import wishes
+
+if TYPE_CHECKING:
+    from hermes.server.adapter import APIServerAdapter
+
+_UNSUPPORTED = ("audio", "functions", "function_call", "web_search_options")
+
+
+@dataclass(slots=True)
+class Said:
+    """The messages of a request, parted: what the system says, what was said before, what is said now."""
+
+    system: str | None
+    history: list[Message]
+    prompt: Any
+    results: tuple[Message, ...]
+    first: str
+
+
+async def complete(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
+    """POST /v1/chat/completions"""
+    body = await read(adapter, request, ChatRequest)
+    turn = await _turn(adapter, request, body)
+    try:
+        await turn.admit()
+        completion_id, created = f"chatcmpl-{secrets.token_hex(16)}", int(time.time())
+        model = body.model.model or adapter.model_name
+        if not body.model.stream:
+            return _told(body, turn, await turn.run(), completion_id, created, model)
+        task = asyncio.ensure_future(adapter._run_agent(**turn.arguments(streamed=True)))
+        task.add_done_callback(lambda _: turn.queue.put(None))
+        shown = _Shown(body, turn)
+        return await adapter._write_sse_chat_completion(
+            request, completion_id, model, created, turn.queue, task, turn.agent_ref, shown
+        )
+    finally:
+        await turn.release()
+
+
+@dataclass(slots=True)
+class _Shown:
+    """What a stream needs to know besides the arguments that it has by contract."""
+
+    body: Body[ChatRequest]
+    turn: Turn
+
+    def renderer(self, completion_id: str, model: str, created: int) -> ChatRenderer:
+        options, wished = self.body.model.stream_options, self.turn.wishes
+        return ChatRenderer(
+            completion_id,
+            model,
+            created,
+            usage=options.include_usage if options else None,
+            reasoning=_reasoning(self.body.model, wished.reasoning),
+            progress=wished.tool_progress,
+        )
+
+
+async def write_stream(
+    adapter: APIServerAdapter,
+    request: web.Request,
+    completion_id: str,
+    model: str,
+    created: int,
+    stream_q: Any,
+    task: asyncio.Future[Any],
+    agent_ref: list[Any] | None,
+    shown: _Shown | None,
+) -> web.StreamResponse:
+    """The stream of a chat completion, to its end or to that of the client."""
+    turn = shown.turn if shown else None
+    renderer = shown.renderer(completion_id, model, created) if shown else ChatRenderer(completion_id, model, created)
+    headers = {**turn.headers(), **shown.body.headers()} if shown and turn else {}
+    stream = adapter.stream(request, headers)
+
+    async def gone() -> None:
+        await (turn.leave(task) if turn else leave(task, agent_ref))
+
+    try:
+        async with stream:
+            for data in renderer.begin():
+                await stream.write(data)
+            async with contextlib.aclosing(items(stream_q, task, turn.admission if turn else None)) as source:
+                await pump(source, renderer, stream)
+            await stream.write(renderer.finish(await _ended(adapter, task, turn)))
+    except ClientGone:
+        await gone()
+    except asyncio.CancelledError:
+        await gone()
+        raise
+    return stream.response
+
+
+async def _ended(adapter: APIServerAdapter, task: asyncio.Future[Any], turn: Turn | None) -> Outcome:
+    try:
+        if turn is not None:
+            return await turn.ended(task)
+        result, usage = await task
+    except ApiError as error:
+        return Outcome(code=error.code, error=error.message, failed=True)
+    except Exception as error:  # noqa: BLE001  (whatever the agent raised is told in the stream)
+        return raised(error, adapter.redact)
+    return outcome_of(result, usage, adapter.redact)
+
+
+def _told(
+    body: Body[ChatRequest], turn: Turn, ended: Outcome, completion_id: str, created: int, model: str
+) -> web.Response:
+    """The answer of a turn that was not streamed."""
+    body.ignored += ended.ignored
+    headers = {**turn.headers(ended), **body.headers()}
+    if not ended.stands:
+        failure = ended.failure()
+        failure.headers |= headers
+        raise failure
+    message: Message = {"role": "assistant", "content": ended.text, "refusal": None, "annotations": []}
+    if ended.calls:
+        message["content"] = ended.text or None
+        message["tool_calls"] = ended.calls
+    if ended.reasoning and _reasoning(body.model, turn.wishes.reasoning):
+        message["reasoning_content"] = ended.reasoning
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": ended.finish_reason}
+    told: Message = {
+        "id": completion_id,
+        "object": "chat.completion",
+        "created": created,
+        "model": model,
+        "service_tier": "default",
+        "choices": [choice],
+        "usage": ended.chat_usage(),
+    }
+    if (flags := ended.flags()) is not None:
+        told["hermes"] = flags
+        headers["x-should-retry"] = "false"
+    return answer(told, 200, headers)
+
+
+def _reasoning(asked: ChatRequest, shown: bool) -> bool:
+    return shown if asked.include_reasoning is None else asked.include_reasoning
+
+
+async def _turn(adapter: APIServerAdapter, request: web.Request, body: Body[ChatRequest]) -> Turn:
+    """The turn that a request asks for."""
+    asked = body.model
+    _check_supported(asked)
+    said = parted(asked.messages, adapter.option("max_text_chars"))
+    tools = client_tools(asked.tools, asked.tool_choice)
+    wished = wishes(adapter, request, client_tools=bool(tools.schemas))
+    announces = asked.stream and wished.tool_progress != "off"
+    owner = adapter.owner_of(request)
+    form = asked.response_format
+    spec = RunSpec(
+        user_message=said.prompt,
+        session_id=wished.session_id or _derive_chat_session_id(said.system, said.first, owner),
+        kind="chat",
+        owner=owner,
+        session_key=wished.session_key,
+        instructions=said.system,
+        response_format=structure(form.type, form.json_schema) if form else None,
+        client_tools=tools.schemas,
+        tool_choice=tools.choice,
+        allowed_tools=tools.allowed,
+        results=said.results,
+        toolsets=adapter.toolsets(wished.toolsets),
+        answerable=announces if wished.approvals is None else wished.approvals == "wait",
+        on_detach="continue" if wished.detach else "cancel",
+        deadline_seconds=wished.deadline_s,
+        **parameters(adapter, asked),
+    )
+    return await placed(adapter, request, spec, wished, said.history)
+
+
+async def placed(
+    adapter: APIServerAdapter, request: web.Request, spec: RunSpec, wished: Any, history: list[Message]
+) -> Turn:
+    """The turn in its session: the one that is named, the one that waits for a client's results, or one by content."""
+    waiting = None if wished.session_id else await adapter.session_waiting_for(spec.results, spec.owner)
+    if session_id := wished.session_id or waiting:
+        seeds = wished.seed and bool(history)
+        spec = replace(
+            spec, session_id=session_id, history=history if seeds else None, base_id=session_id if seeds else None
+        )
+        return Turn(adapter, request, spec, wished, ignored_messages=len(history))
+    spec = replace(spec, history=history, base_id=spec.session_id)
+    return Turn(adapter, request, spec, wished, bind=True)
+
+
+def structure(kind: str, schema: Any) -> Message:
+    """The form of an answer, as the core knows it."""
+    if kind != "json_schema":
+        return {"type": kind}
+    if schema is None or schema.schema is None:
+        raise invalid("response_format.json_schema", "A json_schema needs its schema.", "missing_required_parameter")
+    told = {"name": schema.name, "schema": schema.schema, "strict": bool(schema.strict)}
+    return {"type": kind, "json_schema": {**told, "description": schema.description} if schema.description else told}
+
+
+def _check_supported(asked: ChatRequest) -> None:
+    if asked.n is not None and asked.n != 1:
+        raise invalid("n", "Only one choice is made: n must be 1.", "unsupported_value")
+    if asked.logprobs or asked.top_logprobs:
+        param = "logprobs" if asked.logprobs else "top_logprobs"
+        raise invalid(param, "Log probabilities are not told.", "unsupported_parameter")
+    if asked.modalities is not None and asked.modalities != ["text"]:
+        raise invalid("modalities", 'The only modality is ["text"].', "unsupported_value")
+    for name in _UNSUPPORTED:
+        if getattr(asked, name) is not None:
+            raise invalid(name, f"{name} is not supported.", "unsupported_parameter")
+
+
+# --- messages --------------------------------------------------------------------------------------------------------
+
+
+def parted(messages: list[ChatMessage], text_chars_max: int, where: str = "messages") -> Said:
+    """The messages of a request, checked and parted."""
+    system: list[str] = []
+    told: list[tuple[int, Message]] = []
+    for at, message in enumerate(messages):
+        known = message_of(message, f"{where}[{at}]", text_chars_max)
+        if message.role in ("system", "developer"):
+            system.append(text_of(known["content"]))
+        else:
+            told.append((at, known))
+    users = [at for at, (_, message) in enumerate(told) if message["role"] == "user"]
+    end = len(told)
+    while end and told[end - 1][1]["role"] == "tool":
+        end -= 1
+    results = tuple(_result(message, f"{where}[{at}]") for at, message in told[end:])
+    before = [message for _, message in told[:end]]
+    prompt: Any = ""
+    if not results:
+        if not users:
+            raise ApiError(400, "No user message was found in messages.", "missing_user_message", where)
+        if told[-1][1]["role"] != "user":
+            words = "The last message is the assistant's; an answer cannot be begun for it."
+            raise invalid(f"{where}[{told[-1][0]}].role", words, "unsupported_value")
+        prompt = before.pop()["content"]
+    first = told[users[0]][1]["content"] if users else ""
+    return Said("\n".join(system) if system else None, before, prompt, results, text_of(first))
+
+
+def message_of(message: ChatMessage, where: str, text_chars_max: int) -> Message:
+    """One message, plain: role and content, and tool fields where it has them."""
+    system = message.role in ("system", "developer")
+    if message.content is None:
+        if message.role != "assistant":
+            raise invalid(
+                f"{where}.content", f"Missing required parameter: {f'{where}.content'!r}.", "missing_required_parameter"
+            )
+        said: Any = message.refusal or ""
+    else:
+        said = content(message.content, f"{where}.content", text_chars_max, text_only=system or message.role == "tool")
+    known: Message = {"role": message.role, "content": said}
+    if message.role == "assistant" and message.tool_calls:
+        known["tool_calls"] = [
+            {"id": c.id, "type": "function", "function": {"name": c.function.name, "arguments": c.function.arguments}}
+            for c in message.tool_calls
+        ]
+    if message.role == "tool":
+        if not message.tool_call_id:
+            raise invalid(
+                f"{where}.tool_call_id",
+                f"Missing required parameter: {f'{where}.tool_call_id'!r}.",
+                "missing_required_parameter",
+            )
+        known["tool_call_id"] = message.tool_call_id
+    return known
+
+
+def _result(message: Message, where: str) -> Message:
+    return {"tool_call_id": message["tool_call_id"], "content": text_of(message["content"])}

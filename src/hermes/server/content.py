@@ -1,0 +1,111 @@
+"""The content of messages as clients send it, in the one form that the rest of the house knows. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from hermes.limits import CONTENT_PARTS_MAX
+from hermes.server.errors import invalid
+
+Content = str | list[dict[str, Any]]
+_TEXTS = ("text", "input_text", "output_text", "summary_text", "refusal")
+_IMAGES = ("image_url", "input_image")
+_FILES = ("file", "input_file")
+_DETAILS = ("auto", "low", "high", "original")
+_DATA_URL = re.compile(r"data:(?P<kind>[\w.+-]+/[\w.+-]+)?(?:;[\w.+=-]+)*;base64,", re.ASCII)
+
+
+def content(value: Any, where: str, text_chars_max: int, *, text_only: bool = False) -> Content:
+    """Text, or a list of parts where there is more than text. `where` names the field."""
+    if isinstance(value, str):
+        return _text(value, where, text_chars_max)
+    if not isinstance(value, list):
+        raise invalid(where, f"Invalid type for {where!r}: text or a list of parts is expected.", "invalid_type")
+    if len(value) > CONTENT_PARTS_MAX:
+        raise invalid(where, f"{where!r} has more than {CONTENT_PARTS_MAX} parts.", "array_above_max_length")
+    parts = [_part(part, f"{where}[{at}]", text_chars_max, text_only) for at, part in enumerate(value)]
+    if all(part["type"] == "text" for part in parts):
+        return "\n".join(part["text"] for part in parts)
+    return parts
+
+
+def _text(value: Any, where: str, chars_max: int) -> str:
+    if not isinstance(value, str):
+        raise invalid(where, f"Invalid type for {where!r}: text is expected.", "invalid_type")
+    if len(value) > chars_max:
+        raise invalid(where, f"{where!r} is longer than {chars_max} characters.", "string_above_max_length")
+    return value
+
+
+def _part(part: Any, where: str, chars_max: int, text_only: bool) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": _text(part, where, chars_max)}
+    if not isinstance(part, Mapping):
+        raise invalid(where, f"Invalid type for {where!r}: an object is expected.", "invalid_type")
+    kind = part.get("type")
+    if kind in _TEXTS:
+        said = part.get("refusal") if kind == "refusal" else part.get("text")
+        return {"type": "text", "text": _text(said, f"{where}.text", chars_max)}
+    if kind in _IMAGES and not text_only:
+        return _image(part, where)
+    if kind in _FILES and not text_only:
+        return _file(part, where)
+    words = "a list of parts holds objects with a type" if kind is None else f"the type {kind!r} is not taken here"
+    raise invalid(f"{where}.type", f"Unsupported content in {where!r}: {words}.", "unsupported_content_type")
+
+
+def _image(part: Mapping[str, Any], where: str) -> dict[str, Any]:
+    given = part.get("image_url")
+    url, detail = (given.get("url"), given.get("detail")) if isinstance(given, Mapping) else (given, None)
+    detail = detail if detail is not None else part.get("detail")
+    place = f"{where}.image_url"
+    if url is None and part.get("file_id"):
+        raise invalid(
+            f"{where}.file_id", "Files are not kept under ids; send the image itself.", "unsupported_content_type"
+        )
+    if not isinstance(url, str) or not url:
+        raise invalid(place, f"{place!r} must be an address or a data URL of an image.", "invalid_image_url")
+    if url[:5].lower() == "data:":
+        match = _DATA_URL.match(url)
+        if match is None:
+            raise invalid(place, f"{place!r} must be a data URL in base64.", "invalid_image_url")
+        if not (match["kind"] or "").lower().startswith("image/"):
+            raise invalid(
+                place, f"{place!r} is a data URL of something else than an image.", "unsupported_content_type"
+            )
+    elif not re.match(r"https?://[^\s/]", url, re.IGNORECASE):
+        raise invalid(place, f"{place!r} must begin with http://, https:// or data:image/.", "invalid_image_url")
+    if detail is not None and detail not in _DETAILS:
+        raise invalid(
+            f"{where}.detail", f"The detail of an image is one of {', '.join(_DETAILS)}.", "invalid_content_part"
+        )
+    image = {"url": url} if detail is None else {"url": url, "detail": detail}
+    return {"type": "image_url", "image_url": image}
+
+
+def _file(part: Mapping[str, Any], where: str) -> dict[str, Any]:
+    inner = part.get("file")
+    given: Mapping[str, Any] = inner if isinstance(inner, Mapping) else part
+    for name in ("file_id", "file_url"):
+        if given.get(name):
+            raise invalid(
+                f"{where}.{name}",
+                f"{name} is not taken; send the file itself as file_data.",
+                "unsupported_content_type",
+            )
+    data, title = given.get("file_data"), given.get("filename")
+    if not isinstance(data, str) or (match := _DATA_URL.match(data)) is None:
+        raise invalid(f"{where}.file_data", "file_data must be a data URL in base64.", "invalid_content_part")
+    if title is not None and not isinstance(title, str):
+        raise invalid(f"{where}.filename", "filename must be text.", "invalid_type")
+    kind = match["kind"] or "application/octet-stream"
+    return {"type": "file", "file": {"name": title or "file", "data": data, "media_type": kind}}
+
+
+def text_of(value: Any) -> str:
+    """The words of a content."""
+    if isinstance(value, list):
+        return "\n".join(str(part.get("text", "")) for part in value if part.get("type") == "text")
+    return value or ""

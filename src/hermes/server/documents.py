@@ -1,0 +1,223 @@
+"""The pages of the server and the API's description: what this is, how it is used. No page needs a script."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import re
+from html import escape
+from importlib.resources import files
+from string import Template
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+import hermes
+from hermes.server import openapi as described
+from hermes.server.errors import ApiError, answer
+
+if TYPE_CHECKING:
+    from hermes.server.adapter import APIServerAdapter
+
+Json = dict[str, Any]
+CSP = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "frame-ancestors 'none'"
+)
+_STYLE = "page.css"
+_BOUNDS = {
+    "minimum": "≥ {}",
+    "exclusiveMinimum": "> {}",
+    "maximum": "≤ {}",
+    "minLength": "≥ {} characters",
+    "maxLength": "≤ {} characters",
+    "minItems": "≥ {} items",
+    "maxItems": "≤ {} items",
+    "maxProperties": "≤ {} pairs",
+    "pattern": "matches {}",
+}
+_TYPES = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false", "null": "null"}
+
+
+async def root(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
+    """GET /"""
+    _check_on(adapter, "ui", request)
+    accepted = request.headers.get("Accept", "")
+    if "application/json" in accepted and "text/html" not in accepted:
+        told = {"name": "hermes", "version": hermes.__version__, "docs": "/docs"}
+        return answer(told, headers={"Vary": "Accept"})
+    return await _page(request, _root_page, adapter.option("docs"))
+
+
+async def docs(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
+    """GET /docs"""
+    _check_on(adapter, "docs", request)
+    return await _page(request, _docs_page)
+
+
+async def openapi(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
+    """GET /openapi.json"""
+    _check_on(adapter, "docs", request)
+    data = await asyncio.to_thread(described.encoded)
+    return web.Response(body=data, content_type="application/json", charset="utf-8")
+
+
+def _check_on(adapter: APIServerAdapter, option: str, request: web.Request) -> None:
+    if not adapter.option(option):
+        raise ApiError(404, f"There is nothing at {request.method} {request.path}.", "not_found")
+
+
+async def _page(request: web.Request, made: Any, *arguments: Any) -> web.Response:
+    """A page, or the style sheet that it asks its own address for."""
+    style = request.query.get("asset") == _STYLE
+    text = await (asyncio.to_thread(_file, _STYLE) if style else asyncio.to_thread(made, *arguments))
+    kind = "text/css" if style else "text/html"
+    return web.Response(
+        text=text, content_type=kind, charset="utf-8", headers={"Content-Security-Policy": CSP, "Vary": "Accept"}
+    )
+
+
+@functools.cache
+def _file(name: str) -> str:
+    return files("hermes.server").joinpath("pages", name).read_text(encoding="utf-8")
+
+
+def _whole_page(title: str, content: str) -> str:
+    return Template(_file("page.html")).substitute(title=escape(title), style=f"?asset={_STYLE}", content=content)
+
+
+# --- the first page --------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _root_page(with_docs: bool) -> str:
+    links = {"/v1/models": "the models on offer", "/v1/capabilities": "what the server can do", "/health": "its health"}
+    if with_docs:
+        links = {"/docs": "how it is used", "/openapi.json": "the same for programs", **links}
+    rows = "\n".join(f'<li><a href="{escape(to)}">{escape(to)}</a>: {escape(what)}</li>' for to, what in links.items())
+    content = f"""<h1>Hermes</h1>
+<p>A self-hosted AI agent that speaks OpenAI's protocols. This is its API server, version {escape(hermes.__version__)}.</p>
+<ul>
+{rows}
+</ul>
+<p class="note">What is not about health needs the server's key, if it has one: <code>Authorization: Bearer …</code></p>"""
+    return _whole_page("Hermes", content)
+
+
+# --- the description, to be read -------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _docs_page() -> str:
+    """The description as a page, with an anchor for every operation and every schema."""
+    told = described.document()
+    operations = [(way, where, op) for where, ops in told["paths"].items() for way, op in ops.items()]
+    groups: dict[str, list[str]] = {tag["name"]: [] for tag in told["tags"]}
+    for way, where, operation in operations:
+        groups[operation["tags"][0]].append(_operation(way, where, operation, told["components"]["responses"]))
+    info = told["info"]
+    schemas = told["components"]["schemas"]
+    content = [
+        f"<h1>{escape(info['title'])} <small>{escape(info['version'])}</small></h1>",
+        *(f"<p>{_prose(part)}</p>" for part in info["description"].split("\n\n")),
+        '<p>For programs: <a href="/openapi.json">/openapi.json</a></p>',
+        f"<nav><ul>{''.join(_entry(*operation) for operation in operations)}</ul></nav>",
+        *(f"<h2>{escape(name.capitalize())}</h2>{''.join(parts)}" for name, parts in groups.items()),
+        f"<h2>Schemas</h2>{''.join(_schema(name, schemas[name]) for name in sorted(schemas))}",
+    ]
+    return _whole_page(f"{info['title']} API", "\n".join(content))
+
+
+def _entry(way: str, where: str, operation: Json) -> str:
+    return (
+        f'<li><a href="#{escape(operation["operationId"])}"><code>{escape(way.upper())} {escape(where)}</code></a></li>'
+    )
+
+
+def _operation(way: str, where: str, operation: Json, faults: Json) -> str:
+    head = f'<code class="method">{escape(way.upper())}</code> <code>{escape(where)}</code>'
+    about = [operation["summary"] + ".", operation.get("description", "")]
+    if not operation["security"]:
+        about.append("Needs no key.")
+    parameters = [
+        (
+            f"{p['name']}{' *' if p.get('required') else ''}",
+            f"{escape(p['in'])}: {_type(p['schema'])}",
+            p["description"],
+        )
+        for p in operation["parameters"]
+    ]
+    body = ""
+    if given := operation.get("requestBody"):
+        content = given["content"]["application/json"]
+        body = f"<p>Body: {_type(content['schema'])}</p>"
+        if "example" in content:
+            body += f"<pre>{escape(json.dumps(content['example'], ensure_ascii=False))}</pre>"
+    answers = []
+    for status, found in operation["responses"].items():
+        if "$ref" in found:
+            found = faults[found["$ref"].rpartition("/")[2]]
+        types = [
+            f"<code>{escape(kind)}</code>: {_told(what['schema'])}" for kind, what in found.get("content", {}).items()
+        ]
+        answers.append((status, "; ".join(types), found["description"]))
+    return (
+        f'<section id="{escape(operation["operationId"])}"><h3>{head}</h3><p>{_prose(" ".join(about))}</p>'
+        f"{_table(('parameter', 'where and what', ''), parameters)}{body}"
+        f"{_table(('status', 'content', ''), answers)}</section>\n"
+    )
+
+
+def _schema(name: str, schema: Json) -> str:
+    needed = schema.get("required", ())
+    rows = [
+        (f"{field}{' *' if field in needed else ''}", _type(what), what.get("description", ""))
+        for field, what in schema.get("properties", {}).items()
+    ]
+    return (
+        f'<section id="schema-{escape(name)}"><h3><code>{escape(name)}</code></h3>'
+        f"<p>{_prose(schema.get('description', ''))}</p>{_table(('field', 'what', ''), rows)}</section>\n"
+    )
+
+
+def _table(head: tuple[str, str, str], rows: list[tuple[str, str, str]]) -> str:
+    """Rows of a name, of what it is in HTML, and of what is said about it."""
+    if not rows:
+        return ""
+    cells = "".join(
+        f"<tr><td><code>{escape(name)}</code></td><td>{what}</td><td>{_prose(about)}</td></tr>\n"
+        for name, what, about in rows
+    )
+    return f"<table><tr>{''.join(f'<th>{escape(word)}</th>' for word in head)}</tr>\n{cells}</table>"
+
+
+def _told(schema: Json) -> str:
+    return _prose(schema["description"]) if "description" in schema else _type(schema)
+
+
+def _type(schema: Json) -> str:
+    """A schema in a line of HTML."""
+    if "$ref" in schema:
+        name = escape(schema["$ref"].rpartition("/")[2])
+        return f'<a href="#schema-{name}"><code>{name}</code></a>'
+    if "anyOf" in schema:
+        told = " or ".join(_type(part) for part in schema["anyOf"])
+    elif "enum" in schema:
+        told = ", ".join(f"<code>{escape(str(word))}</code>" for word in schema["enum"])
+    elif schema.get("type") == "array":
+        told = f"list of {_type(schema['items'])}" if schema.get("items") else "list"
+    elif schema.get("type") == "object":
+        values = schema.get("additionalProperties")
+        told = f"object of {_type(values)}" if isinstance(values, dict) else "object"
+    else:
+        told = escape(_TYPES.get(schema.get("type", ""), "anything"))
+    bounds = [escape(words.format(schema[name])) for name, words in _BOUNDS.items() if name in schema]
+    if schema.get("default") is not None:
+        bounds.append(f"else <code>{escape(str(schema['default']))}</code>")
+    return f"{told} ({', '.join(bounds)})" if bounds else told
+
+
+def _prose(text: str) -> str:
+    """Words for people, with what stands between backticks as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))

@@ -1,0 +1,61 @@
+"""The frame around every handler: who may come in, and how whatever goes wrong is told."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import traceback
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from hermes.server.errors import ApiError
+from hermes.store.base import StoreBusy, StoreError
+
+if TYPE_CHECKING:
+    from hermes.server.adapter import APIServerAdapter
+
+log = logging.getLogger(__name__)
+Work = Callable[["APIServerAdapter", web.Request], Awaitable[web.StreamResponse]]
+Handler = Callable[["APIServerAdapter", web.Request], Awaitable[web.StreamResponse]]
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_KNOWN = web.RequestKey("request_id", str)
+
+
+def request_id(request: web.Request) -> str:
+    """The id under which the request is known: the client's own where it can be used."""
+    found = request.get(_KNOWN)
+    if found is None:
+        given = request.headers.get("X-Request-Id", "")
+        found = given if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(16)}"
+        request[_KNOWN] = found
+    return found
+
+
+def endpoint(work: Work, *, public: bool = False) -> Handler:
+    """A handler of the adapter that does this work; `public` ones need no key."""
+
+    async def handle(self: APIServerAdapter, request: web.Request) -> web.StreamResponse:
+        try:
+            refusal = None if public else self._check_auth(request)
+            return refusal if refusal is not None else await work(self, request)
+        except ApiError as error:
+            error.message = self.redact(error.message)
+            return error.response()
+        except StoreError as error:
+            retry = {"Retry-After": "1", "x-should-retry": "true"} if isinstance(error, StoreBusy) else {}
+            log.warning("%s: the store is out of reach: %s", request_id(request), error)
+            words = self.redact(f"The store is out of reach: {error}")
+            return ApiError(503, words, "session_db_unavailable", headers=retry).response()
+        except web.HTTPException:
+            raise
+        except Exception:  # noqa: BLE001  (a defect of ours: the client learns under which id it is in the log)
+            log.error("%s: %s", request_id(request), self.redact(traceback.format_exc()))
+            words = f"The server had an internal error; it is in the log as {request_id(request)}."
+            return ApiError(500, words, "internal_error").response()
+
+    handle.__name__ = work.__name__
+    handle.__doc__ = work.__doc__
+    return handle

@@ -1,0 +1,187 @@
+"""Who can reach the server: the keys and the address it is given, and what it does not start with."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import re
+import socket
+from ipaddress import ip_address
+from typing import Any
+
+from hermes import config
+from hermes import home as homes
+from hermes.errors import ConfigError, HermesError
+from hermes.home import Home
+from hermes.server.status import _address, read_runtime_status
+
+log = logging.getLogger(__name__)
+BACKLOG = 1024
+_NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+_KEY_CHARS_MIN = 16
+_PLACEHOLDERS = ("changeme", "placeholder", "yourapikey", "yoursecretkey", "replaceme", "insertkeyhere", "apikeyhere")
+_SCOPES = frozenset({"chat", "sessions:read", "sessions:write", "runs", "jobs", "admin"})
+_OWNER = re.compile(r"[a-z0-9_-]{1,64}")
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+
+
+class Unavailable(HermesError):
+    """Something that the server needs is not to be had: its address, its store, its home."""
+
+    exit_code = 69
+
+
+# --- what a server does not start with --------------------------------------------------------------------------------
+
+
+def check_settings(settings: config.Settings) -> None:
+    """Refuse settings with which there is nothing to serve, or nobody to tell who may come in."""
+    enabled = settings.origin("api_server.enabled")
+    if enabled.source != "default" and enabled.value is False:
+        own = enabled.source == "environment"
+        remedy = f"unset {enabled.where}" if own else "hermes config unset api_server.enabled"
+        raise ConfigError("api_server.enabled is false: there is nothing to run.", where=enabled.where, hint=remedy)
+    settings.require_valid(*config.REFUSED_WHEN_BAD)
+    names: set[str] = set()
+    for number, entry in enumerate(settings.get("api_server.keys"), start=1):
+        if fault := _fault_of(entry, names, settings):
+            raise ConfigError(f"{fault}.", where=f"api_server.keys, entry {number}", hint="hermes config edit")
+        names.add(entry["name"])
+
+
+def _fault_of(entry: dict[str, Any], names: set[str], settings: config.Settings) -> str:
+    name, scopes = entry.get("name"), entry.get("scopes", [])
+    if not isinstance(name, str) or not _OWNER.fullmatch(name) or name == "default":
+        return "the name must be 1 to 64 small letters, digits, '_' and '-', and not 'default'"
+    if name in names:
+        return f"the name {name!r} is used twice"
+    if not isinstance(scopes, list) or not scopes:
+        return f"{name!r} has no scopes; there are {', '.join(sorted(_SCOPES))}"
+    if unknown := [str(scope) for scope in scopes if scope not in _SCOPES]:
+        return f"{name!r} has the unknown scope {unknown[0]!r}; there are {', '.join(sorted(_SCOPES))}"
+    given = [field for field in ("key", "key_env", "key_sha256") if field in entry]
+    if len(given) != 1 or not isinstance(entry[given[0]], str) or not entry[given[0]]:
+        return f"{name!r} must have one of key, key_env and key_sha256"
+    if given[0] == "key_env" and not settings.variable(entry["key_env"]):
+        return f"{name!r} takes its key from the variable {entry['key_env']}, which is not set"
+    if given[0] == "key_sha256" and not _SHA256.fullmatch(entry["key_sha256"]):
+        return f"the key_sha256 of {name!r} must be 64 hexadecimal digits"
+    return ""
+
+
+def keys_of(settings: config.Settings) -> dict[str, str]:
+    """Every key by the setting it is in; one of which only the hash is known is there without its text."""
+    own = settings.get("api_server.key")
+    found = {"api_server.key": str(own)} if own else {}
+    for entry in settings.get("api_server.keys"):
+        key = entry.get("key") or settings.variable(str(entry.get("key_env") or "")) or ""
+        found[f"the key {entry['name']!r} of api_server.keys"] = key
+    return found
+
+
+def check_exposure(settings: config.Settings, host: str, *, loopback: bool, allow_local_exec: bool) -> None:
+    """Who may reach the server must be known to it; what only this machine can reach may be open."""
+    keys = keys_of(settings)
+    if not loopback and not keys:
+        message = f"api_server.key is not set, and {host} can be reached from other machines."
+        raise ConfigError(message, where="api_server.key", hint="hermes gateway key, or api_server.host 127.0.0.1")
+    for where, key in keys.items():
+        if not key or not (fault := _weakness(key)):
+            continue
+        remedy = "hermes gateway key --new" if where == "api_server.key" else "hermes config edit"
+        if not loopback:
+            raise ConfigError(f"{where} {fault}, and {host} can be reached from other machines.", hint=remedy)
+        log.warning("%s %s. Try: %s", where, fault, remedy)
+    allowed = loopback or allow_local_exec or settings.get("terminal.allow_exposed_local")
+    if sandbox_backend(settings) == "local" and not allowed:
+        raise ConfigError(
+            f"Commands would run without a sandbox, and {host} can be reached from other machines.",
+            where="terminal.backend",
+            hint="--allow-local-exec, or hermes config set terminal.allow_exposed_local true",
+        )
+
+
+def _weakness(key: str) -> str:
+    if len(key) < _KEY_CHARS_MIN:
+        return f"has fewer than {_KEY_CHARS_MIN} characters"
+    letters = re.sub(r"[^a-z0-9]", "", key.lower().removeprefix("sk-"))
+    if len(set(letters)) <= 1 or any(word in letters for word in _PLACEHOLDERS):
+        return "is a placeholder"
+    return ""
+
+
+def sandbox_backend(settings: config.Settings) -> str:
+    """The sandbox that commands run in. One that is named and not there is an error, never a silent step down."""
+    wanted = settings.get("terminal.backend")
+    if wanted in ("auto", "local"):
+        return "local"
+    message = f"There is no sandbox {wanted!r} in this installation."
+    raise ConfigError(message, where="terminal.backend", hint="hermes config set terminal.backend auto")
+
+
+# --- the address ------------------------------------------------------------------------------------------------------
+
+Address = tuple[socket.AddressFamily, tuple[Any, ...]]
+
+
+def resolved(host: str, port: int) -> list[Address]:
+    """The addresses that a host's name stands for; nothing stands for all of this machine."""
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise Unavailable(
+            f"The address {host!r} is not known here ({error}).", where="api_server.host", hint="127.0.0.1"
+        ) from None
+    return list(dict.fromkeys((family, where) for family, _, _, _, where in found))
+
+
+def is_loopback(addresses: list[Address]) -> bool:
+    """Whether only this machine can reach them all."""
+    return all(ip_address(str(where[0]).partition("%")[0]).is_loopback for _, where in addresses)
+
+
+def bind(home: Home, host: str, addresses: list[Address]) -> list[socket.socket]:
+    """Sockets that listen on these addresses, all on one port. Nothing stays bound when one is taken."""
+    port, bound, lacking = addresses[0][1][1], [], None
+    with contextlib.ExitStack() as stack:
+        for family, where in addresses:
+            try:
+                sock = stack.enter_context(_listening(family, (where[0], port, *where[2:])))
+            except OSError as error:
+                if error.errno not in _NOT_HERE:
+                    raise _not_bound(home, host, port, error) from None
+                lacking = error  # a name may stand for addresses that this machine has not, as localhost does
+                continue
+            port = sock.getsockname()[1]
+            bound.append(sock)
+        if lacking is not None and not bound:
+            raise _not_bound(home, host, port, lacking)
+        stack.pop_all()
+    return bound
+
+
+def _listening(family: socket.AddressFamily, where: tuple[Any, ...]) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(where)
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _not_bound(home: Home, host: str, port: int, error: OSError) -> Unavailable:
+    told = f"{_address({'host': host or '*', 'port': port})} cannot be bound: {error.strerror}."
+    for profile in homes.list_profiles(home):
+        other = homes.Home(home.root) if profile == homes.DEFAULT_PROFILE else homes.open_profile(home.root, profile)
+        state = read_runtime_status(other)
+        if state is not None and state.get("port") == port and other.path != home.path:
+            told += f" The server of the profile {profile!r} (pid {state['pid']}) is there."
+            return Unavailable(told, hint=f"hermes -p {profile} gateway stop, or --port 0")
+    return Unavailable(told, hint="another --port; 0 takes a free one")

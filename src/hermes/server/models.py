@@ -1,0 +1,320 @@
+"""What request bodies may hold, as types: they are checked against these, and the API's description is made of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType, field
+
+from hermes.limits import (
+    CLIENT_TOOLS_MAX,
+    IMPORT_SESSIONS_MAX,
+    MESSAGES_MAX,
+    METADATA_CHARS_MAX,
+    METADATA_KEY_CHARS_MAX,
+    METADATA_PAIRS_MAX,
+    STOP_STRINGS_MAX,
+)
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Verbosity = Literal["low", "medium", "high"]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Count = Annotated[int, Meta(ge=1, le=2**53)]
+Label = Annotated[str, Meta(max_length=METADATA_CHARS_MAX)]
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=METADATA_KEY_CHARS_MAX)], Label], Meta(max_length=METADATA_PAIRS_MAX)
+]
+FunctionName = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
+# Text, or parts of text, images and files; what is in them is checked part by part.
+Content = str | list[str | dict[str, Any]]
+
+
+class Reasoning(Struct, kw_only=True):
+    """How much the model is to think, and whether that is shown."""
+
+    effort: Effort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class Parameters(Struct, kw_only=True):
+    """What every turn may ask of its model."""
+
+    model: str | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: str | Annotated[list[str], Meta(max_length=STOP_STRINGS_MAX)] | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    verbosity: Verbosity | None = None
+    service_tier: Label | None = None
+    prompt_cache_key: Label | None = None
+    parallel_tool_calls: bool | None = None
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    max_output_tokens: Count | None = None
+    reasoning_effort: Effort | None = None
+    reasoning: Reasoning | None = None
+    metadata: Metadata | None = None
+
+
+class Function(Struct, kw_only=True):
+    """A function of the client, as the model sees it."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ChatTool(Struct, kw_only=True):
+    """A tool of a chat completion."""
+
+    type: str
+    function: Function | None = None
+
+
+class ResponseTool(Struct, kw_only=True):
+    """A tool of a response."""
+
+    type: str
+    name: FunctionName | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class CalledFunction(Struct, kw_only=True):
+    """A function with the arguments it was called with."""
+
+    name: str
+    arguments: str = "{}"
+
+
+class Call(Struct, kw_only=True):
+    """A call that an assistant's message makes."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
+class ChatMessage(Struct, kw_only=True):
+    """A message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[Call], Meta(max_length=CLIENT_TOOLS_MAX)] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+
+
+class StreamOptions(Struct, kw_only=True):
+    """What a stream shows."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class JsonSchema(Struct, kw_only=True):
+    """The schema of a structured answer."""
+
+    name: FunctionName = "answer"
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct, kw_only=True):
+    """The form of an answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class TextFormat(Struct, kw_only=True):
+    """The form of a response's text."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: FunctionName = "answer"
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextOptions(Struct, kw_only=True):
+    """How a response's text is to be."""
+
+    format: TextFormat | None = None
+    verbosity: Verbosity | None = None
+
+
+class ChatRequest(Parameters, kw_only=True):
+    """A chat completion."""
+
+    WITHOUT_EFFECT: ClassVar = ("store", "prediction", "prompt_cache_retention", "moderation")
+
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MESSAGES_MAX)]
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    tools: Annotated[list[ChatTool], Meta(max_length=CLIENT_TOOLS_MAX)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
+    include_reasoning: bool | None = None
+    n: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    audio: Any = None
+    modalities: list[str] | None = None
+    functions: Any = None
+    function_call: Any = None
+    web_search_options: Any = None
+    store: Any = None
+    prediction: Any = None
+    prompt_cache_retention: Any = None
+    moderation: Any = None
+
+
+class ConversationRef(Struct, kw_only=True):
+    """A conversation by its id."""
+
+    id: str
+
+
+class ResponseRequest(Parameters, kw_only=True):
+    """A response."""
+
+    WITHOUT_EFFECT: ClassVar = ("prompt_cache_retention", "moderation")
+
+    input: str | Annotated[list[str | dict[str, Any]], Meta(max_length=MESSAGES_MAX)]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    conversation: str | ConversationRef | None = None
+    conversation_history: Annotated[list[ChatMessage], Meta(max_length=MESSAGES_MAX)] | None = None
+    store: bool = True
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    background: bool = False
+    truncation: Literal["auto", "disabled"] | None = None
+    max_tool_calls: Count | None = None
+    text: TextOptions | None = None
+    tools: Annotated[list[ResponseTool], Meta(max_length=CLIENT_TOOLS_MAX)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    include: list[str] | None = None
+    prompt: Any = None
+    context_management: Any = None
+    top_logprobs: int | None = None
+    prompt_cache_retention: Any = None
+    moderation: Any = None
+
+
+class SessionChatRequest(Parameters, kw_only=True):
+    """A turn of a session."""
+
+    message: Content | None = None
+    input: Content | None = None
+    system_message: Any = field(default=None)
+    instructions: Any = field(default=None)
+    include_reasoning: bool | None = None
+
+
+class RunRequest(Parameters, kw_only=True):
+    """A run."""
+
+    input: str | Annotated[list[str | dict[str, Any]], Meta(max_length=MESSAGES_MAX)]
+    instructions: str | None = None
+    session_id: str | None = None
+    previous_response_id: str | None = None
+    conversation_history: Annotated[list[ChatMessage], Meta(max_length=MESSAGES_MAX)] | None = None
+    toolsets: list[str] | None = None
+    tools: Any = None
+
+
+class CompactRequest(Struct, kw_only=True):
+    """A conversation to be made shorter."""
+
+    model: str
+    input: str | Annotated[list[str | dict[str, Any]], Meta(max_length=MESSAGES_MAX)] | None = None
+    previous_response_id: str | None = None
+    instructions: str | None = None
+
+
+class ConversationRequest(Struct, kw_only=True):
+    """A conversation to be begun."""
+
+    items: Annotated[list[dict[str, Any]], Meta(max_length=MESSAGES_MAX)] | None = None
+    metadata: Metadata | None = None
+
+
+class ConversationUpdate(Struct, kw_only=True):
+    """New metadata of a conversation."""
+
+    metadata: Metadata
+
+
+class ConversationItems(Struct, kw_only=True):
+    """Items for a conversation."""
+
+    items: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MESSAGES_MAX)]
+
+
+class SteerRequest(Struct, kw_only=True):
+    """Words for a run that is at work."""
+
+    text: str
+
+
+class ApprovalRequest(Struct, kw_only=True):
+    """An answer to a question for leave."""
+
+    choice: str
+    approval_id: str | None = None
+    all: bool = False
+    resolve_all: bool = False
+
+
+class ClarifyRequest(Struct, kw_only=True):
+    """An answer to a question of the agent."""
+
+    answer: str
+    request_id: str | None = None
+
+
+class SessionRequest(Struct, kw_only=True):
+    """A session to be made. What is refused here has codes of its own, hence the plain types."""
+
+    id: Any = None
+    session_id: Any = None
+    title: Any = None
+    model: str | None = None
+    system_prompt: Any = None
+
+
+class SessionPatch(Struct, kw_only=True):
+    """What of a session is to be changed; null clears a title, a model or a prompt."""
+
+    title: Any = UNSET
+    end_reason: str | UnsetType = UNSET
+    archived: bool | UnsetType = UNSET
+    model: str | UnsetType | None = UNSET
+    system_prompt: Any = UNSET
+
+
+class ForkRequest(Struct, kw_only=True):
+    """A branch of a session."""
+
+    id: Any = None
+    title: Any = None
+    at_message_id: int | None = None
+
+
+class ImportRequest(Struct, kw_only=True):
+    """Sessions as they were exported."""
+
+    sessions: Annotated[list[Any], Meta(max_length=IMPORT_SESSIONS_MAX)]

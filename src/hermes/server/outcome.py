@@ -1,0 +1,196 @@
+"""How a turn ended, told in every format: its flags, its code, its finish reason, and its status without text. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hermes.limits import OUTCOME_CHARS_MAX
+from hermes.runs.engine import Refused
+from hermes.server.errors import ApiError, error_body, refused
+
+# code of a failed turn: status when there is no text to show
+STATUS = {
+    "provider_rate_limited": 503,
+    "server_restarted": 503,
+    "server_shutdown": 503,
+    "session_db_unavailable": 503,
+    "local_unavailable": 503,
+    "provider_timeout": 504,
+    "turn_timeout": 504,
+    "context_length_exceeded": 400,
+    "content_policy_violation": 400,
+    "turn_cancelled": 409,
+    "session_busy": 409,
+    "agent_error": 500,
+}
+_FINISH = {
+    "output_truncated": "length",
+    "max_iterations": "length",
+    "content_filter": "content_filter",
+    "interrupted": "stop",
+}
+# What a code is called where it is all that the client gets.
+_ALONE = {
+    "output_truncated": "agent_incomplete",
+    "max_iterations": "agent_incomplete",
+    "content_filter": "content_policy_violation",
+    "interrupted": "turn_cancelled",
+}
+_ADMISSION = {"rate_limit_exceeded": 429, "gateway_draining": 503, "session_busy": 409, "session_db_unavailable": 503}
+_TOKENS = ("input_tokens", "output_tokens", "total_tokens")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The end of a turn. Without `code` it ended well."""
+
+    text: str = ""
+    code: str | None = None
+    error: str = ""
+    partial: bool = False
+    failed: bool = False
+    interrupted: bool = False
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    messages: list[dict[str, Any]] | None = None
+    usage: dict[str, int] = field(default_factory=dict)
+    details: dict[str, int] = field(default_factory=dict)
+    reasoning: str = ""
+    served_by: str = ""
+    ignored: list[str] = field(default_factory=list)
+    own_limit: bool = False
+    retry_after_s: float | None = None
+    raised: BaseException | None = None
+
+    @property
+    def finish_reason(self) -> str:
+        """As chat completions tell it."""
+        if self.code is None:
+            return "tool_calls" if self.calls else "stop"
+        return _FINISH.get(self.code, "error")
+
+    @property
+    def stands(self) -> bool:
+        """Whether there is something to show: text, calls, or a limit that the request set itself."""
+        return self.code is None or bool(self.text) or (self.own_limit and self.code == "output_truncated")
+
+    def flags(self) -> dict[str, Any] | None:
+        """What did not go well; None when all did."""
+        if self.code is None:
+            return None
+        return {
+            "completed": False,
+            "partial": self.partial,
+            "failed": self.failed,
+            "interrupted": self.interrupted,
+            "error": self.error or None,
+            "error_code": self.code,
+        }
+
+    def headers(self) -> dict[str, str]:
+        """The same for headers."""
+        if self.code is None:
+            return {}
+        words = self.error.encode("ascii", "replace").decode()
+        told = "".join(c if " " <= c <= "~" else " " for c in words)[:OUTCOME_CHARS_MAX]
+        flags = {"X-Hermes-Completed": "false", "X-Hermes-Partial": str(self.partial).lower()}
+        return {**flags, "X-Hermes-Error": told.strip()} if told.strip() else flags
+
+    def failure(self) -> ApiError:
+        """The turn as an error: for answers that have nothing else to show."""
+        code = _ALONE.get(self.code or "", self.code or "agent_incomplete")
+        headers = {**self.headers(), "x-should-retry": "false"}
+        if code == "provider_rate_limited":
+            headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s or 1)))
+        words = self.error or "The agent gave no answer."
+        return ApiError(STATUS.get(code, 502), words, code, headers=headers, hermes=self.flags())
+
+    def error_object(self) -> dict[str, Any]:
+        """The error as a stream tells it."""
+        told = self.failure()
+        error: dict[str, Any] = error_body(told.status, told.message, told.code)["error"]
+        return error
+
+    def chat_usage(self) -> dict[str, Any]:
+        """Tokens under the names of chat completions."""
+        read, write, thought = self._details()
+        return {
+            "prompt_tokens": self.usage.get("input_tokens", 0),
+            "completion_tokens": self.usage.get("output_tokens", 0),
+            "total_tokens": self.usage.get("total_tokens", 0),
+            "prompt_tokens_details": {"cached_tokens": read, "cache_write_tokens": write},
+            "completion_tokens_details": {"reasoning_tokens": thought},
+        }
+
+    def response_usage(self) -> dict[str, Any]:
+        """Tokens under the names of responses and runs."""
+        return usage_object({**self.usage, **self.details})
+
+    def _details(self) -> tuple[int, int, int]:
+        get = self.details.get
+        return get("cache_read_tokens") or 0, get("cache_write_tokens") or 0, get("reasoning_tokens") or 0
+
+
+def usage_object(counts: Mapping[str, Any]) -> dict[str, Any]:
+    """Tokens of a turn, or what is known of them."""
+    return {
+        **{name: counts.get(name) or 0 for name in _TOKENS},
+        "input_tokens_details": {
+            "cached_tokens": counts.get("cache_read_tokens") or 0,
+            "cache_write_tokens": counts.get("cache_write_tokens") or 0,
+        },
+        "output_tokens_details": {"reasoning_tokens": counts.get("reasoning_tokens") or 0},
+    }
+
+
+def outcome_of(
+    result: Mapping[str, Any], usage: Mapping[str, Any], redact: Callable[[str], str], *, own_limit: bool = False
+) -> Outcome:
+    """The outcome that a result tells. One without flags is a success."""
+    partial, failed, interrupted = (bool(result.get(name)) for name in ("partial", "failed", "interrupted"))
+    well = not (partial or failed or interrupted) and result.get("completed", True) is not False
+    error = redact(str(result.get("error") or ""))
+    messages = result.get("messages")
+    provider, model = result.get("provider"), result.get("model")
+    return Outcome(
+        text=str(result.get("final_response") or ""),
+        code=None if well else _code(result, error),
+        error="" if well else error,
+        partial=partial,
+        failed=failed,
+        interrupted=interrupted,
+        calls=list(result.get("pending_calls") or ()),
+        messages=messages if isinstance(messages, list) else None,
+        usage={name: usage[name] for name in _TOKENS if isinstance(usage.get(name), int)},
+        details={k: v for k, v in (result.get("usage_details") or {}).items() if isinstance(v, int)},
+        reasoning=str(result.get("last_reasoning") or ""),
+        served_by=f"{provider}/{model}" if isinstance(provider, str) and isinstance(model, str) and model else "",
+        ignored=list(result.get("ignored_options") or ()),
+        own_limit=own_limit,
+        retry_after_s=result.get("retry_after_s"),
+    )
+
+
+def raised(error: BaseException, redact: Callable[[str], str]) -> Outcome:
+    """The outcome of a turn whose agent fell over."""
+    words = redact(str(error) or type(error).__name__)
+    return Outcome(code="agent_error", error=words, failed=True, raised=error)
+
+
+def refusal(error: Refused) -> ApiError:
+    """Why a turn was not begun."""
+    told = refused(error.code, str(error), status=_ADMISSION.get(error.code, 409))
+    if error.holder:
+        told.headers["X-Hermes-Run-Id"] = error.holder
+    return told
+
+
+def _code(result: Mapping[str, Any], error: str) -> str:
+    known = result.get("error_code")
+    if isinstance(known, str) and known:
+        return known
+    if result.get("interrupted"):
+        return "interrupted"
+    return "output_truncated" if "truncat" in error.lower() else "agent_incomplete"

@@ -1,0 +1,126 @@
+"""Whether the server can do its work: small checks of what it stands on, none of which holds up the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from hermes import config
+from hermes.agent import routes
+from hermes.errors import ConfigError
+from hermes.providers.registry import EXAMPLE_PROVIDER, available
+from hermes.runs.spec import RouteChoice
+
+if TYPE_CHECKING:
+    from hermes.server.adapter import APIServerAdapter
+
+Facts = dict[str, Any]
+OK, DEGRADED = "ok", "degraded"
+CHECK_S_MAX = 2.0
+DISK_FREE_BYTES_MIN = 64 * 1024 * 1024
+
+
+async def readiness(adapter: APIServerAdapter, state: Mapping[str, Any], *, whole: bool) -> Facts:
+    """All checks, made at once. Who may not see the whole sees how each ended, and nothing of why."""
+    found = await asyncio.gather(*(_checked(adapter, check(adapter, state)) for check in CHECKS.values()))
+    checks = dict(zip(CHECKS, found, strict=True))
+    if not whole:
+        checks = {name: {"status": facts["status"]} for name, facts in checks.items()}
+    good = all(facts["status"] == OK for facts in checks.values())
+    return {"status": OK if good else DEGRADED, "checks": checks}
+
+
+async def _checked(adapter: APIServerAdapter, work: Awaitable[Facts]) -> Facts:
+    try:
+        async with asyncio.timeout(CHECK_S_MAX):
+            facts = await work
+    except TimeoutError:
+        facts = {"error": f"There was no answer within {CHECK_S_MAX:g} seconds."}
+    except Exception as error:  # noqa: BLE001  (whatever is wrong with what is checked, is what the check tells)
+        facts = {"error": str(error) or type(error).__name__}
+    if "error" not in facts:
+        return {"status": OK, **facts}
+    return {"status": DEGRADED, **facts, "error": adapter.redact(facts["error"])}
+
+
+# --- the checks: each gives what it found, with an `error` where that is not as it should be --------------------------
+
+
+async def _state_db(adapter: APIServerAdapter, _: Mapping[str, Any]) -> Facts:
+    await asyncio.to_thread(adapter._ensure_session_db)
+    await adapter.database().get_session("")
+    return {}
+
+
+async def _response_store(adapter: APIServerAdapter, _: Mapping[str, Any]) -> Facts:
+    await adapter.stored_responses.get_conversation("")
+    return {}
+
+
+async def _config(adapter: APIServerAdapter, _: Mapping[str, Any]) -> Facts:
+    settings = (await adapter.app()).settings
+    fault = await asyncio.to_thread(_fault_in_files, settings)
+    return {"problems": len(settings.problems), **({"error": fault} if fault else {})}
+
+
+@lru_cache(maxsize=4)
+def _fault_in_files(settings: config.Settings) -> str:
+    """Why the files are not what is in force. Settings are made anew when a file changes, so each is asked for once."""
+    try:
+        fresh = config.load(settings.home)
+    except ConfigError as error:
+        return str(error)
+    known = {problem.key for problem in settings.errors}
+    return next((str(problem) for problem in fresh.errors if problem.key not in known), "")
+
+
+async def _model(adapter: APIServerAdapter, _: Mapping[str, Any]) -> Facts:
+    return await asyncio.to_thread(_route, (await adapter.app()).settings)
+
+
+def _route(settings: config.Settings) -> Facts:
+    route = routes.primary(settings, RouteChoice())
+    facts = {"provider": route.provider, "model": route.model}
+    if not available(route.api_mode):
+        return {"error": f"No model is configured. Try: hermes config set model.provider {EXAMPLE_PROVIDER}"}
+    if variable := routes.missing_key(settings, route):
+        facts["error"] = f"The provider {route.provider} needs a key in {variable}, and that is not set."
+    return facts
+
+
+async def _disk(adapter: APIServerAdapter, _: Mapping[str, Any]) -> Facts:
+    free = (await asyncio.to_thread(shutil.disk_usage, (await adapter.app()).home.path)).free
+    scarce = free < DISK_FREE_BYTES_MIN
+    return {"free_bytes": free, **({"error": "There is little room left on the disk."} if scarce else {})}
+
+
+async def _gateway(adapter: APIServerAdapter, state: Mapping[str, Any]) -> Facts:
+    told = "draining" if (await adapter.app()).engine.draining else state.get("gateway_state")
+    return {"state": told, **({"error": f"The server is {told}."} if told not in (None, "running") else {})}
+
+
+async def _background_queues(adapter: APIServerAdapter, _: Mapping[str, Any]) -> Facts:
+    engine = (await adapter.app()).engine
+    most = engine.limits.runs_max
+    full = most and engine.active >= most
+    return {"active": engine.active, "limit": most, **({"error": "No further turn is taken now."} if full else {})}
+
+
+async def _bus(adapter: APIServerAdapter, _: Mapping[str, Any]) -> Facts:
+    await adapter.app()
+    return {"kind": "memory"}
+
+
+CHECKS: dict[str, Callable[[APIServerAdapter, Mapping[str, Any]], Awaitable[Facts]]] = {
+    "state_db": _state_db,
+    "response_store": _response_store,
+    "config": _config,
+    "model": _model,
+    "disk": _disk,
+    "gateway": _gateway,
+    "background_queues": _background_queues,
+    "bus": _bus,
+}

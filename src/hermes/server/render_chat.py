@@ -1,0 +1,178 @@
+"""A turn as chunks of a chat completion. Pure: events in, frames out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from hermes.runs.events import Event
+from hermes.server.outcome import Outcome
+from hermes.server.sse import Item
+
+DONE = b"data: [DONE]\n\n"
+_EMOJI = {"terminal": "💻", "todo": "📝", "memory": "🧠", "clarify": "❓"}
+_encode = msgspec.json.Encoder().encode
+
+
+class ChatRenderer:
+    """One streamed chat completion. The parts of a chunk that never change are encoded once."""
+
+    def __init__(
+        self,
+        completion_id: str,
+        model: str,
+        created: int,
+        *,
+        usage: bool | None = None,
+        reasoning: bool = False,
+        progress: str = "event",
+    ) -> None:
+        head = {"id": completion_id, "object": "chat.completion.chunk", "created": created, "model": model}
+        self._head = head
+        self._tail: dict[str, Any] = {"usage": None} if usage else {}
+        self._usage, self._reasoning, self._progress = usage, reasoning, progress
+        self._text = _around(self._chunk({"content": "\0"}))
+        self._thought = _around(self._chunk({"reasoning_content": "\0"}))
+        self._message: str | None = None
+        self._said = False
+        self._labels: dict[str, str] = {}
+
+    def begin(self) -> Iterable[bytes]:
+        """The role, at once."""
+        yield _frame(self._chunk({"role": "assistant", "content": ""}))
+
+    def feed(self, items: list[Item]) -> bytes:
+        """Text, and where they are shown reasoning, tools and questions."""
+        out: list[bytes] = []
+        for item in items:
+            if isinstance(item, str):
+                if item:
+                    self._say(item, None, out)
+            elif item.type == "text.delta":
+                self._say(item.data["text"], item.data["message_id"], out)
+            elif (render := self._RENDER.get(item.type)) is not None:
+                render(self, item, out)
+        return b"".join(out)
+
+    def finish(self, ended: Outcome) -> bytes:
+        """The rest of the text, the client's calls, how it ended, what it cost."""
+        out: list[bytes] = []
+        if not self._said and ended.text:
+            self._say(ended.text, None, out)
+        for at, call in enumerate(ended.calls):
+            function = call["function"]
+            opened = {"index": at, "id": call["id"], "type": "function"}
+            out.append(_frame(self._chunk(_calls({**opened, "function": {"name": function["name"], "arguments": ""}}))))
+            out.append(_frame(self._chunk(_calls({"index": at, "function": {"arguments": function["arguments"]}}))))
+        last = self._chunk({}, ended.finish_reason)
+        if (flags := ended.flags()) is not None:
+            if ended.finish_reason == "error":
+                last["error"] = ended.error_object()
+            last["hermes"] = flags
+        if self._usage is None:
+            last["usage"] = ended.chat_usage()
+        out.append(_frame(last))
+        if self._usage:
+            out.append(_frame({**self._head, "choices": [], "usage": ended.chat_usage()}))
+        out.append(DONE)
+        return b"".join(out)
+
+    def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+        return {**self._head, "choices": [choice], **self._tail}
+
+    def _say(self, text: str, message_id: str | None, out: list[bytes]) -> None:
+        if message_id != self._message:
+            # A message that follows another one begins a paragraph of its own.
+            if self._said and self._message is not None:
+                text = "\n\n" + text
+            self._message = message_id
+        self._said = True
+        head, tail = self._text
+        out += (head, _encode(text), tail)
+
+    def _think(self, event: Event, out: list[bytes]) -> None:
+        if self._reasoning:
+            head, tail = self._thought
+            out += (head, _encode(event.data["text"]), tail)
+
+    def _started(self, event: Event, out: list[bytes]) -> None:
+        name, call_id = event.data["name"], event.data["call_id"]
+        self._labels[call_id] = label = event.data.get("preview") or name
+        told = {"tool": name, "emoji": _EMOJI.get(name, "🔧"), "label": label, "toolCallId": call_id}
+        self._tell("hermes.tool.progress", "tool_progress", {**told, "status": "running"}, out)
+
+    def _finished(self, event: Event, out: list[bytes]) -> None:
+        name, call_id = event.data["name"], event.data["call_id"]
+        label = self._labels.pop(call_id, None)
+        if label is None:
+            return
+        told = {"tool": name, "emoji": _EMOJI.get(name, "🔧"), "label": label, "toolCallId": call_id}
+        how = {"duration": event.data["duration_ms"] / 1000, "error": event.data["status"] != "ok"}
+        self._tell("hermes.tool.progress", "tool_progress", {**told, "status": "completed", **how}, out)
+
+    def _approval(self, event: Event, out: list[bytes]) -> None:
+        self._tell("hermes.approval.request", "approval_request", approval_request(event), out)
+
+    def _question(self, event: Event, out: list[bytes]) -> None:
+        self._tell("hermes.clarify.request", "clarify_request", clarify_request(event), out)
+
+    def _tell(self, name: str, key: str, payload: dict[str, Any], out: list[bytes]) -> None:
+        if self._progress == "event":
+            out.append(_frame(payload, name))
+        elif self._progress == "chunk":
+            out.append(_frame({**self._chunk({}), "hermes": {key: payload}}))
+
+    _RENDER: dict[str, Callable[[ChatRenderer, Event, list[bytes]], None]] = {  # noqa: RUF012  (a table)
+        "reasoning.delta": _think,
+        "tool.started": _started,
+        "tool.finished": _finished,
+        "approval.requested": _approval,
+        "clarify.requested": _question,
+    }
+
+
+def approval_request(event: Event) -> dict[str, Any]:
+    """A question for leave, as every stream tells it."""
+    data = event.data
+    rules = list(data.get("rules") or ())
+    return {
+        "run_id": event.run_id,
+        "approval_id": data["approval_id"],
+        "tool_call_id": data["call_id"],
+        "kind": data.get("kind") or "command",
+        "command": data.get("subject"),
+        "description": data.get("reason"),
+        "pattern_keys": rules,
+        "pattern_key": rules[0] if rules else None,
+        "allow_permanent": "always" in data["choices"],
+        "choices": data["choices"],
+        "expires_at": data["expires_at"],
+        "path": data.get("path") or [],
+    }
+
+
+def clarify_request(event: Event) -> dict[str, Any]:
+    """A question of the agent, as every stream tells it."""
+    data = event.data
+    told = {name: data[name] for name in ("request_id", "question", "choices", "expires_at")}
+    return {"run_id": event.run_id, "tool_call_id": data["call_id"], **told}
+
+
+def _calls(call: dict[str, Any]) -> dict[str, Any]:
+    return {"tool_calls": [call]}
+
+
+def _frame(payload: dict[str, Any], event: str | None = None) -> bytes:
+    """One frame, spaced as `json.dumps` does it."""
+    name = f"event: {event}\n" if event else ""
+    return f"{name}data: {json.dumps(payload, ensure_ascii=False)}\n\n".encode()
+
+
+def _around(chunk: dict[str, Any]) -> tuple[bytes, bytes]:
+    """What stands before and after the text of a chunk."""
+    head, _, tail = _frame(chunk).partition(b'"\\u0000"')
+    return head, tail

@@ -1,0 +1,465 @@
+"""A turn as a response: its items, its object, and the events of its stream. Pure: the same log gives the same bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from hermes.runs.events import Event
+from hermes.server.errors import error_body
+from hermes.server.outcome import STATUS, Outcome, usage_object
+from hermes.server.render_chat import DONE, approval_request, clarify_request
+from hermes.server.sse import Item
+
+Json = dict[str, Any]
+# Events of the log that bring their message along.
+ROWS = frozenset({"tool.finished", "message.completed"})
+_REASONS = {
+    "output_truncated": "max_output_tokens",
+    "content_filter": "content_filter",
+    "max_iterations": "max_iterations",
+}
+_ERRORS = {"provider_rate_limited": "rate_limit_exceeded", "context_length_exceeded": "invalid_prompt"}
+_ERRORS |= {"content_policy_violation": "invalid_prompt", "rate_limit_exceeded": "rate_limit_exceeded"}
+_DELTA = "response.output_text.delta"
+_encode = msgspec.json.Encoder().encode
+
+
+def sse_frame(kind: str, payload: Json) -> bytes:
+    """An event as a frame of a stream."""
+    return f"event: {kind}\ndata: {json.dumps(payload, ensure_ascii=False)}\n\n".encode()
+
+
+def socket_frame(_: str, payload: Json) -> bytes:
+    """An event as a message of a WebSocket; messages are parted by a line break."""
+    return json.dumps(payload, ensure_ascii=False).encode() + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Shows:
+    """What a response shows: settled by the request that made it, the same for all its readers."""
+
+    tool_items: str = "function"
+    reasoning: bool = False
+    encrypted: bool = False
+    extensions: bool = True
+    client_tools: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Open:
+    """An item that is still growing."""
+
+    item: Json
+    index: int
+    pieces: list[str] = field(default_factory=list)
+    head: bytes = b""
+
+
+class ResponseRenderer:
+    """One response, built from what its turn tells."""
+
+    def __init__(
+        self,
+        template: Mapping[str, Any],
+        shows: Shows | None = None,
+        *,
+        after: int = -1,
+        frame: Callable[[str, Json], bytes] = sse_frame,
+        seal: Callable[[Any], str] | None = None,
+    ) -> None:
+        self._template = dict(template)
+        self._shows = shows or Shows()
+        self._after, self._frame, self._seal = after, frame, seal
+        self._seq = -1
+        self._out: list[bytes] = []
+        self._items: list[Json] = []
+        self._text: _Open | None = None
+        self._thought: _Open | None = None
+        self._calls: dict[str, _Open] = {}
+        self._message: str | None = None
+        self._background = template["status"] == "queued"
+        self.status: str = template["status"]
+        self.ended = False
+        self.handed_on = False
+        self.response: Json = dict(template)
+
+    # --- the stream -------------------------------------------------------------------------------------------------
+
+    def begin(self) -> Iterable[bytes]:
+        """The response exists, and is being worked at."""
+        self._life("response.created")
+        yield self._taken()
+        self._life("response.queued" if self._background else "response.in_progress")
+        yield self._taken()
+
+    def feed(self, items: list[Item]) -> bytes:
+        """What these events look like."""
+        for item in items:
+            if isinstance(item, str):
+                self._say(item, None)
+            elif item.type == "text.delta":
+                self._say(item.data["text"], item.data["message_id"])
+            elif (render := self._RENDER.get(item.type)) is not None and not self.ended:
+                render(self, item)
+        return self._taken()
+
+    def finish(self, ended: Outcome) -> bytes:
+        """The end, where it is not told by the log."""
+        if not self.ended:
+            if ended.text and not self._said_text():
+                self._say(ended.text, None)
+            for call in ended.calls:
+                self._client_call(call)
+            self._end_as(ended)
+        return self._taken()
+
+    def cut(self, reason: str) -> None:
+        """Nobody will tell the end any more: what there is is all there is."""
+        if not self.ended:
+            self._close_all("incomplete")
+            self._end("incomplete", reason=reason)
+
+    @staticmethod
+    def done() -> bytes:
+        """What follows the last event of a stream."""
+        return DONE
+
+    def _said_text(self) -> bool:
+        return any(item["type"] == "message" for item in self._items)
+
+    # --- items ------------------------------------------------------------------------------------------------------
+
+    def _say(self, text: str, message_id: str | None) -> None:
+        if not text or self.ended:
+            return
+        if self._text is None or message_id != self._message:
+            self._close_text("commentary")
+            if not self._shows.encrypted:
+                self._close_thought(None)
+            self._message = message_id
+            item_id = message_id or f"msg_{secrets.token_hex(12)}"
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            item: Json = {"type": "message", "id": item_id, "status": "in_progress", "role": "assistant"}
+            self._text = opened = self._add({**item, "phase": None, "content": []})
+            where = {"item_id": item_id, "output_index": opened.index, "content_index": 0}
+            self._emit("response.content_part.added", **where, part=part)
+            opened.head = self._delta_head(where)
+        opened = self._text
+        opened.pieces.append(text)
+        self._seq += 1
+        if self._seq > self._after:
+            if self._frame is sse_frame:
+                head, tail = opened.head.split(b"\0", 1)
+                self._out += (head, str(self._seq).encode(), tail, _encode(text), b', "logprobs": []}\n\n')
+            else:
+                where = {"item_id": opened.item["id"], "output_index": opened.index, "content_index": 0}
+                told = {"type": _DELTA, "sequence_number": self._seq, **where, "delta": text, "logprobs": []}
+                self._out.append(self._frame(_DELTA, told))
+
+    @staticmethod
+    def _delta_head(where: Json) -> bytes:
+        """What stands before the text of a delta; a zero is in the place of its number."""
+        fixed = json.dumps(where, ensure_ascii=False)[1:-1]
+        return f'event: {_DELTA}\ndata: {{"type": "{_DELTA}", "sequence_number": \0, {fixed}, "delta": '.encode()
+
+    def _close_text(self, phase: str, status: str = "completed") -> None:
+        opened, self._text = self._text, None
+        if opened is None:
+            return
+        text = "".join(opened.pieces)
+        part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        where = {"item_id": opened.item["id"], "output_index": opened.index, "content_index": 0}
+        self._emit("response.output_text.done", **where, text=text, logprobs=[])
+        self._emit("response.content_part.done", **where, part=part)
+        self._done(opened, status=status, phase=phase, content=[part])
+
+    def _think(self, event: Event) -> None:
+        if not (self._shows.reasoning or self._shows.encrypted):
+            return
+        opened = self._thought or self._begin_thought(event.data["message_id"])
+        if not self._shows.reasoning:
+            return
+        where = {"item_id": opened.item["id"], "output_index": opened.index, "summary_index": 0}
+        if not opened.pieces:
+            part = {"type": "summary_text", "text": ""}
+            self._emit("response.reasoning_summary_part.added", **where, part=part)
+        opened.pieces.append(event.data["text"])
+        self._emit("response.reasoning_summary_text.delta", **where, delta=event.data["text"])
+
+    def _begin_thought(self, message_id: str) -> _Open:
+        item = {
+            "type": "reasoning",
+            "id": f"rs_{message_id.removeprefix('msg_')}",
+            "status": "in_progress",
+            "summary": [],
+        }
+        self._thought = self._add(item)
+        return self._thought
+
+    def _close_thought(self, sealed: str | None, status: str = "completed") -> None:
+        opened, self._thought = self._thought, None
+        if opened is None:
+            return
+        summary = []
+        if opened.pieces:
+            text = "".join(opened.pieces)
+            summary = [{"type": "summary_text", "text": text}]
+            where = {"item_id": opened.item["id"], "output_index": opened.index, "summary_index": 0}
+            self._emit("response.reasoning_summary_text.done", **where, text=text)
+            self._emit("response.reasoning_summary_part.done", **where, part=summary[0])
+        more = {"encrypted_content": sealed} if sealed is not None else {}
+        self._done(opened, status=status, summary=summary, **more)
+
+    def _thought_told(self, event: Event) -> None:
+        """Reasoning that a stand-in reports whole."""
+        if event.data.get("message_id") == "" and self._shows.reasoning and event.data.get("reasoning"):
+            data = {"message_id": f"msg_{secrets.token_hex(12)}", "text": event.data["reasoning"]}
+            self._think(Event("", "reasoning.delta", 0, data))
+            self._close_thought(None)
+
+    def _message_completed(self, event: Event) -> None:
+        data = event.data
+        if self._shows.encrypted:
+            opaque = data.get("opaque")
+            if opaque and self._thought is None:
+                self._begin_thought(data["message_id"])
+            self._close_thought(self._seal(opaque) if opaque and self._seal else None)
+        self._close_thought(None)
+        calls = data["tool_calls"]
+        self._close_text(
+            "commentary" if calls else "final_answer", "incomplete" if data.get("partial") else "completed"
+        )
+        for call in calls:
+            if call["name"] not in self._shows.client_tools:
+                self._server_call(call["id"], call["name"], call["arguments"])
+
+    def _server_call(self, call_id: str, name: str, arguments: str) -> None:
+        if self._shows.tool_items == "none" or call_id in self._calls:
+            return
+        if self._shows.tool_items == "mcp":
+            item: Json = {"type": "mcp_call", "id": self._id("mcp", call_id), "server_label": "hermes", "name": name}
+            item |= {
+                "arguments": "",
+                "output": None,
+                "error": None,
+                "approval_request_id": None,
+                "status": "in_progress",
+            }
+            opened = self._add(item)
+            where = {"item_id": item["id"], "output_index": opened.index}
+            self._emit("response.mcp_call.in_progress", **where)
+            self._emit("response.mcp_call_arguments.delta", **where, delta=arguments)
+            self._emit("response.mcp_call_arguments.done", **where, arguments=arguments)
+            opened.item["arguments"] = arguments
+        else:
+            opened = self._call(call_id, name, arguments)
+        self._calls[call_id] = opened
+
+    def _client_call(self, call: Mapping[str, Any]) -> None:
+        self._close_text("commentary")
+        function = call["function"]
+        self._call(call["id"], function["name"], function["arguments"])
+
+    def _call(self, call_id: str, name: str, arguments: str) -> _Open:
+        item = {"type": "function_call", "id": self._id("fc", call_id), "call_id": call_id, "name": name}
+        opened = self._add({**item, "arguments": "", "status": "in_progress"})
+        where = {"item_id": item["id"], "output_index": opened.index}
+        self._emit("response.function_call_arguments.delta", **where, delta=arguments)
+        self._emit("response.function_call_arguments.done", **where, name=name, arguments=arguments)
+        self._done(opened, status="completed", arguments=arguments)
+        return opened
+
+    def _tool_started(self, event: Event) -> None:
+        """A call that no message has announced: that is how stand-ins tell it."""
+        data = event.data
+        if data["call_id"] not in self._calls and not event.seq:
+            self._close_text("commentary")
+            arguments = data.get("raw") or json.dumps(data["args"], ensure_ascii=False)
+            self._server_call(data["call_id"], data["name"], arguments)
+
+    def _tool_finished(self, event: Event) -> None:
+        data = event.data
+        opened = self._calls.pop(data["call_id"], None)
+        if opened is None:
+            return
+        output, well = _text_of(data.get("content")), data["status"] == "ok"
+        if opened.item["type"] == "mcp_call":
+            where = {"item_id": opened.item["id"], "output_index": opened.index}
+            self._emit("response.mcp_call.completed" if well else "response.mcp_call.failed", **where)
+            error = None if well else output
+            self._done(opened, status="completed" if well else "failed", output=output if well else None, error=error)
+            return
+        item = {"type": "function_call_output", "id": self._id("fco", data["call_id"]), "call_id": data["call_id"]}
+        added = self._add({**item, "output": output, "status": "in_progress"})
+        self._done(added, status="completed" if well or data["status"] != "interrupted" else "incomplete")
+
+    def _id(self, kind: str, call_id: str) -> str:
+        """An item's id, the same whenever and wherever the item is told."""
+        named = f"{self._template['id']} {call_id}"
+        return f"{kind}_{hashlib.sha256(named.encode()).hexdigest()[:24]}"
+
+    # --- life -------------------------------------------------------------------------------------------------------
+
+    def _started(self, event: Event) -> None:
+        if self._background and self.status == "queued":
+            self.status = "in_progress"
+            self._life("response.in_progress")
+
+    def _approval(self, event: Event) -> None:
+        self._extend("hermes:approval_request", approval_request(event))
+
+    def _question(self, event: Event) -> None:
+        self._extend("hermes:clarify_request", clarify_request(event))
+
+    def _extend(self, kind: str, payload: Json) -> None:
+        if self._shows.extensions:
+            self._emit(kind, **payload)
+
+    def _completed(self, event: Event) -> None:
+        for call in event.data["pending_calls"]:
+            self._client_call(call)
+        self._close_all("completed")
+        self._end("completed", usage=event.data["usage"], at=event.ts)
+
+    def _failed(self, event: Event) -> None:
+        data = event.data
+        ended = Outcome(
+            text="x" * bool(data.get("text_length")),
+            code=data.get("code") or "agent_incomplete",
+            error=data["error"],
+            failed=True,
+            own_limit=self._template.get("max_output_tokens") is not None,
+        )
+        self._end_as(ended, usage=data["usage"])
+
+    def _cancelled(self, event: Event) -> None:
+        reason = event.data["reason"]
+        self._close_all("incomplete")
+        if reason in ("client_disconnected", "server_shutdown"):
+            self._end("incomplete", reason=reason, usage=event.data["usage"])
+        else:
+            self._end("cancelled", reason="cancelled", usage=event.data["usage"])
+
+    def _interrupted(self, _: Event) -> None:
+        self.handed_on = True
+
+    def _end_as(self, ended: Outcome, usage: Mapping[str, Any] | None = None) -> None:
+        counts = {**ended.usage, **ended.details} if usage is None else usage
+        if ended.code is None:
+            self._close_all("completed")
+            self._end("completed", usage=counts, at=time.time())
+            return
+        self._close_all("incomplete")
+        if ended.code in _REASONS and ended.stands:
+            self._end("incomplete", reason=_REASONS[ended.code], usage=counts)
+        elif ended.code == "interrupted":
+            self._end("cancelled", reason="cancelled", usage=counts)
+        elif ended.code == "server_shutdown":
+            self._end("incomplete", reason="server_shutdown", usage=counts)
+        else:
+            self._end("failed", ended=ended, usage=counts)
+
+    def _end(
+        self,
+        status: str,
+        *,
+        reason: str | None = None,
+        ended: Outcome | None = None,
+        usage: Mapping[str, Any] | None = None,
+        at: float | None = None,
+    ) -> None:
+        self.status, self.ended = status, True
+        told: Json = {"status": status, "usage": usage_object(usage or {})}
+        if reason is not None:
+            told["incomplete_details"] = {"reason": reason}
+        if at is not None:
+            told["completed_at"] = int(at)
+        if ended is not None:
+            failure = ended.failure()
+            told["error"] = {
+                "code": _ERRORS.get(failure.code, "server_error"),
+                "message": failure.message,
+                "type": failure.code,
+            }
+            envelope = error_body(STATUS.get(failure.code, 502), failure.message, failure.code)["error"]
+            self._emit("error", code=failure.code, message=failure.message, param=None, error=envelope)
+        self._template |= told
+        kind = {"completed": "response.completed", "failed": "response.failed"}.get(status, "response.incomplete")
+        self._life(kind)
+        self.response = self.snapshot()
+
+    def _close_all(self, status: str) -> None:
+        self._close_thought(None, status)
+        self._close_text("final_answer", status)
+        for opened in self._calls.values():
+            if opened.item["type"] == "mcp_call":
+                where = {"item_id": opened.item["id"], "output_index": opened.index}
+                self._emit("response.mcp_call.failed", **where)
+                self._done(opened, status="incomplete")
+        self._calls.clear()
+
+    def snapshot(self) -> Json:
+        """The object as it stands."""
+        return {**self._template, "status": self.status, "output": [dict(item) for item in self._items]}
+
+    # --- frames -----------------------------------------------------------------------------------------------------
+
+    def _add(self, item: Json) -> _Open:
+        opened = _Open(item, len(self._items))
+        self._items.append(item)
+        self._emit("response.output_item.added", output_index=opened.index, item=_streamed(item))
+        return opened
+
+    def _done(self, opened: _Open, **fields: Any) -> None:
+        opened.item.update(fields)
+        self._emit("response.output_item.done", output_index=opened.index, item=_streamed(opened.item))
+
+    def _life(self, kind: str) -> None:
+        shown = self.snapshot()
+        shown["output"] = [_streamed(item) for item in shown["output"]]
+        self._emit(kind, response=shown)
+
+    def _emit(self, kind: str, **payload: Any) -> None:
+        self._seq += 1
+        if self._seq > self._after:
+            self._out.append(self._frame(kind, {"type": kind, "sequence_number": self._seq, **payload}))
+
+    def _taken(self) -> bytes:
+        out, self._out = self._out, []
+        return b"".join(out)
+
+    _RENDER: dict[str, Callable[[ResponseRenderer, Event], None]] = {  # noqa: RUF012  (a table)
+        "run.started": _started,
+        "reasoning.delta": _think,
+        "reasoning.completed": _thought_told,
+        "message.completed": _message_completed,
+        "tool.started": _tool_started,
+        "tool.finished": _tool_finished,
+        "approval.requested": _approval,
+        "clarify.requested": _question,
+        "run.completed": _completed,
+        "run.failed": _failed,
+        "run.cancelled": _cancelled,
+        "run.interrupted": _interrupted,
+    }
+
+
+def _streamed(item: Json) -> Json:
+    """An item as streams show it: there the output of a call is a list of parts."""
+    if item["type"] == "function_call_output" and isinstance(item["output"], str):
+        return {**item, "output": [{"type": "input_text", "text": item["output"]}]}
+    return dict(item)
+
+
+def _text_of(content: Any) -> str:
+    if isinstance(content, list):
+        return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return "" if content is None else str(content)

@@ -1,0 +1,289 @@
+"""A run as it is shown, and its log as the events of a run. Pure: records and events in, objects and frames out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from hermes.limits import RESULT_SHOWN_CHARS_MAX
+from hermes.runs.events import FINAL, Event
+from hermes.server.content import text_of
+from hermes.server.outcome import usage_object
+from hermes.server.render_chat import approval_request, clarify_request
+from hermes.server.sse import Item
+from hermes.store.base import RunRecord
+
+Json = dict[str, Any]
+Redact = Callable[[str], str]
+CLOSED = b": stream closed\n\n"
+# Events whose payload needs the message that they announce.
+ROWS = FINAL | {"message.completed", "tool.finished"}
+THOUGHTS = frozenset({"reasoning.completed"})
+# Codes that a run which was never begun ends with, in the words of the API.
+_CODES = {
+    "": "agent_error",
+    "unknown": "agent_incomplete",
+    "deadline": "turn_timeout",
+    "crash_loop": "server_restarted",
+}
+_CUT = ("output_truncated", "content_filter", "max_iterations")
+_COUNTS = (
+    "input_tokens",
+    "output_tokens",
+    "total_tokens",
+    "cache_read_tokens",
+    "cache_write_tokens",
+    "reasoning_tokens",
+)
+_encode = msgspec.json.Encoder().encode
+
+
+def run_object(record: RunRecord, output: str | None, model_name: str) -> Json:
+    """The run as it stands; `output` is the text it ended with."""
+    spec, state = record.spec, record.state
+    code = code_of(state.code) if state.status == "failed" else None
+    approvals = [approval_request(Event(spec.run_id, "", 0, data)) for data in state.approvals.values()]
+    questions = [clarify_request(Event(spec.run_id, "", 0, data)) for data in state.questions.values()]
+    return {
+        "object": "hermes.run",
+        "run_id": spec.run_id,
+        "kind": spec.kind,
+        "status": "queued" if state.status == "interrupted" else state.status,
+        "created_at": record.created_at,
+        "started_at": state.started_at,
+        "updated_at": record.updated_at,
+        "finished_at": state.ended_at,
+        "session_id": spec.session_id,
+        "response_id": spec.response_id,
+        "model": (spec.route.alias if spec.route else None) or model_name,
+        "last_event": public_name(state.last_event) if state.last_event else None,
+        "last_seq": state.last_seq,
+        "output": output or None,
+        "completed": state.status == "completed",
+        "partial": is_partial(state.status, output, code),
+        "interrupted": state.status == "cancelled",
+        "error": state.error or None,
+        "error_code": code,
+        "pending_approvals": [] if state.ended else approvals,
+        "pending_question": None if state.ended or not questions else questions[0],
+        "usage": usage_object(state.usage),
+        "metadata": dict(spec.metadata),
+    }
+
+
+def code_of(code: str) -> str:
+    """The code of the API for a run that failed."""
+    return _CODES.get(code, code)
+
+
+def is_partial(status: str, output: str | None, code: str | None) -> bool:
+    """Whether a run ended with less than it was asked for."""
+    return status in ("failed", "cancelled") and (bool(output) or code in _CUT)
+
+
+def result_of(data: Json) -> str:
+    """The result of a tool as it is shown; secrets were taken out of it before it was stored."""
+    return text_of(data.get("content"))[:RESULT_SHOWN_CHARS_MAX]
+
+
+def tool_output(event: Event) -> Json:
+    """What a tool has written meanwhile."""
+    data = event.data
+    return {
+        "tool_call_id": data["call_id"],
+        "stream": data["stream"],
+        "offset": data["offset"],
+        "text": data["text"],
+    }
+
+
+def approval_responded(event: Event) -> Json:
+    """How a question for leave was answered."""
+    data = event.data
+    return {"approval_id": data["approval_id"], "choice": data["choice"], "resolved": 1, "by": data["by"]}
+
+
+def clarify_responded(event: Event) -> Json:
+    """How a question of the agent was answered."""
+    return {name: event.data[name] for name in ("request_id", "answered", "by")}
+
+
+def used_until(events: Sequence[Event], seq: int) -> list[Event]:
+    """What was counted of a log up to a place."""
+    return [event for event in events if event.type == "usage" and event.seq <= seq]
+
+
+class RunRenderer:
+    """The log of one run as its events. `used` is what was counted before the place where it begins."""
+
+    def __init__(
+        self, record: RunRecord, redact: Redact, *, names: bool, reasoning: bool, used: Iterable[Event] = ()
+    ) -> None:
+        spec = record.spec
+        self._run_id, self._session_id = spec.run_id, spec.session_id
+        self._client_tools = {str((tool.get("function") or tool).get("name")) for tool in spec.client_tools}
+        self._redact, self._names, self._reasoning = redact, names, reasoning
+        self._used = dict.fromkeys(_COUNTS, 0)
+        for event in used:
+            self._usage(event)
+        self.ended = False
+
+    def begin(self) -> Iterable[bytes]:
+        """Nothing: all that there is stands in the log."""
+        return ()
+
+    def feed(self, items: list[Item]) -> bytes:
+        """One frame for each event that has a name."""
+        out: list[bytes] = []
+        for event in items:
+            if isinstance(event, str):
+                continue
+            if event.type == "text.delta":
+                out += self._delta(event, "message.delta", "delta")
+            elif event.type == "reasoning.delta":
+                if self._reasoning:
+                    out += self._delta(event, "reasoning.delta", "text")
+            elif (known := _EVENTS.get(event.type)) is not None:
+                name, payload = known
+                if (told := payload(self, event)) is not None:
+                    out.append(self._frame(event, name, told))
+            self.ended = self.ended or event.final
+        return b"".join(out)
+
+    def _delta(self, event: Event, name: str, field: str) -> tuple[bytes, bytes, bytes]:
+        """Text, the most frequent of events: only what it says is looked at for what must be escaped."""
+        data, named = event.data, f"event: {name}\n" if self._names else ""
+        head = (
+            f'id: {event.seq}\n{named}data: {{"event": "{name}", "run_id": "{self._run_id}", "seq": {event.seq}, '
+            f'"timestamp": {event.ts!r}, "message_id": "{data["message_id"]}", "offset": {data["offset"]}, "{field}": '
+        )
+        return head.encode(), _encode(data["text"]), b"}\n\n"
+
+    def _frame(self, event: Event, name: str, payload: Json) -> bytes:
+        head = {"event": name, "run_id": self._run_id, "seq": event.seq, "timestamp": event.ts}
+        named = f"event: {name}\n" if self._names else ""
+        data = json.dumps({**head, **payload}, ensure_ascii=False)
+        return f"id: {event.seq}\n{named}data: {data}\n\n".encode()
+
+    # --- payloads ---------------------------------------------------------------------------------------------------
+
+    def _message(self, event: Event) -> Json:
+        data = event.data
+        names = {call["name"] for call in data["tool_calls"]}
+        # Calls that the client is to answer end the turn; after any others it goes on.
+        phase = "commentary" if names and not names & self._client_tools else "final_answer"
+        return {"message_id": data["message_id"], "content": text_of(data.get("content")), "phase": phase}
+
+    def _thought(self, event: Event) -> Json | None:
+        text = event.data.get("reasoning")
+        return {"message_id": event.data["message_id"], "text": text} if self._reasoning and text else None
+
+    def _tool_started(self, event: Event) -> Json:
+        data = event.data
+        told = {"tool": data["name"], "tool_call_id": data["call_id"], "preview": data["preview"]}
+        return {**told, "arguments": data["args"], "iteration": event.step}
+
+    def _tool_completed(self, event: Event) -> Json:
+        data = event.data
+        return {
+            "tool": data["name"],
+            "tool_call_id": data["call_id"],
+            "duration": data["duration_ms"] / 1000,
+            "error": data["status"] != "ok",
+            "status": data["status"],
+            "result": result_of(data),
+            "result_chars": data["chars"],
+        }
+
+    def _steered(self, event: Event) -> Json | None:
+        data = event.data
+        return {"steer_id": data["control_id"], "text": data["data"]["text"]} if data["control"] == "steer" else None
+
+    def _usage(self, event: Event) -> Json | None:
+        if event.data.get("task"):
+            return None  # what is done beside the turn is counted elsewhere
+        for name in _COUNTS:
+            self._used[name] += event.data.get(name) or 0
+        return {"usage": usage_object(self._used)}
+
+    def _completed(self, event: Event) -> Json:
+        data = event.data
+        return {
+            "output": text_of(data.get("content")) or None,
+            "usage": usage_object(data["usage"]),
+            "completed": True,
+            "partial": False,
+            "session_id": self._session_id,
+            "pending_calls": data["pending_calls"],
+            "pending_steer": data.get("pending_steer"),
+        }
+
+    def _failed(self, event: Event) -> Json:
+        data, output = event.data, text_of(event.data.get("content")) or None
+        code = code_of(data.get("code") or "")
+        told = {"error": self._redact(data["error"]), "error_code": code, "output": output}
+        return {**told, "usage": usage_object(data["usage"]), "partial": is_partial("failed", output, code)}
+
+    def _cancelled(self, event: Event) -> Json:
+        output = text_of(event.data.get("content")) or None
+        return {"reason": event.data["reason"], "output": output, "usage": usage_object(event.data["usage"])}
+
+
+def _same(*names: str) -> Callable[[RunRenderer, Event], Json]:
+    """A payload that is told as the log has it."""
+    return lambda _, event: {name: event.data.get(name) for name in names}
+
+
+def _warning(code: str, words: Callable[[Json], str]) -> Callable[[RunRenderer, Event], Json]:
+    return lambda _, event: {"level": "warn", "code": code, "message": words(event.data)}
+
+
+def _subagent(*names: str) -> Callable[[RunRenderer, Event], Json]:
+    def payload(_: RunRenderer, event: Event) -> Json:
+        data = event.data
+        told = {"subagent_id": data["child_run_id"], "tool_call_id": data["call_id"]}
+        told |= {name: data.get(name) for name in names}
+        return {**told, "error": data["status"] != "completed"} if "status" in names else told
+
+    return payload
+
+
+_RESUMED = "The server was restarted; the turn goes on where its log ends."
+# event of the log: its name, and its payload; deltas of text are told apart
+_EVENTS: dict[str, tuple[str, Callable[[RunRenderer, Event], Json | None]]] = {
+    "run.queued": ("run.queued", _same("session_id", "position")),
+    "run.started": ("run.started", _same("kind", "session_id", "model")),
+    "run.resumed": ("warning", _warning("resumed", lambda _: _RESUMED)),
+    "model.retrying": ("warning", _warning("model_retrying", lambda data: str(data.get("message") or ""))),
+    "notice": ("warning", _same("level", "code", "message")),
+    "control.received": ("steer.accepted", RunRenderer._steered),
+    "steer.applied": ("steer.applied", _same("steer_ids", "where")),
+    "model.switched": ("model.fallback", _same("from", "to", "reason")),
+    "reasoning.completed": ("reasoning.available", RunRenderer._thought),
+    "message.completed": ("message.completed", RunRenderer._message),
+    "tool.started": ("tool.started", RunRenderer._tool_started),
+    "tool.output": ("tool.output", lambda _, event: tool_output(event)),
+    "tool.finished": ("tool.completed", RunRenderer._tool_completed),
+    "subagent.started": ("subagent.started", _subagent("goal")),
+    "subagent.finished": ("subagent.completed", _subagent("status", "usage")),
+    "approval.requested": ("approval.request", lambda _, event: approval_request(event)),
+    "approval.resolved": ("approval.responded", lambda _, event: approval_responded(event)),
+    "clarify.requested": ("clarify.request", lambda _, event: clarify_request(event)),
+    "clarify.resolved": ("clarify.responded", lambda _, event: clarify_responded(event)),
+    "context.compacted": (
+        "context.compressed",
+        _same("reason", "method", "tokens_before", "tokens_after", "messages_archived"),
+    ),
+    "usage": ("usage.updated", RunRenderer._usage),
+    "run.completed": ("run.completed", RunRenderer._completed),
+    "run.failed": ("run.failed", RunRenderer._failed),
+    "run.cancelled": ("run.cancelled", RunRenderer._cancelled),
+}
+
+
+def public_name(kind: str) -> str:
+    """What an event of the log is called in public."""
+    return {"text.delta": "message.delta"}.get(kind) or _EVENTS.get(kind, (kind,))[0]

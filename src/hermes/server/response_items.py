@@ -1,0 +1,201 @@
+"""The items that a response is asked with: each checked, given an id, and turned into a message of the conversation."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hermes.server.content import content, text_of
+from hermes.server.errors import ApiError, invalid
+from hermes.server.sealing import Broken, Seal
+
+Json = dict[str, Any]
+Find = Callable[[str], Awaitable[Json | None]]
+_ROLES = ("user", "assistant", "system", "developer")
+_PREFIX = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "mcp_call": "mcp"}
+_PREFIX |= {"reasoning": "rs", "compaction": "cmp"}
+SUMMARY = "Summary of the conversation so far:"
+
+
+@dataclass(slots=True)
+class Given:
+    """What a request's items say: system text, messages, and the items themselves as they are kept."""
+
+    system: list[str] = field(default_factory=list)
+    messages: list[Json] = field(default_factory=list)
+    items: list[Json] = field(default_factory=list)
+    _opaque: Any = None
+
+    def parted(self, *, chained: bool) -> tuple[list[Json], Any, tuple[Json, ...]]:
+        """What was said before, what is said now, and the results of calls that wait in the chain."""
+        messages = list(self.messages)
+        if not messages or messages[-1]["role"] not in ("user", "tool"):
+            words = "The last item of input must be a message of the user or the output of a function call."
+            raise ApiError(400, words, "missing_user_message", "input")
+        prompt: Any = messages.pop()["content"] if messages[-1]["role"] == "user" else ""
+        if chained:
+            results = _taken(messages, from_end=False)
+        else:
+            results = () if prompt else _taken(messages, from_end=True)
+        if not prompt and not results:
+            results = _taken(messages, from_end=True)
+        return messages, prompt, results
+
+
+def _taken(messages: list[Json], *, from_end: bool) -> tuple[Json, ...]:
+    """The tool messages at one end, taken out."""
+    taken: list[Json] = []
+    while messages and messages[-1 if from_end else 0]["role"] == "tool":
+        message = messages.pop() if from_end else messages.pop(0)
+        taken.append({"tool_call_id": message["tool_call_id"], "content": text_of(message["content"])})
+    return tuple(reversed(taken) if from_end else taken)
+
+
+@dataclass(slots=True)
+class Reader:
+    """Reads items for one owner. `find` knows the items of stored responses."""
+
+    text_chars_max: int
+    owner: str
+    find: Find
+    seal: Callable[[], Awaitable[Seal]]
+
+    async def read(self, given: Any, where: str = "input") -> Given:
+        """All items of an input: text, or a list."""
+        out = Given()
+        items = [given] if isinstance(given, str) else given
+        for at, item in enumerate(items):
+            await self._item(item, f"{where}[{at}]" if items is given else where, out)
+        return out
+
+    async def _item(self, item: Any, where: str, out: Given) -> None:
+        if isinstance(item, str):
+            item = {"type": "message", "role": "user", "content": content(item, where, self.text_chars_max)}
+        if not isinstance(item, Mapping):
+            raise invalid(where, f"Invalid type for {where!r}: an item is an object.", "invalid_type")
+        kind = item.get("type") or ("item_reference" if set(item) == {"id"} else "message")
+        if kind == "item_reference":
+            found = await self.find(_text(item, "id", where))
+            if found is None:
+                raise ApiError(404, f"There is no item {item['id']!r}.", "item_not_found", f"{where}.id")
+            await self._item(found, where, out)
+            return
+        read = self._READ.get(kind) if isinstance(kind, str) else None
+        if read is None:
+            raise invalid(f"{where}.type", f"Items of the type {kind!r} are not taken.")
+        await read(self, item, where, out)
+        item_id = item.get("id")
+        known = item_id if isinstance(item_id, str) and item_id else f"{_PREFIX[kind]}_{secrets.token_hex(12)}"
+        kept = {**item, "type": kind, "id": known}
+        if kind == "message":
+            kept["content"] = _kept_content(item.get("content"), item.get("role"))
+            kept.setdefault("status", "completed")
+        out.items.append(kept)
+
+    async def _message(self, item: Mapping[str, Any], where: str, out: Given) -> None:
+        role = item.get("role")
+        if role not in _ROLES:
+            raise invalid(f"{where}.role", f"A role is one of {', '.join(_ROLES)}.")
+        system = role in ("system", "developer")
+        said = content(item.get("content"), f"{where}.content", self.text_chars_max, text_only=system)
+        if system:
+            out.system.append(text_of(said))
+            return
+        message: Json = {"role": role, "content": said}
+        if role == "assistant":
+            message |= _opaque_of(out)
+        elif not said:
+            raise invalid(f"{where}.content", f"{where!r} says nothing.")
+        out.messages.append(message)
+
+    async def _call(self, item: Mapping[str, Any], where: str, out: Given) -> None:
+        call_id = _text(item, "call_id", where)
+        self._add_call(call_id, _text(item, "name", where), item.get("arguments"), where, out)
+
+    def _add_call(self, call_id: str, name: str, arguments: Any, where: str, out: Given) -> None:
+        if not isinstance(arguments, str):
+            raise invalid(
+                f"{where}.arguments", f"Invalid type for {where + '.arguments'!r}: text is expected.", "invalid_type"
+            )
+        call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments or "{}"}}
+        last = out.messages[-1] if out.messages else None
+        if last is not None and last["role"] == "assistant":
+            last.setdefault("tool_calls", []).append(call)
+            last |= _opaque_of(out)
+        else:
+            out.messages.append({"role": "assistant", "content": "", "tool_calls": [call], **_opaque_of(out)})
+
+    async def _output(self, item: Mapping[str, Any], where: str, out: Given) -> None:
+        said = content(item.get("output"), f"{where}.output", self.text_chars_max)
+        out.messages.append({"role": "tool", "content": text_of(said), "tool_call_id": _text(item, "call_id", where)})
+
+    async def _mcp(self, item: Mapping[str, Any], where: str, out: Given) -> None:
+        call_id = _text(item, "id", where)
+        self._add_call(call_id, _text(item, "name", where), item.get("arguments"), where, out)
+        told = item.get("output") if item.get("output") is not None else item.get("error") or ""
+        told = told if isinstance(told, str) else str(told)
+        out.messages.append({"role": "tool", "content": told, "tool_call_id": call_id})
+
+    async def _reasoning(self, item: Mapping[str, Any], where: str, out: Given) -> None:
+        """Reasoning is given back to the model as its provider sealed it; the words of a summary are not."""
+        sealed = item.get("encrypted_content")
+        if not isinstance(sealed, str) or not sealed:
+            return
+        try:
+            opaque = (await self.seal()).open("reasoning", self.owner, sealed)
+        except Broken:
+            return  # another server's; its own model had it, ours does without
+        last = out.messages[-1] if out.messages else None
+        if last is not None and last["role"] == "assistant" and "opaque" not in last:
+            last["opaque"] = opaque
+        else:
+            out._opaque = opaque
+
+    async def _compaction(self, item: Mapping[str, Any], where: str, out: Given) -> None:
+        try:
+            told = (await self.seal()).open("compaction", self.owner, _text(item, "encrypted_content", where))
+        except Broken as error:
+            place = f"{where}.encrypted_content"
+            raise invalid(place, f"This compaction cannot be used. {error}", "invalid_compaction_item") from None
+        out.messages.append({"role": "user", "content": f"{SUMMARY}\n\n{told}"})
+
+    _READ = {  # noqa: RUF012  (a table of methods)
+        "message": _message,
+        "function_call": _call,
+        "function_call_output": _output,
+        "mcp_call": _mcp,
+        "reasoning": _reasoning,
+        "compaction": _compaction,
+    }
+
+
+def _opaque_of(out: Given) -> Json:
+    opaque, out._opaque = out._opaque, None
+    return {"opaque": opaque} if opaque else {}
+
+
+def _text(item: Mapping[str, Any], name: str, where: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str) or not value:
+        raise invalid(f"{where}.{name}", f"{where + '.' + name!r} must be text.", "invalid_type")
+    return value
+
+
+def _kept_content(given: Any, role: Any) -> Any:
+    """Content as it is listed: parts, whatever form they came in."""
+    kind = "output_text" if role == "assistant" else "input_text"
+    if isinstance(given, str):
+        given = [given]
+    parts = [{"type": kind, "text": part} if isinstance(part, str) else dict(part) for part in given or ()]
+    return [{**p, "annotations": p.get("annotations", [])} if p.get("type") == "output_text" else p for p in parts]
+
+
+def cut_to(messages: list[Json], count: int) -> list[Json]:
+    """The last so many messages, none of them a result without its call."""
+    kept = messages[-count:] if len(messages) > count else messages
+    start = 0
+    while start < len(kept) and kept[start]["role"] == "tool":
+        start += 1
+    return kept[start:] if len(kept) < len(messages) else kept

@@ -1,0 +1,212 @@
+"""What is kept of a response, and how one is built from its run's log when nobody is there to be told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hermes.runs.events import Event
+from hermes.server.outcome import Outcome, usage_object
+from hermes.server.render_responses import ROWS, ResponseRenderer, Shows
+from hermes.server.response_items import Json
+from hermes.server.sealing import seal_of
+from hermes.server.sse import Item, logged
+from hermes.server.turns import Message
+
+if TYPE_CHECKING:
+    from hermes.server.adapter import APIServerAdapter
+
+WAIT_FOR_RUN_S = 1.0
+
+
+@dataclass(slots=True)
+class Kept:
+    """What is remembered of a response, besides its object."""
+
+    response_id: str
+    template: Json
+    shows: Shows = field(default_factory=Shows)
+    history: list[Message] = field(default_factory=list)
+    user_message: Any = ""
+    instructions: str | None = None
+    conversation: str | None = None
+    store: bool = True
+    session_id: str | None = None
+    owner: str = "default"
+    run_id: str | None = None
+    input_items: list[Json] = field(default_factory=list)
+
+    def record(self, response: Json, history: list[Message]) -> Json:
+        """As it is stored."""
+        told = asdict(self)
+        for name in ("response_id", "store", "user_message", "history"):
+            del told[name]
+        return {**told, "response": response, "conversation_history": history}
+
+    @classmethod
+    def of(cls, response_id: str, record: Mapping[str, Any]) -> Kept:
+        """As it was stored."""
+        shows = record.get("shows") or {}
+        known = {
+            name: record[name] for name in ("instructions", "conversation", "session_id", "run_id") if name in record
+        }
+        return cls(
+            response_id,
+            dict(record.get("template") or record["response"]),
+            Shows(**{**shows, "client_tools": tuple(shows.get("client_tools", ()))}),
+            owner=record.get("owner") or "default",
+            input_items=list(record.get("input_items") or ()),
+            **known,
+        )
+
+    async def renderer(self, adapter: APIServerAdapter, **how: Any) -> ResponseRenderer:
+        """What builds it."""
+        seal = await seal_of(adapter) if self.shows.encrypted else None
+        closed = (lambda opaque: seal.close("reasoning", self.owner, opaque)) if seal is not None else None
+        return ResponseRenderer(self.template, self.shows, seal=closed, **how)
+
+    async def keep(self, adapter: APIServerAdapter, response: Json, ended: Outcome | None = None) -> None:
+        """Store the response as it stands; at its end names that point to it are set."""
+        if not self.store:
+            return
+        over = response["status"] not in ("queued", "in_progress")
+        history = await self._transcript(adapter, response, ended) if over else list(self.history)
+        store = adapter.stored_responses
+        await store.put(self.response_id, self.record(response, history))
+        if over and self.conversation:
+            await store.set_conversation(self.conversation, self.response_id, self.owner)
+            if self.conversation.startswith("conv_"):
+                items = [*self.input_items, *response["output"]]
+                await store.add_conversation_items(self.conversation, self.owner, items, self.response_id)
+
+    async def _transcript(self, adapter: APIServerAdapter, response: Json, ended: Outcome | None) -> list[Message]:
+        if (
+            ended is None
+            and self.run_id
+            and self.session_id
+            and (found := await adapter.stored_history(self.session_id))
+        ):
+            return found
+        text = ended.text if ended else text_of_output(response["output"])
+        return transcript(self.history, self.user_message, ended.messages if ended else None, text)
+
+
+def transcript(history: list[Message], user_message: Any, told: list[Message] | None, text: str) -> list[Message]:
+    """The whole conversation, whatever part of it the agent gives back, and nothing in it twice."""
+    asked: list[Message] = [{"role": "user", "content": user_message}] if user_message else []
+    if told and told[: len(history) + len(asked)] == [*history, *asked]:
+        return told
+    turn = turn_messages(history, told or [])
+    if text and not (turn and turn[-1].get("role") == "assistant" and turn[-1].get("content") == text):
+        turn = [*turn, {"role": "assistant", "content": text}]
+    return [*history, *asked, *turn]
+
+
+def turn_messages(history: list[Message], told: list[Message]) -> list[Message]:
+    """Of what an agent gives back, the messages of this turn: the assistant's and its tools'."""
+    rest = told[len(history) :] if history and told[: len(history)] == history else told
+    users = [at for at, message in enumerate(rest) if message.get("role") == "user"]
+    return rest[users[-1] + 1 :] if users else rest
+
+
+def reported(messages: list[Message]) -> list[Item]:
+    """Messages of a turn in the form of its events, for turns that have no log. The last text is told by the end."""
+    out: list[Item] = []
+    last = len(messages) - 1
+    for at, message in enumerate(messages):
+        if message.get("role") == "assistant":
+            calls = message.get("tool_calls") or ()
+            if message.get("content") and (calls or at != last):
+                out.append(str(message["content"]))
+            for call in calls:
+                function = call["function"]
+                data = {"call_id": call["id"], "name": function["name"], "raw": function.get("arguments") or "{}"}
+                out.append(Event("", "tool.started", 0, {**data, "args": {}}))
+        elif message.get("role") == "tool":
+            data = {"call_id": message.get("tool_call_id"), "name": "", "status": "ok"}
+            out.append(Event("", "tool.finished", 0, {**data, "content": message.get("content")}))
+    return out
+
+
+def text_of_output(output: list[Json]) -> str:
+    """The text of the last message among items."""
+    found = [item for item in output if item.get("type") == "message"]
+    return "".join(part.get("text", "") for part in found[-1].get("content", ())) if found else ""
+
+
+def blank(response_id: str, model: str, created_at: int) -> Json:
+    """A response's object with every key that it always has."""
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": created_at,
+        "completed_at": None,
+        "status": "in_progress",
+        "incomplete_details": None,
+        "error": None,
+        "model": model,
+        "previous_response_id": None,
+        "instructions": None,
+        "output": [],
+        "tools": [],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "max_tool_calls": None,
+        "max_output_tokens": None,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "presence_penalty": 0,
+        "frequency_penalty": 0,
+        "top_logprobs": 0,
+        "truncation": "disabled",
+        "text": {"format": {"type": "text"}},
+        "reasoning": {"effort": None, "summary": None},
+        "store": True,
+        "background": False,
+        "service_tier": "default",
+        "metadata": {},
+        "safety_identifier": None,
+        "prompt_cache_key": None,
+        "usage": usage_object({}),
+    }
+
+
+# --- following a run without its client ------------------------------------------------------------------------------
+
+
+async def follow(adapter: APIServerAdapter, kept: Kept) -> ResponseRenderer:
+    """Build the response from its run's log, to the run's end, and keep it."""
+    app = await adapter.app()
+    while True:
+        renderer = await kept.renderer(adapter)
+        for _ in renderer.begin():
+            pass
+        async with contextlib.aclosing(logged(app.engine, kept.run_id or "", ROWS)) as source:
+            async for batch in source:
+                renderer.feed(batch)
+        if renderer.ended or app.engine.draining:
+            break
+        if (record := await app.engine.get(kept.run_id or "")) is None or record.log_expired:
+            renderer.finish(Outcome(code="server_restarted", error="The server was restarted.", failed=True))
+            break
+        await asyncio.sleep(WAIT_FOR_RUN_S)  # it waits to be taken up again
+    if renderer.ended:
+        await kept.keep(adapter, renderer.response)
+    return renderer
+
+
+async def level(adapter: APIServerAdapter) -> None:
+    """Bring responses that a server has left unfinished level with their runs."""
+    store = adapter.stored_responses
+    app = await adapter.app()
+    for response_id in await store.unfinished():
+        record = await store.get(response_id)
+        if record is not None and record.get("run_id"):
+            app.services.background(_levelled(adapter, Kept.of(response_id, record)))
+
+
+async def _levelled(adapter: APIServerAdapter, kept: Kept) -> None:
+    await follow(adapter, kept)

@@ -1,0 +1,313 @@
+"""A response in the making: what its request asks for, and where its history comes from."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from hermes.limits import TRUNCATED_MESSAGES
+from hermes.runs.spec import RunSpec
+from hermes.server.bodies import Body
+from hermes.server.chat import message_of, structure
+from hermes.server.errors import ApiError, invalid
+from hermes.server.models import ConversationRef, JsonSchema, ResponseRequest
+from hermes.server.render_responses import Shows
+from hermes.server.response_items import Json, Reader, cut_to
+from hermes.server.response_kept import Kept, blank
+from hermes.server.sealing import Seal, seal_of
+from hermes.server.turns import Message, Turn, client_tools, parameters
+from hermes.server.wishes import wishes
+from hermes.store.sessions import new_session_id
+
+if TYPE_CHECKING:
+    from hermes.server.adapter import APIServerAdapter
+
+_INCLUDES = (
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+)
+_ENCRYPTED = "reasoning.encrypted_content"
+_UNSUPPORTED = ("prompt", "context_management")
+
+
+@dataclass(slots=True)
+class Work:
+    """A request for a response, ready to be admitted."""
+
+    body: Body[ResponseRequest]
+    kept: Kept
+    turn: Turn
+    chain: Json | None = None
+
+    async def admit(self) -> None:
+        """Admit the turn; one that goes on from a response which is not its session's last branches off there."""
+        turn = self.turn
+        await turn.admit()
+        run_id = (self.chain or {}).get("run_id")
+        if run_id and turn.spec.history is None and turn.admission is not None and turn.admission.lease.token:
+            app = await turn.adapter.app()
+            newest = await app.store.runs.list(session_id=turn.session_id, limit=1)
+            if newest and newest[0].spec.run_id != run_id:
+                record = await app.engine.get(run_id)
+                row = record.state.final_row if record else None
+                await turn.release()
+                made = await turn.adapter.database().fork_session(turn.session_id, at_message_id=row)
+                turn.spec = replace(turn.spec, session_id=made)
+                await turn.admit()
+        self.settle()
+
+    def settle(self) -> None:
+        """What is known only now: the session, and what was said in it."""
+        turn, kept = self.turn, self.kept
+        kept.session_id, kept.history = turn.session_id, turn.history
+        if self.chain is not None:
+            turn.history_source = "chain"
+
+
+async def prepare(
+    adapter: APIServerAdapter,
+    request: web.Request,
+    body: Body[ResponseRequest],
+    memory: Mapping[str, Json] | None = None,
+) -> Work:
+    """All of a request that can be refused without a turn, and the turn that it asks for."""
+    asked, owner = body.model, adapter.owner_of(request)
+    _check_supported(asked, body)
+    tools = client_tools(asked.tools, asked.tool_choice)
+    wished = wishes(adapter, request, client_tools=bool(tools.schemas))
+    name, chain, added = await _chain(adapter, asked, owner, memory or {})
+    given = await reader(adapter, owner).read(asked.input)
+    history, prompt, results = given.parted(chained=chain is not None)
+    if chain is None and asked.conversation_history:
+        chars = adapter.option("max_text_chars")
+        told = [message_of(m, f"conversation_history[{at}]", chars) for at, m in enumerate(asked.conversation_history)]
+        history = [*(m for m in told if m["role"] not in ("system", "developer")), *history]
+    instructions = asked.instructions
+    if instructions is None and chain is not None:
+        instructions = chain.get("instructions")
+    system = "\n".join(text for text in (*given.system, instructions) if text) or None
+    response_id = f"resp_{secrets.token_hex(16)}"
+    form = asked.text.format if asked.text else None
+    announces = asked.stream and not wished.strict
+    session_id = wished.session_id or (chain or {}).get("session_id")
+    if wished.session_id and chain and chain.get("session_id") not in (None, wished.session_id):
+        raise ApiError(400, "The response belongs to another session than the header names.", "session_conflict")
+    spec = RunSpec(
+        user_message=prompt,
+        session_id=session_id or new_session_id(),
+        kind="response",
+        owner=owner,
+        session_key=wished.session_key,
+        instructions=system,
+        response_format=structure(form.type, _schema(form)) if form else None,
+        client_tools=tools.schemas,
+        tool_choice=tools.choice,
+        allowed_tools=tools.allowed,
+        results=results,
+        toolsets=adapter.toolsets(wished.toolsets),
+        max_tool_calls=asked.max_tool_calls,
+        answerable=announces if wished.approvals is None else wished.approvals == "wait",
+        approvals="deny" if wished.approvals == "deny" else None,
+        on_detach="continue" if wished.detach or asked.background else "cancel",
+        persist=asked.store or bool(wished.session_id),
+        compress=asked.truncation != "disabled",
+        deadline_seconds=wished.deadline_s,
+        response_id=response_id,
+        **_verbosity(asked, parameters(adapter, asked)),
+    )
+    turn = await _placed(adapter, request, spec, wished, chain, [*added, *history], asked.truncation == "auto")
+    shown = wished.reasoning or (asked.reasoning is not None and bool(asked.reasoning.summary))
+    kept = Kept(
+        response_id,
+        _template(adapter, asked, body.raw, response_id, instructions, name),
+        Shows(
+            wished.tool_items,
+            shown,
+            _ENCRYPTED in (asked.include or ()),
+            not wished.strict,
+            tuple(tool["function"]["name"] for tool in tools.schemas),
+        ),
+        user_message=prompt,
+        instructions=instructions,
+        conversation=name,
+        store=asked.store,
+        session_id=turn.session_id,
+        owner=owner,
+        run_id=spec.run_id,
+        input_items=given.items,
+    )
+    return Work(body, kept, turn, chain)
+
+
+def _check_supported(asked: ResponseRequest, body: Body[ResponseRequest]) -> None:
+    if asked.previous_response_id and asked.conversation:
+        raise invalid("previous_response_id", "Cannot use both previous_response_id and conversation.")
+    if asked.background and not asked.store:
+        raise invalid("background", "A response in the background must be stored: background needs store.")
+    for name in _UNSUPPORTED:
+        if getattr(asked, name) is not None:
+            raise invalid(name, f"{name} is not supported.", "unsupported_parameter")
+    if asked.top_logprobs:
+        raise invalid("top_logprobs", "Log probabilities are not told.", "unsupported_parameter")
+    for at, wanted in enumerate(asked.include or ()):
+        if wanted == "message.output_text.logprobs":
+            raise invalid(f"include[{at}]", "Log probabilities are not told.", "unsupported_value")
+        if wanted in _INCLUDES:
+            body.ignored.append(f"include.{wanted}")
+        elif wanted != _ENCRYPTED:
+            raise invalid(f"include[{at}]", f"{wanted!r} cannot be included.")
+
+
+async def _chain(
+    adapter: APIServerAdapter, asked: ResponseRequest, owner: str, memory: Mapping[str, Json]
+) -> tuple[str | None, Json | None, list[Message]]:
+    """The name of the conversation, the record that it goes on from, and what was added to it since."""
+    store = adapter.stored_responses
+    if asked.previous_response_id:
+        found = memory.get(asked.previous_response_id) or await store.get(asked.previous_response_id, owner)
+        if found is None and asked.conversation_history is None:
+            words = f"There is no response {asked.previous_response_id!r}."
+            raise ApiError(404, words, "previous_response_not_found", "previous_response_id")
+        return None, found, []
+    name = asked.conversation.id if isinstance(asked.conversation, ConversationRef) else asked.conversation
+    if not name:
+        return None, None, []
+    added: list[Message] = []
+    latest = await store.get_conversation(name, owner)
+    if name.startswith("conv_"):
+        if await store.get_conversation_object(name, owner) is None:
+            raise ApiError(404, f"There is no conversation {name!r}.", "conversation_not_found", "conversation")
+        items = await store.conversation_items_since(name, owner, latest)
+        given = await reader(adapter, owner).read(items, "items")
+        added = given.messages
+    record = await store.get(latest, owner) if latest else None
+    return name, record, added
+
+
+async def _placed(
+    adapter: APIServerAdapter,
+    request: web.Request,
+    spec: RunSpec,
+    wished: Any,
+    chain: Json | None,
+    history: list[Message],
+    truncates: bool,
+) -> Turn:
+    """The turn in its session: the one that is named, the chain's, the one that waits for results, or a new one."""
+    before: list[Message] = list((chain or {}).get("conversation_history") or ())
+    if wished.session_id and chain is None:
+        seeds = wished.seed and bool(history)
+        spec = replace(spec, history=history if seeds else None, base_id=spec.session_id if seeds else None)
+        return Turn(adapter, request, spec, wished, ignored_messages=0 if seeds else len(history))
+    if chain is None and (waiting := await adapter.session_waiting_for(spec.results, spec.owner)):
+        return Turn(adapter, request, replace(spec, session_id=waiting), wished, ignored_messages=len(history))
+    whole = [*before, *history]
+    if truncates and len(whole) > TRUNCATED_MESSAGES:
+        return Turn(adapter, request, replace(spec, history=cut_to(whole, TRUNCATED_MESSAGES)), wished)
+    if chain is not None and spec.persist and not history and await _is_kept(adapter, chain):
+        return Turn(adapter, request, spec, wished)
+    if chain is not None and chain.get("run_id") and spec.persist:
+        spec = replace(spec, session_id=new_session_id())
+    return Turn(
+        adapter, request, replace(spec, history=whole, base_id=spec.session_id if spec.persist else None), wished
+    )
+
+
+async def _is_kept(adapter: APIServerAdapter, chain: Json) -> bool:
+    """Whether the chain's session is in the database, to be gone on with."""
+    if not chain.get("run_id") or not chain.get("session_id"):
+        return False
+    return await adapter.database().get_session(chain["session_id"]) is not None
+
+
+def reader(adapter: APIServerAdapter, owner: str) -> Reader:
+    """What reads the items of an owner."""
+
+    async def find(item_id: str) -> Json | None:
+        found: Json | None = await adapter.stored_responses.find_item(item_id, owner)
+        return found
+
+    async def seal() -> Seal:
+        return await seal_of(adapter)
+
+    return Reader(adapter.option("max_text_chars"), owner, find, seal)
+
+
+def _schema(form: Any) -> JsonSchema | None:
+    if form.type != "json_schema":
+        return None
+    return JsonSchema(name=form.name, schema=form.schema, description=form.description, strict=form.strict)
+
+
+def _verbosity(asked: ResponseRequest, fields: dict[str, Any]) -> dict[str, Any]:
+    if asked.text is not None and asked.text.verbosity is not None:
+        fields["sampling"] = {**fields["sampling"], "verbosity": asked.text.verbosity}
+    return fields
+
+
+def _template(
+    adapter: APIServerAdapter,
+    asked: ResponseRequest,
+    raw: Mapping[str, Any],
+    response_id: str,
+    instructions: str | None,
+    conversation: str | None,
+) -> Json:
+    """The object of a response that has just been asked for."""
+    template = blank(response_id, asked.model or adapter.model_name, int(time.time()))
+    effort = asked.reasoning_effort or (asked.reasoning.effort if asked.reasoning else None)
+    template |= {
+        "status": "queued" if asked.background else "in_progress",
+        "previous_response_id": asked.previous_response_id,
+        "instructions": instructions,
+        "tools": [_tool(tool) for tool in asked.tools or ()],
+        "tool_choice": asked.tool_choice if asked.tool_choice is not None else "auto",
+        "parallel_tool_calls": asked.parallel_tool_calls is not False,
+        "max_tool_calls": asked.max_tool_calls,
+        "max_output_tokens": asked.max_output_tokens or asked.max_completion_tokens or asked.max_tokens,
+        "temperature": 1.0 if asked.temperature is None else asked.temperature,
+        "top_p": 1.0 if asked.top_p is None else asked.top_p,
+        "presence_penalty": asked.presence_penalty or 0,
+        "frequency_penalty": asked.frequency_penalty or 0,
+        "truncation": asked.truncation or "disabled",
+        "text": _text(asked, raw),
+        "reasoning": {"effort": effort, "summary": asked.reasoning.summary if asked.reasoning else None},
+        "store": asked.store,
+        "background": asked.background,
+        "service_tier": asked.service_tier if asked.service_tier not in (None, "auto") else "default",
+        "metadata": dict(asked.metadata or {}),
+        "safety_identifier": asked.safety_identifier,
+        "prompt_cache_key": asked.prompt_cache_key,
+    }
+    if asked.user is not None:
+        template["user"] = asked.user
+    if conversation is not None:
+        template["conversation"] = {"id": conversation}
+    return template
+
+
+def _tool(tool: Any) -> Json:
+    told = {"type": "function", "name": tool.name, "description": tool.description}
+    return {**told, "parameters": tool.parameters, "strict": tool.strict}
+
+
+def _text(asked: ResponseRequest, raw: Mapping[str, Any]) -> Json:
+    if asked.text is None:
+        return {"format": {"type": "text"}}
+    given = (raw.get("text") or {}).get("format") or {"type": "text"}
+    told: Json = {"format": dict(given)}
+    if asked.text.format is not None and asked.text.format.type == "json_schema":
+        told["format"].setdefault("name", asked.text.format.name)
+        told["format"].setdefault("strict", bool(asked.text.format.strict))
+    if asked.text.verbosity is not None:
+        told["verbosity"] = asked.text.verbosity
+    return told

@@ -1,0 +1,422 @@
+"""Responses: made plain, streamed or in the background; asked for again, followed, stopped, forgotten, compacted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from hermes.limits import CLOSE_S_MAX
+from hermes.runs.engine import Refused
+from hermes.runs.spec import Control, RunSpec
+from hermes.server import outcome
+from hermes.server.bodies import flag_of, read
+from hermes.server.errors import ApiError, answer, invalid
+from hermes.server.models import CompactRequest, ResponseRequest
+from hermes.server.outcome import Outcome, outcome_of, raised
+from hermes.server.render_responses import ROWS, ResponseRenderer
+from hermes.server.response_items import Json
+from hermes.server.response_kept import Kept, blank, follow, reported, turn_messages
+from hermes.server.response_work import Work, prepare, reader
+from hermes.server.sealing import seal_of
+from hermes.server.sse import ClientGone, EventStream, Item, items, logged
+from hermes.server.turns import Turn, leave, route_of
+from hermes.server.wishes import wishes
+from hermes.store.sessions import new_session_id
+
+if TYPE_CHECKING:
+    from hermes.server.adapter import APIServerAdapter
+
+SUMMARIZE = (
+    "Write a summary of this conversation that can stand in its place: what was asked for, what was done and found, "
+    "decisions, names, figures and open points. Only the summary, no preamble."
+)
+
+
+async def create(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
+    """POST /v1/responses"""
+    body = await read(adapter, request, ResponseRequest)
+    work = await prepare(adapter, request, body)
+    if body.model.background:
+        return await _in_background(adapter, request, work)
+    turn, kept = work.turn, work.kept
+    try:
+        await work.admit()
+        if not body.model.stream:
+            return await _plain(adapter, work)
+        task = asyncio.ensure_future(adapter._run_agent(**turn.arguments(streamed=True)))
+        task.add_done_callback(lambda _: turn.queue.put(None))
+        return await adapter._write_sse_responses(
+            request=request,
+            response_id=kept.response_id,
+            model=kept.template["model"],
+            created_at=kept.template["created_at"],
+            stream_q=turn.queue,
+            agent_task=task,
+            agent_ref=turn.agent_ref,
+            conversation_history=turn.history,
+            user_message=kept.user_message,
+            instructions=kept.instructions,
+            conversation=kept.conversation,
+            store=kept.store,
+            session_id=turn.session_id,
+            work=work,
+        )
+    finally:
+        await turn.release()
+
+
+async def _plain(adapter: APIServerAdapter, work: Work) -> web.Response:
+    """Run the turn, and answer with the response as it ends."""
+    turn, kept = work.turn, work.kept
+    renderer, ended = await run(adapter, work)
+    work.body.ignored += ended.ignored
+    headers = {**turn.headers(ended), **work.body.headers()}
+    if not ended.stands:
+        failure = ended.failure()
+        failure.headers |= headers
+        failure.hermes |= {"response_id": kept.response_id, "run_id": turn.spec.run_id} if kept.store else {}
+        raise failure
+    return answer(renderer.response, 200, headers)
+
+
+async def run(adapter: APIServerAdapter, work: Work, write: Any = None) -> tuple[ResponseRenderer, Outcome]:
+    """Carry out an admitted turn and keep its response. `write` is given the events as they come."""
+    turn, kept = work.turn, work.kept
+    renderer = await kept.renderer(adapter, **({"frame": write.frame} if write else {}))
+    await kept.keep(adapter, renderer.snapshot())
+    task = asyncio.ensure_future(adapter._run_agent(**turn.arguments(streamed=write is not None)))
+    task.add_done_callback(lambda _: turn.queue.put(None))
+    try:
+        for data in renderer.begin():
+            await write(data) if write else None
+        async with contextlib.aclosing(items(turn.queue, task, turn.admission, ROWS)) as source:
+            ended = await _carry(adapter, source, renderer, kept, task, turn, write)
+    except (asyncio.CancelledError, ClientGone):
+        await _lost(adapter, work, task, renderer)
+        raise
+    return renderer, ended
+
+
+async def _carry(
+    adapter: APIServerAdapter,
+    source: Any,
+    renderer: ResponseRenderer,
+    kept: Kept,
+    task: asyncio.Future[Any],
+    turn: Turn | None,
+    write: Any,
+) -> Outcome:
+    """Everything of a turn through the renderer; its end is kept before it is told."""
+    ended: Outcome | None = None
+    async for batch in source:
+        data = renderer.feed(batch)
+        if renderer.ended and ended is None:
+            ended = await _ended(adapter, task, turn)
+            await kept.keep(adapter, renderer.response, ended)
+        if data and write:
+            await write(data)
+    if ended is None:
+        ended = await _ended(adapter, task, turn)
+        if renderer.handed_on:
+            return ended
+        if not renderer.ended and turn is not None and not (turn.admission and turn.admission.begun):
+            kept.run_id = None
+        told: list[Item] = []
+        if not renderer.snapshot()["output"] and ended.messages:
+            told = reported(turn_messages(kept.history, ended.messages))
+        data = renderer.feed(told) + renderer.finish(ended)
+        await kept.keep(adapter, renderer.response, ended)
+        if data and write:
+            await write(data)
+    return ended
+
+
+async def _ended(adapter: APIServerAdapter, task: asyncio.Future[Any], turn: Turn | None) -> Outcome:
+    try:
+        if turn is not None:
+            return await turn.ended(task)
+        result, usage = await task
+    except ApiError as error:
+        return Outcome(code=error.code, error=error.message, failed=True)
+    except Exception as error:  # noqa: BLE001  (whatever the agent raised is the turn's outcome)
+        return raised(error, adapter.redact)
+    return outcome_of(result, usage, adapter.redact)
+
+
+async def _lost(adapter: APIServerAdapter, work: Work, task: asyncio.Future[Any], renderer: ResponseRenderer) -> None:
+    """The client has gone: the turn ends, or goes on without it; either way its response tells the truth."""
+    turn, kept = work.turn, work.kept
+    begun = turn.admission is not None and turn.admission.begun
+    await turn.leave(task)
+    if begun and kept.store:
+        work_left = follow(adapter, kept)
+        if turn.spec.on_detach == "cancel" and task.done():
+            await work_left
+        else:
+            (await adapter.app()).services.background(_alone(work_left))
+    elif not begun:
+        kept.run_id = None
+        renderer.feed(_rest(turn.queue))
+        renderer.cut("client_disconnected")
+        await kept.keep(adapter, renderer.response)
+
+
+async def _alone(work: Any) -> None:
+    await work
+
+
+def _rest(stream_q: Any) -> list[Item]:
+    """What a queue still holds."""
+    rest: list[Item] = []
+    while not stream_q.empty():
+        item = stream_q.get_nowait()
+        if item is not None:
+            rest.append(item)
+    return rest
+
+
+async def write_stream(
+    adapter: APIServerAdapter,
+    *,
+    request: web.Request,
+    response_id: str,
+    model: str,
+    created_at: int,
+    stream_q: Any,
+    agent_task: asyncio.Future[Any],
+    agent_ref: list[Any] | None,
+    conversation_history: list[Json],
+    user_message: Any,
+    instructions: str | None,
+    conversation: str | None,
+    store: bool,
+    session_id: str | None,
+    work: Work | None = None,
+) -> web.StreamResponse:
+    """The stream of a response, to its end or to that of the client."""
+    turn = work.turn if work else None
+    if work is not None:
+        kept = work.kept
+    else:
+        kept = Kept(response_id, blank(response_id, model, created_at), history=conversation_history)
+        kept.user_message, kept.instructions, kept.session_id = user_message, instructions, session_id
+        kept.conversation, kept.store = conversation, store
+    renderer = await kept.renderer(adapter)
+    await kept.keep(adapter, renderer.snapshot())
+    headers = {**turn.headers(), **work.body.headers()} if work and turn else {}
+    stream = adapter.stream(request, headers)
+    try:
+        async with stream:
+            for data in renderer.begin():
+                await stream.write(data)
+            admission = turn.admission if turn else None
+            async with contextlib.aclosing(items(stream_q, agent_task, admission, ROWS)) as source:
+                await _carry(adapter, source, renderer, kept, agent_task, turn, stream.write)
+            await stream.write(renderer.done())
+    except ClientGone:
+        await _left(adapter, work, kept, agent_task, agent_ref, stream_q, renderer)
+    except asyncio.CancelledError:
+        await _left(adapter, work, kept, agent_task, agent_ref, stream_q, renderer)
+        raise
+    return stream.response
+
+
+async def _left(
+    adapter: APIServerAdapter,
+    work: Work | None,
+    kept: Kept,
+    task: asyncio.Future[Any],
+    agent_ref: list[Any] | None,
+    stream_q: Any,
+    renderer: ResponseRenderer,
+) -> None:
+    if work is not None:
+        await _lost(adapter, work, task, renderer)
+        return
+    await leave(task, agent_ref)
+    renderer.feed(_rest(stream_q))
+    renderer.cut("client_disconnected")
+    await kept.keep(adapter, renderer.response)
+
+
+async def _in_background(adapter: APIServerAdapter, request: web.Request, work: Work) -> web.StreamResponse:
+    """Submit the turn; it is followed to its end whether or not anybody watches."""
+    turn, kept = work.turn, work.kept
+    app = await adapter.app()
+    work.settle()
+    renderer = await kept.renderer(adapter)
+    await kept.keep(adapter, renderer.snapshot())
+    try:
+        await app.engine.submit(turn.spec)
+    except Refused as error:
+        await adapter.stored_responses.delete(kept.response_id)
+        raise outcome.refusal(error) from None
+    app.services.background(_alone(follow(adapter, kept)))
+    headers = {**turn.headers(), **work.body.headers()}
+    if work.body.model.stream:
+        return await _replayed(adapter, request, kept, -1, headers)
+    return answer(renderer.snapshot(), 200, headers)
+
+
+# --- stored responses ------------------------------------------------------------------------------------------------
+
+
+async def _stored(adapter: APIServerAdapter, request: web.Request) -> tuple[str, Json]:
+    response_id = request.match_info["response_id"]
+    record: Json | None = await adapter.stored_responses.get(response_id, adapter.owner_of(request))
+    if record is None:
+        raise ApiError(404, f"There is no response {response_id!r}.", "response_not_found")
+    return response_id, record
+
+
+async def get(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
+    """GET /v1/responses/{response_id}"""
+    response_id, record = await _stored(adapter, request)
+    if not flag_of(request.query.get("stream"), "stream", False):
+        return answer(record["response"])
+    after = whole(request.query.get("starting_after"), "starting_after", -1, low=0)
+    return await _replayed(adapter, request, Kept.of(response_id, record), after, {})
+
+
+async def _replayed(
+    adapter: APIServerAdapter, request: web.Request, kept: Kept, after: int, headers: dict[str, str]
+) -> web.StreamResponse:
+    """The stream of a response from wherever its reader wants, then live."""
+    app = await adapter.app()
+    run = await app.engine.get(kept.run_id) if kept.run_id else None
+    if run is None or run.log_expired:
+        raise ApiError(410, "The events of this response are not kept any more.", "events_expired")
+    renderer = await kept.renderer(adapter, after=after)
+    stream: EventStream = adapter.stream(request, headers)
+    with contextlib.suppress(ClientGone):
+        async with stream:
+            for data in renderer.begin():
+                if data:
+                    await stream.write(data)
+            async with contextlib.aclosing(logged(app.engine, run.spec.run_id, ROWS)) as source:
+                async for batch in source:
+                    if data := renderer.feed(batch):
+                        await stream.write(data)
+            if renderer.ended:
+                await stream.write(renderer.done())
+    return stream.response
+
+
+async def delete(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
+    """DELETE /v1/responses/{response_id}"""
+    response_id, record = await _stored(adapter, request)
+    if record["response"].get("status") in ("queued", "in_progress") and record.get("run_id"):
+        await _stop(adapter, record["run_id"])
+    await adapter.stored_responses.delete(response_id)
+    return answer({"id": response_id, "object": "response", "deleted": True})
+
+
+async def cancel(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
+    """POST /v1/responses/{response_id}/cancel"""
+    response_id, record = await _stored(adapter, request)
+    if record["response"].get("status") in ("queued", "in_progress") and record.get("run_id"):
+        await _stop(adapter, record["run_id"])
+        renderer = await follow(adapter, Kept.of(response_id, record))
+        record["response"] = renderer.response
+    if record["response"].get("status") != "cancelled":
+        words = f"The response {response_id!r} is {record['response'].get('status')} and cannot be stopped."
+        raise ApiError(409, words, "response_not_cancellable")
+    return answer(record["response"])
+
+
+async def _stop(adapter: APIServerAdapter, run_id: str) -> None:
+    engine = (await adapter.app()).engine
+    await engine.control(run_id, Control("cancel", {"reason": "stop"}, surface="api"))
+    await engine.wait(run_id, CLOSE_S_MAX)
+
+
+async def input_items(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
+    """GET /v1/responses/{response_id}/input_items"""
+    _, record = await _stored(adapter, request)
+    return answer(page(list(record.get("input_items") or ()), request))
+
+
+def page(found: list[Json], request: web.Request) -> Json:
+    """A page of items as the query wants it."""
+    limit = whole(request.query.get("limit"), "limit", 20, low=1, high=100)
+    order = request.query.get("order") or "desc"
+    if order not in ("asc", "desc"):
+        raise invalid("order", "order is asc or desc.")
+    ordered = found if order == "asc" else found[::-1]
+    after = request.query.get("after")
+    if after:
+        at = next((i for i, item in enumerate(ordered) if item.get("id") == after), None)
+        if at is None:
+            raise invalid("after", f"There is no item {after!r} here.", "invalid_cursor")
+        ordered = ordered[at + 1 :]
+    shown = ordered[:limit]
+    ends = {"first_id": shown[0]["id"] if shown else None, "last_id": shown[-1]["id"] if shown else None}
+    return {"object": "list", "data": shown, **ends, "has_more": len(ordered) > limit}
+
+
+def whole(given: str | None, name: str, default: int, low: int | None = None, high: int | None = None) -> int:
+    """A whole number of the query."""
+    if given is None or given == "":
+        return default
+    try:
+        value = int(given) if given.isascii() and len(given) < 20 else None
+    except ValueError:
+        value = None
+    if value is None or (low is not None and value < low) or (high is not None and value > high):
+        bounds = f" from {low}" if low is not None else ""
+        bounds += f" to {high}" if high is not None else ""
+        raise invalid(name, f"{name} is a whole number{bounds}.")
+    return value
+
+
+# --- compacting ------------------------------------------------------------------------------------------------------
+
+
+async def compact(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
+    """POST /v1/responses/compact"""
+    body = await read(adapter, request, CompactRequest)
+    asked, owner = body.model, adapter.owner_of(request)
+    before: list[Json] = []
+    if asked.previous_response_id:
+        found = await adapter.stored_responses.get(asked.previous_response_id, owner)
+        if found is None:
+            words = f"There is no response {asked.previous_response_id!r}."
+            raise ApiError(404, words, "previous_response_not_found", "previous_response_id")
+        before = list(found.get("conversation_history") or ())
+    elif asked.input is None:
+        raise invalid("input", "Missing required parameter: 'input'.", "missing_required_parameter")
+    given = await reader(adapter, owner).read(asked.input) if asked.input is not None else None
+    said = [*before, *(given.messages if given else ())]
+    system = "\n".join(text for text in (*(given.system if given else ()), asked.instructions) if text) or None
+    spec = RunSpec(
+        user_message=SUMMARIZE,
+        session_id=new_session_id(),
+        kind="response",
+        owner=owner,
+        history=said,
+        instructions=system,
+        toolsets=frozenset(),
+        on_detach="cancel",
+        persist=False,
+        memory=False,
+        context_files=False,
+        route=route_of(adapter, asked.model),
+    )
+    turn = Turn(adapter, request, spec, wishes(adapter, request))
+    try:
+        await turn.admit()
+        ended = await turn.run()
+    finally:
+        await turn.release()
+    if not ended.stands or not ended.text:
+        raise ended.failure()
+    sealed = (await seal_of(adapter)).close("compaction", owner, ended.text)
+    item = {"type": "compaction", "id": f"cmp_{secrets.token_hex(12)}", "encrypted_content": sealed}
+    told = {"id": f"cmp_{secrets.token_hex(12)}", "object": "response.compaction", "created_at": int(time.time())}
+    headers = {**turn.headers(ended), **body.headers()}
+    return answer({**told, "output": [item], "usage": ended.response_usage()}, 200, headers)

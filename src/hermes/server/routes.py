@@ -1,0 +1,302 @@
+"""Every route, in one table: the router, the list of endpoints and the API's description are made of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from hermes.server import models
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One route. `handler` is a method of the adapter, `scope` what a key must have (None: no key is needed)."""
+
+    name: str
+    method: str
+    path: str
+    handler: str
+    scope: str | None
+    summary: str
+    body: type[msgspec.Struct] | None = None
+    ok: int = 200
+    faults: tuple[int, ...] = ()
+    stream: bool = False
+
+
+_TURN = (404, 409, 429, 500, 502, 503, 504)
+_CHAT, _READ, _WRITE, _RUNS = "chat", "sessions:read", "sessions:write", "runs"
+_SESSION = "/api/sessions/{session_id}"
+_RESPONSE = "/v1/responses/{response_id}"
+_CONVERSATION = "/v1/conversations/{conversation_id}"
+_RUN = "/v1/runs/{run_id}"
+
+ROUTES: tuple[Route, ...] = (
+    Route("health", "GET", "/health", "_handle_health", None, "Whether the server answers"),
+    Route("health_v1", "GET", "/v1/health", "_handle_health", None, "Whether the server answers"),
+    Route("health_detailed", "GET", "/health/detailed", "_handle_health_detailed", None, "How the server is"),
+    Route("health_ready", "GET", "/health/ready", "_handle_health_ready", None, "Whether it takes work", faults=(503,)),
+    Route("ui", "GET", "/", "_handle_root", None, "What this is", faults=(404,)),
+    Route("docs", "GET", "/docs", "_handle_docs", None, "This description, to be read", faults=(404,)),
+    Route("openapi", "GET", "/openapi.json", "_handle_openapi", None, "This description", faults=(404,)),
+    Route("models", "GET", "/v1/models", "_handle_models", "any", "The models on offer"),
+    Route("model", "GET", "/v1/models/{model_id}", "_handle_model", "any", "One model", faults=(404,)),
+    Route("capabilities", "GET", "/v1/capabilities", "_handle_capabilities", "any", "What the server can do"),
+    Route("skills", "GET", "/v1/skills", "_handle_skills", "any", "The skills of the agent"),
+    Route("toolsets", "GET", "/v1/toolsets", "_handle_toolsets", "any", "The toolsets of the agent"),
+    Route(
+        "chat_completions",
+        "POST",
+        "/v1/chat/completions",
+        "_handle_chat_completions",
+        _CHAT,
+        "A chat completion",
+        models.ChatRequest,
+        faults=_TURN,
+        stream=True,
+    ),
+    Route(
+        "responses",
+        "POST",
+        "/v1/responses",
+        "_handle_responses",
+        _CHAT,
+        "A response",
+        models.ResponseRequest,
+        faults=_TURN,
+        stream=True,
+    ),
+    Route(
+        "responses_websocket",
+        "GET",
+        "/v1/responses",
+        "_handle_responses_websocket",
+        _CHAT,
+        "Responses over a WebSocket",
+        ok=101,
+        faults=(426, 429, 503),
+    ),
+    Route("response", "GET", _RESPONSE, "_handle_get_response", _CHAT, "A stored response", faults=(404,), stream=True),
+    Route("response_delete", "DELETE", _RESPONSE, "_handle_delete_response", _CHAT, "Forget a response", faults=(404,)),
+    Route(
+        "response_cancel",
+        "POST",
+        f"{_RESPONSE}/cancel",
+        "_handle_cancel_response",
+        _CHAT,
+        "Stop a response",
+        faults=(404, 409),
+    ),
+    Route(
+        "response_input_items",
+        "GET",
+        f"{_RESPONSE}/input_items",
+        "_handle_response_input_items",
+        _CHAT,
+        "What a response was asked",
+        faults=(404,),
+    ),
+    Route(
+        "responses_compact",
+        "POST",
+        "/v1/responses/compact",
+        "_handle_compact",
+        _CHAT,
+        "Compact a conversation",
+        models.CompactRequest,
+        faults=_TURN,
+    ),
+    Route(
+        "conversations",
+        "POST",
+        "/v1/conversations",
+        "_handle_create_conversation",
+        _CHAT,
+        "Begin a conversation",
+        models.ConversationRequest,
+    ),
+    Route("conversation", "GET", _CONVERSATION, "_handle_get_conversation", _CHAT, "A conversation", faults=(404,)),
+    Route(
+        "conversation_update",
+        "POST",
+        _CONVERSATION,
+        "_handle_update_conversation",
+        _CHAT,
+        "Change its metadata",
+        models.ConversationUpdate,
+        faults=(404,),
+    ),
+    Route(
+        "conversation_delete",
+        "DELETE",
+        _CONVERSATION,
+        "_handle_delete_conversation",
+        _CHAT,
+        "Forget it",
+        faults=(404,),
+    ),
+    Route(
+        "conversation_items",
+        "GET",
+        f"{_CONVERSATION}/items",
+        "_handle_conversation_items",
+        _CHAT,
+        "Its items",
+        faults=(404,),
+    ),
+    Route(
+        "conversation_items_add",
+        "POST",
+        f"{_CONVERSATION}/items",
+        "_handle_add_conversation_items",
+        _CHAT,
+        "Add items to it",
+        models.ConversationItems,
+        faults=(404,),
+    ),
+    Route(
+        "runs",
+        "POST",
+        "/v1/runs",
+        "_handle_submit_run",
+        _RUNS,
+        "Submit a run",
+        models.RunRequest,
+        202,
+        (404, 409, 429, 503),
+    ),
+    Route("run_list", "GET", "/v1/runs", "_handle_list_runs", _RUNS, "Runs, newest first"),
+    Route("run_status", "GET", _RUN, "_handle_get_run", _RUNS, "A run", faults=(404,)),
+    Route("run_delete", "DELETE", _RUN, "_handle_delete_run", _RUNS, "Forget a finished run", faults=(404, 409)),
+    Route(
+        "run_events",
+        "GET",
+        f"{_RUN}/events",
+        "_handle_run_events",
+        _RUNS,
+        "The events of a run, replayed and live",
+        faults=(404, 410),
+        stream=True,
+    ),
+    Route("run_stop", "POST", f"{_RUN}/stop", "_handle_stop_run", _RUNS, "Stop a run", faults=(404, 409)),
+    Route(
+        "run_steer",
+        "POST",
+        f"{_RUN}/steer",
+        "_handle_steer_run",
+        _RUNS,
+        "Tell a run something",
+        models.SteerRequest,
+        202,
+        (404, 409),
+    ),
+    Route(
+        "run_approval",
+        "POST",
+        f"{_RUN}/approval",
+        "_handle_approve_run",
+        _RUNS,
+        "Allow or refuse",
+        models.ApprovalRequest,
+        faults=(404, 409),
+    ),
+    Route(
+        "run_clarify",
+        "POST",
+        f"{_RUN}/clarify",
+        "_handle_clarify_run",
+        _RUNS,
+        "Answer a question",
+        models.ClarifyRequest,
+        faults=(404, 409),
+    ),
+    Route("sessions", "GET", "/api/sessions", "_handle_list_sessions", _READ, "Sessions"),
+    Route(
+        "session_create",
+        "POST",
+        "/api/sessions",
+        "_handle_create_session",
+        _WRITE,
+        "Make a session",
+        models.SessionRequest,
+        201,
+        (409,),
+    ),
+    Route("session_search", "GET", "/api/sessions/search", "_handle_search_sessions", _READ, "Search all sessions"),
+    Route(
+        "session_import",
+        "POST",
+        "/api/sessions/import",
+        "_handle_import_sessions",
+        _WRITE,
+        "Take in sessions",
+        models.ImportRequest,
+    ),
+    Route("session", "GET", _SESSION, "_handle_get_session", _READ, "A session", faults=(404,)),
+    Route(
+        "session_update",
+        "PATCH",
+        _SESSION,
+        "_handle_patch_session",
+        _WRITE,
+        "Change a session",
+        models.SessionPatch,
+        faults=(404,),
+    ),
+    Route(
+        "session_delete", "DELETE", _SESSION, "_handle_delete_session", _WRITE, "Forget a session", faults=(404, 409)
+    ),
+    Route(
+        "session_messages",
+        "GET",
+        f"{_SESSION}/messages",
+        "_handle_session_messages",
+        _READ,
+        "Its messages",
+        faults=(404,),
+    ),
+    Route("session_export", "GET", f"{_SESSION}/export", "_handle_export_session", _READ, "All of it", faults=(404,)),
+    Route("session_files", "GET", f"{_SESSION}/files", "_handle_session_files", _READ, "Its files", faults=(404,)),
+    Route(
+        "session_file",
+        "GET",
+        f"{_SESSION}/files/{{file_id}}",
+        "_handle_session_file",
+        _READ,
+        "One of its files",
+        faults=(404,),
+    ),
+    Route(
+        "session_fork",
+        "POST",
+        f"{_SESSION}/fork",
+        "_handle_fork_session",
+        _WRITE,
+        "Branch a session",
+        models.ForkRequest,
+        201,
+        (404, 409),
+    ),
+    Route(
+        "session_chat",
+        "POST",
+        f"{_SESSION}/chat",
+        "_handle_session_chat",
+        _CHAT,
+        "A turn of a session",
+        models.SessionChatRequest,
+        faults=_TURN,
+    ),
+    Route(
+        "session_chat_stream",
+        "POST",
+        f"{_SESSION}/chat/stream",
+        "_handle_session_chat_stream",
+        _CHAT,
+        "A turn of a session, streamed",
+        models.SessionChatRequest,
+        faults=_TURN,
+        stream=True,
+    ),
+)

@@ -1,0 +1,308 @@
+"""The server from its start to its end: what is done in which order, its state, signals and the drain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import logging
+import os
+import resource
+import signal
+import socket
+from collections.abc import Iterator
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
+
+import hermes
+from hermes import config
+from hermes import home as homes
+from hermes.config_check import without_secret_fields
+from hermes.config_keys import Key, KeyPath, at
+from hermes.errors import ConfigError, HermesError
+from hermes.home import Home
+from hermes.limits import CLOSE_S_MAX
+from hermes.logs import logging_to
+from hermes.providers.registry import EXAMPLE_PROVIDER, available
+from hermes.server.exposure import (
+    BACKLOG,
+    Unavailable,
+    bind,
+    check_exposure,
+    check_settings,
+    is_loopback,
+    keys_of,
+    resolved,
+    sandbox_backend,
+)
+from hermes.server.settings import Platform, PlatformConfig, load_gateway_config
+from hermes.server.status import ServerLock, _address, hold, write_runtime_status
+from hermes.store.base import StoreBusy
+from hermes.store.bundle import address, path_of
+
+if TYPE_CHECKING:
+    from hermes.app import App
+    from hermes.server.adapter import APIServerAdapter
+
+log = logging.getLogger(__name__)
+EXIT_AT_ONCE = 130
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_STATE_EVERY_S = 2.0
+_FILES_MAX = 65_536
+
+
+# --- what is configured, for those who build agents -------------------------------------------------------------------
+
+_loaded: dict[Home, config.Settings] = {}
+
+
+def _settings() -> config.Settings:
+    """The settings of the present home: read once, and again when its files have changed."""
+    home = homes.resolve()
+    known = _loaded.get(home)
+    _loaded[home] = settings = config.load(home) if known is None else config.reload_if_changed(known)[0]
+    return settings
+
+
+def _resolve_runtime_agent_kwargs() -> dict[str, Any]:
+    """Provider, address and protocol, as far as they are configured; never a key."""
+    settings = _settings()
+    found = {name: settings.get(f"model.{name}") for name in ("provider", "base_url", "api_mode")}
+    return {name: value for name, value in found.items() if value}
+
+
+def _resolve_gateway_model() -> str:
+    """The configured model's name, or nothing."""
+    return str(_settings().get("model.default") or "")
+
+
+def _load_gateway_config() -> dict[str, Any]:
+    """All settings as nested mappings, without secrets."""
+    return copy.deepcopy(_plain(_settings()))
+
+
+@lru_cache(maxsize=4)
+def _plain(settings: config.Settings) -> dict[str, Any]:
+    return _without_secrets(settings.section(), ())
+
+
+def _without_secrets(section: dict[str, Any], path: KeyPath) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for name, value in section.items():
+        key = at((*path, name))
+        if not isinstance(key, Key):
+            kept[name] = _without_secrets(value, (*path, name))
+        elif not key.secret:
+            kept[name] = without_secret_fields(value)
+    return kept
+
+
+# --- the server -------------------------------------------------------------------------------------------------------
+
+
+class GatewayRunner:
+    """One server of one home."""
+
+    def __init__(
+        self,
+        home: Home,
+        settings: config.Settings | None = None,
+        *,
+        host: str | None = None,
+        port: int | None = None,
+        allow_local_exec: bool = False,
+        verbose: bool = False,
+    ) -> None:
+        self.home, self._given, self._verbose = home, settings, verbose
+        self._host, self._port, self._allow_local_exec = host, port, allow_local_exec
+        self._app: App
+        self._adapter: APIServerAdapter
+
+    @staticmethod
+    def _load_reasoning_config() -> dict[str, Any] | None:
+        """How hard the configured model is to think; None leaves that to the model."""
+        settings = _settings()
+        overrides = settings.get("agent.reasoning_overrides") or {}
+        effort = overrides.get(settings.get("model.default")) or settings.get("agent.reasoning_effort")
+        return {"enabled": effort != "none", "effort": effort} if effort else None
+
+    @staticmethod
+    def _load_fallback_model() -> list[Any] | None:
+        """The routes to take when the first one fails, or None."""
+        return _settings().get("fallback_providers") or None
+
+    async def serve(self, stop: asyncio.Event | None = None) -> int:
+        """Start, serve until `stop` or a signal, drain, end. Raises HermesError when it cannot start."""
+        with contextlib.ExitStack() as held:
+            if stop is None:
+                stop = held.enter_context(_signals())
+            held.enter_context(self._hold())
+            failed = "startup_failed"
+            try:
+                async with contextlib.AsyncExitStack() as stack:
+                    settings = await self._start(stack)
+                    failed = "stopped"
+                    await self._run(settings, stop)
+            except BaseException as error:
+                reason = str(error) if isinstance(error, HermesError) else f"{type(error).__name__}: {error}"
+                self._tell(gateway_state=failed, exit_reason=reason, platforms={})
+                raise
+            self._tell(gateway_state="stopped", active_agents=0, platforms={})
+        return 0
+
+    def _hold(self) -> ServerLock:
+        try:
+            lock = hold(self.home)
+        except OSError as error:
+            message = f"The home cannot be written to: {error.strerror}."
+            raise Unavailable(message, where=str(self.home.path), hint="another HERMES_HOME") from error
+        self._tell(gateway_state="starting")
+        return lock
+
+    def _tell(self, **fields: Any) -> None:
+        """Tell others how the server does. A disk that takes no more is no reason to stop."""
+        try:
+            write_runtime_status(self.home, **fields)
+        except OSError as error:
+            log.warning("the state of the server could not be written: %s", error)
+
+    async def _tell_soon(self, **fields: Any) -> None:
+        await self._app.services.files.call(partial(self._tell, **fields))
+
+    async def _start(self, stack: contextlib.AsyncExitStack) -> config.Settings:
+        """Everything before the first request, in order; `stack` takes back what was done of it."""
+        settings = self._given or config.load(self.home)
+        stack.enter_context(logging_to(self.home, settings, verbose=self._verbose))
+        check_settings(settings)
+        for problem in settings.problems:
+            log.warning("%s", problem)
+        for change in homes.tighten(self.home):
+            log.warning("%s was open to others (%o) and is now %o.", *change)
+        await self._open_store(stack)
+        host = settings.get("api_server.host") if self._host is None else self._host
+        addresses = resolved(host, settings.get("api_server.port") if self._port is None else self._port)
+        check_exposure(settings, host, loopback=is_loopback(addresses), allow_local_exec=self._allow_local_exec)
+        raise_file_limit()
+        sockets = bind(self.home, host, addresses)
+        for sock in sockets:
+            stack.callback(sock.close)
+        told = {"host": host, "port": sockets[0].getsockname()[1]}
+        await self._listen(stack, settings, sockets, told)
+        connected = {Platform.API_SERVER.value: {"state": "connected"}}
+        await self._tell_soon(gateway_state="running", platforms=connected, **told)
+        ready = f"Hermes {hermes.__version__} listening on {_address(told)} ({_facts(self.home, settings)})"
+        log.info("%s", ready)
+        with contextlib.suppress(BrokenPipeError):
+            print(ready, flush=True)  # noqa: T201  (whoever started the server waits for this line)
+        return settings
+
+    async def _open_store(self, stack: contextlib.AsyncExitStack) -> None:
+        from hermes.app import current
+
+        self._app = await current(self.home)
+        stack.push_async_callback(self._app.close)
+        try:
+            await self._app.services.files.call(self._app.store.blocking.open)
+        except StoreBusy as error:
+            raise Unavailable(error.message, where=error.where, hint=error.hint) from error
+
+    async def _listen(
+        self,
+        stack: contextlib.AsyncExitStack,
+        settings: config.Settings,
+        sockets: list[socket.socket],
+        told: dict[str, Any],
+    ) -> None:
+        """Take up what was cut off, and answer on these sockets."""
+        from aiohttp import web
+
+        from hermes.server.adapter import APIServerAdapter
+        from hermes.server.application import Runner, build
+
+        extra = load_gateway_config(settings).platforms[Platform.API_SERVER].extra
+        self._adapter = APIServerAdapter(PlatformConfig(enabled=True, extra={**extra, **told}))
+        self._adapter.attach(self._app)
+        server = Runner(build(self._adapter), shutdown_s=CLOSE_S_MAX)
+        stack.push_async_callback(server.cleanup)
+        await server.setup()
+        self._app.serve()
+        for sock in sockets:
+            await web.SockSite(server, sock, backlog=BACKLOG).start()
+
+    async def _run(self, settings: config.Settings, stop: asyncio.Event) -> None:
+        """Serve until told to stop; then nothing new begins, reads go on, and runs have their time to end."""
+        keeping = asyncio.create_task(self._keep_state())
+        try:
+            await stop.wait()
+            self._adapter.drain()
+            seconds = config.reload_if_changed(settings)[0].get("api_server.drain_seconds", float)
+            log.info("draining for up to %g s", seconds)
+            await self._tell_soon(gateway_state="draining")
+            await self._app.engine.drain(seconds)
+        finally:
+            keeping.cancel()
+
+    async def _keep_state(self) -> None:
+        """Tell how many turns are running, when that has changed."""
+        told = 0
+        while True:
+            await asyncio.sleep(_STATE_EVERY_S)
+            if (running := self._app.engine.active) != told:
+                await self._tell_soon(active_agents=running)
+                told = running
+
+
+def raise_file_limit() -> None:
+    """Every connection is an open file: take as many as the system gives, within reason."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, _FILES_MAX)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def _facts(home: Home, settings: config.Settings) -> str:
+    """What a server works with, in a line."""
+    keys, store = keys_of(settings), path_of(address(home, settings)) or "in memory"
+    auth = f"{len(keys)} keys" if len(keys) > 1 else "key" if keys else "open: hermes gateway key makes a key"
+    return f"model {_model(settings)}, auth {auth}, sandbox {sandbox_backend(settings)}, store {store}"
+
+
+def _model(settings: config.Settings) -> str:
+    """The model that is asked first, in a word. A server without one starts: it is told, and can be given one."""
+    from hermes.agent import routes
+    from hermes.runs.spec import RouteChoice
+
+    try:
+        route = routes.primary(settings, RouteChoice())
+    except ConfigError as error:
+        log.warning("%s", error)
+        return "none"
+    if not available(route.api_mode):
+        log.warning("No model is configured. Try: hermes config set model.provider %s", EXAMPLE_PROVIDER)
+        return "none"
+    if variable := routes.missing_key(settings, route):
+        log.warning("The provider %s needs a key in %s, and that is not set.", route.provider, variable)
+    return f"{route.provider}/{route.model}"
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[asyncio.Event]:
+    """An event that the first signal to end sets. A second one ends the process at once: what runs is on record."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    told: list[int] = []
+
+    def end(number: int, _: object) -> None:
+        if told:
+            os._exit(EXIT_AT_ONCE)
+        told.append(number)
+        loop.call_soon_threadsafe(stop.set)
+
+    # Whoever was started with nohup is not to end with its terminal.
+    wanted = [one for one in _SIGNALS if one is not signal.SIGHUP or signal.getsignal(one) is not signal.SIG_IGN]
+    before = {one: signal.signal(one, end) for one in wanted}
+    try:
+        yield stop
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)

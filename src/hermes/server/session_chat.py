@@ -1,0 +1,172 @@
+"""Turns of a session: a message read, a turn made of it, and its answer or its stream. They go on without their client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from hermes.runs.spec import RouteChoice, RunSpec
+from hermes.server.bodies import Body, read
+from hermes.server.content import content
+from hermes.server.errors import ApiError, answer, invalid
+from hermes.server.models import SessionChatRequest
+from hermes.server.outcome import Outcome
+from hermes.server.render_run import THOUGHTS
+from hermes.server.render_session import ROWS, SessionRenderer
+from hermes.server.session_routes import session_of
+from hermes.server.sse import ClientGone, items, pump
+from hermes.server.turns import Turn, parameters, route_of
+from hermes.server.wishes import wishes
+
+if TYPE_CHECKING:
+    from hermes.server.adapter import APIServerAdapter
+
+
+async def chat(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
+    """POST /api/sessions/{session_id}/chat"""
+    body = await read(adapter, request, SessionChatRequest)
+    turn = await _turn(adapter, request, body, streamed=False)
+    try:
+        await turn.admit()
+        ended = await turn.run()
+    finally:
+        await turn.release()
+    return _told(body, turn, ended)
+
+
+async def stream(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
+    """POST /api/sessions/{session_id}/chat/stream"""
+    body = await read(adapter, request, SessionChatRequest)
+    turn = await _turn(adapter, request, body, streamed=True)
+    try:
+        await turn.admit()
+        task = asyncio.ensure_future(adapter._run_agent(**turn.arguments(streamed=True, thoughts=True)))
+        task.add_done_callback(lambda _: turn.queue.put(None))
+        return await _write(adapter, request, body, turn, task)
+    finally:
+        await turn.release()
+
+
+async def _write(
+    adapter: APIServerAdapter,
+    request: web.Request,
+    body: Body[SessionChatRequest],
+    turn: Turn,
+    task: asyncio.Future[Any],
+) -> web.StreamResponse:
+    """The stream, to its end or to that of the client."""
+    spec = turn.spec
+    renderer = SessionRenderer(spec.session_id, spec.run_id, spec.user_message, adapter.redact)
+    written = adapter.stream(request, {**turn.headers(), **body.headers()})
+    rows = ROWS | THOUGHTS if _shows_reasoning(body, turn) else ROWS
+    try:
+        async with written:
+            for data in renderer.begin():
+                await written.write(data)
+            async with contextlib.aclosing(items(turn.queue, task, turn.admission, rows)) as source:
+                await pump(source, renderer, written)
+            await written.write(renderer.finish(await _ended(turn, task)))
+    except ClientGone:
+        await turn.leave(task)
+    except asyncio.CancelledError:
+        await turn.leave(task)
+        raise
+    return written.response
+
+
+async def _ended(turn: Turn, task: asyncio.Future[Any]) -> Outcome:
+    try:
+        return await turn.ended(task)
+    except ApiError as error:
+        return Outcome(code=error.code, error=error.message, failed=True)
+
+
+def _told(body: Body[SessionChatRequest], turn: Turn, ended: Outcome) -> web.Response:
+    """The answer of a turn that was not streamed."""
+    body.ignored += ended.ignored
+    headers = {**turn.headers(ended), **body.headers()}
+    if not ended.stands:
+        failure = ended.failure()
+        failure.headers |= headers
+        raise failure
+    message = {"role": "assistant", "content": ended.text}
+    if ended.reasoning and _shows_reasoning(body, turn):
+        message["reasoning_content"] = ended.reasoning
+    told: dict[str, Any] = {
+        "object": "hermes.session.chat.completion",
+        "session_id": turn.session_id,
+        "run_id": turn.spec.run_id,
+        "message": message,
+        "usage": ended.response_usage(),
+        "completed": ended.code is None,
+        "partial": ended.partial,
+        "interrupted": ended.interrupted,
+    }
+    if (flags := ended.flags()) is not None:
+        told["hermes"] = flags
+        headers["x-should-retry"] = "false"
+    return answer(told, 200, headers)
+
+
+def _shows_reasoning(body: Body[SessionChatRequest], turn: Turn) -> bool:
+    asked = body.model.include_reasoning
+    return turn.wishes.reasoning if asked is None else asked
+
+
+async def _turn(
+    adapter: APIServerAdapter, request: web.Request, body: Body[SessionChatRequest], *, streamed: bool
+) -> Turn:
+    """The turn that a request asks for."""
+    asked = body.model
+    wished = wishes(adapter, request)
+    session = await session_of(adapter, request)
+    given = parameters(adapter, asked)
+    spec = RunSpec(
+        user_message=_message(asked, adapter.option("max_text_chars")),
+        session_id=session["id"],
+        kind="session",
+        owner=adapter.owner_of(request),
+        session_key=wished.session_key,
+        instructions=_instructions(asked, adapter.option("max_text_chars")),
+        toolsets=adapter.toolsets(wished.toolsets),
+        answerable=streamed if wished.approvals is None else wished.approvals == "wait",
+        on_detach="continue",
+        deadline_seconds=wished.deadline_s,
+        **{**given, "route": route_in(adapter, given["route"], session)},
+    )
+    return Turn(adapter, request, spec, wished)
+
+
+def route_in(
+    adapter: APIServerAdapter, asked: RouteChoice | None, session: Mapping[str, Any] | None
+) -> RouteChoice | None:
+    """The route of a turn in a session: the one that is asked for, else the session's own."""
+    if asked is not None or session is None or not session["model"]:
+        return asked
+    # A name that is none of the server's stands for its default model.
+    return route_of(adapter, session["model"]) or RouteChoice()
+
+
+def _message(asked: SessionChatRequest, text_chars_max: int) -> Any:
+    for name in ("message", "input"):
+        given = getattr(asked, name)
+        if given is not None and (said := content(given, name, text_chars_max)):
+            return said
+    raise ApiError(400, "The request has no message.", "missing_message", "message")
+
+
+def _instructions(asked: SessionChatRequest, text_chars_max: int) -> str | None:
+    for name in ("system_message", "instructions"):
+        given = getattr(asked, name)
+        if given is None:
+            continue
+        if not isinstance(given, str):
+            raise invalid(name, f"{name} must be text.", "invalid_system_message")
+        if len(given) > text_chars_max:
+            raise invalid(name, f"{name} is longer than {text_chars_max} characters.", "string_above_max_length")
+        return given
+    return None

@@ -1,0 +1,192 @@
+"""Server-sent events: the one writer of a stream, and the pump that carries a turn's events through a renderer to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+from collections import deque
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from aiohttp import web
+
+from hermes.limits import QUEUE_POLL_S
+from hermes.runs.events import Event
+
+if TYPE_CHECKING:
+    from hermes.runs.engine import Admission
+
+Item = str | Event
+HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+KEEPALIVE = b": keepalive\n\n"
+
+
+class ClientGone(Exception):
+    """Nobody reads the stream any more."""
+
+
+class Renderer(Protocol):
+    """One stream format: bytes from events. It knows nothing of sockets."""
+
+    def begin(self) -> Iterable[bytes]:
+        """What goes out at once, before anything has happened."""
+        ...
+
+    def feed(self, items: list[Item]) -> bytes:
+        """What these events look like; nothing where they are not shown."""
+        ...
+
+
+class EventStream:
+    """The writer of one stream: its head, keepalives, back-pressure, and the end of a reader that takes nothing."""
+
+    def __init__(self, request: web.Request, headers: Mapping[str, str], *, keepalive_s: float, stall_s: float) -> None:
+        self._request = request
+        self.response = web.StreamResponse(status=200, headers={**HEADERS, **headers})
+        self._keepalive_s, self._stall_s = keepalive_s, stall_s
+        self._loop = asyncio.get_running_loop()
+        self._spoke_at = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        self._keeping: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> EventStream:
+        try:
+            await self.response.prepare(self._request)
+        except (ConnectionError, RuntimeError) as error:
+            raise ClientGone from error
+        self._timer = self._loop.call_later(self._keepalive_s, self._keep)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._keeping is not None:
+            self._keeping.cancel()
+            with contextlib.suppress(asyncio.CancelledError, ClientGone):
+                await self._keeping
+
+    async def write(self, data: bytes) -> None:
+        """Hand over some frames; waits while the reader is behind, but not for ever."""
+        self._spoke_at = self._loop.time()
+        try:
+            async with asyncio.timeout(self._stall_s):
+                await self.response.write(data)
+        except (ConnectionError, RuntimeError) as error:
+            raise ClientGone from error
+        except TimeoutError:
+            if (transport := self._request.transport) is not None:
+                transport.abort()
+            raise ClientGone from None
+
+    def _keep(self) -> None:
+        """Say that the stream is alive, where nothing else has said so for a while."""
+        quiet_s = self._loop.time() - self._spoke_at
+        if quiet_s >= self._keepalive_s and (self._keeping is None or self._keeping.done()):
+            self._keeping = self._loop.create_task(self._say_alive())
+        self._timer = self._loop.call_later(max(0.001, self._keepalive_s - quiet_s % self._keepalive_s), self._keep)
+
+    async def _say_alive(self) -> None:
+        with contextlib.suppress(ClientGone):
+            await self.write(KEEPALIVE)
+
+
+class TurnQueue:
+    """What a turn reports through callbacks, from whatever thread, until it is taken; `None` ends it."""
+
+    def __init__(self) -> None:
+        self._items: deque[Item | None] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, item: Item | None) -> None:
+        """Report one thing."""
+        self._items.append(item)
+        self.wake()
+
+    def empty(self) -> bool:
+        """Whether there is nothing to take."""
+        return not self._items
+
+    def get_nowait(self) -> Item | None:
+        """The oldest thing reported."""
+        try:
+            return self._items.popleft()
+        except IndexError:
+            raise queue.Empty from None
+
+    def wake(self) -> None:
+        """Let whoever waits look again."""
+        try:
+            here = asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            here = False
+        if here:
+            self._wake()
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self) -> None:
+        """Until something happens."""
+        if not self._items:
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+
+
+async def items(
+    stream_q: Any, task: asyncio.Future[Any], admission: Admission | None = None, rows: frozenset[str] = frozenset()
+) -> AsyncGenerator[list[Item], None]:
+    """All that a turn tells, as many things at a time as there are: its log once it has begun, else its callbacks.
+
+    Events of the types in `rows` bring along the message that they announce.
+    """
+    while True:
+        if admission is not None and admission.begun:
+            async with contextlib.aclosing(logged(admission.engine, admission.run_id, rows)) as batches:
+                async for batch in batches:
+                    yield batch
+            return
+        taken: list[Item | None] = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                taken.append(stream_q.get_nowait())
+        if told := [item for item in taken if item is not None]:
+            yield told
+        if None in taken or (not taken and task.done()):
+            return
+        if isinstance(stream_q, TurnQueue):
+            await stream_q.wait()
+        else:
+            # A queue of somebody else's making cannot tell when there is something in it.
+            await asyncio.wait([task], timeout=QUEUE_POLL_S)
+
+
+async def logged(
+    engine: Any, run_id: str, rows: frozenset[str] = frozenset(), after: int = 0
+) -> AsyncGenerator[list[Item], None]:
+    """A run's log in batches, with the rows of those events that are to bring them."""
+    async with contextlib.aclosing(engine.batches(run_id, after)) as batches:
+        async for batch in batches:
+            if rows:
+                for at, event in enumerate(batch):
+                    row_id = event.data.get("row", event.data.get("partial_row")) if event.type in rows else None
+                    if row_id is not None and (row := await engine.row(run_id, row_id)) is not None:
+                        told = {"content": row.content, "reasoning": row.reasoning, "opaque": row.opaque}
+                        data = {**event.data, **told}
+                        batch[at] = Event(event.run_id, event.type, event.step, data, event.seq, event.ts)
+            yield batch
+
+
+async def pump(source: AsyncGenerator[list[Item], None], renderer: Renderer, stream: EventStream | None) -> None:
+    """Carry everything through the renderer; without a stream only the renderer learns of it."""
+    async for batch in source:
+        data = renderer.feed(batch)
+        if data and stream is not None:
+            await stream.write(data)

@@ -1,0 +1,340 @@
+"""A turn as a request asks for it: its spec, its admission, its running, and what becomes of it when the client goes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from hermes.providers.base import SAMPLING
+from hermes.runs.engine import Admission, Refused
+from hermes.runs.events import Event
+from hermes.runs.spec import RouteChoice, RunSpec
+from hermes.server import outcome
+from hermes.server.errors import ApiError, invalid
+from hermes.server.models import ChatTool, Parameters, ResponseTool
+from hermes.server.outcome import Outcome
+from hermes.server.sse import TurnQueue
+from hermes.server.wishes import Wishes
+from hermes.store.base import StoreError
+from hermes.store.bundle import Async
+
+if TYPE_CHECKING:
+    from hermes.server.adapter import APIServerAdapter
+
+log = logging.getLogger(__name__)
+Message = dict[str, Any]
+GRACE_POLL_S = 0.05
+UNANSWERED = '{"status": "unanswered", "note": "The client gave no result for this call."}'
+_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+
+
+# --- what is asked for -----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Tools:
+    """A client's functions, and how they may be chosen."""
+
+    schemas: tuple[Message, ...] = ()
+    choice: str | Message | None = None
+    allowed: frozenset[str] | None = None
+
+
+def parameters(adapter: APIServerAdapter, given: Parameters) -> dict[str, Any]:
+    """The fields of a spec that a request's common parameters give."""
+    sampling = {name: value for name in SAMPLING if (value := getattr(given, name, None)) is not None}
+    limits = {name: value for name in _LIMITS if (value := getattr(given, name)) is not None}
+    if len(set(limits.values())) > 1:
+        raise invalid(list(limits)[-1], f"{' and '.join(limits)} are the same limit and have different values.")
+    effort = given.reasoning_effort or (given.reasoning.effort if given.reasoning else None)
+    return {
+        "sampling": sampling,
+        "max_output_tokens": next(iter(limits.values()), None),
+        "reasoning": {"enabled": effort != "none", "effort": effort} if effort else None,
+        "metadata": dict(given.metadata or {}),
+        "route": route_of(adapter, given.model),
+    }
+
+
+def route_of(adapter: APIServerAdapter, model: str | None) -> RouteChoice | None:
+    """The route that a model's name stands for; None is the configured one."""
+    if model and model in adapter.option("model_routes"):
+        return RouteChoice(alias=model)
+    if model and model != adapter.model_name and adapter.option("strict_models"):
+        raise ApiError(404, f"There is no model {model!r} here; GET /v1/models lists them.", "model_not_found", "model")
+    return None
+
+
+def client_tools(tools: Sequence[ChatTool | ResponseTool] | None, choice: str | Message | None) -> Tools:
+    """The functions that a client brings, checked."""
+    schemas: list[Message] = []
+    names: set[str] = set()
+    for at, tool in enumerate(tools or ()):
+        where = f"tools[{at}]"
+        if tool.type != "function":
+            words = f"Tools of the type {tool.type!r} are not taken; only functions of the client are."
+            raise invalid(f"{where}.type", words, "unsupported_tool_type")
+        function = tool.function if isinstance(tool, ChatTool) else tool
+        where += ".function" if isinstance(tool, ChatTool) else ""
+        if function is None or function.name is None:
+            param = where if function is None else f"{where}.name"
+            raise invalid(param, f"Missing required parameter: {param!r}.", "missing_required_parameter")
+        if function.name in names:
+            raise invalid(f"{where}.name", f"There are two tools named {function.name!r}.")
+        names.add(function.name)
+        schema: Message = {"name": function.name, "description": function.description or ""}
+        schema["parameters"] = function.parameters or {"type": "object", "properties": {}}
+        schemas.append({"type": "function", "function": schema})
+    return Tools(tuple(schemas), *_choice(choice, names))
+
+
+def _choice(given: str | Message | None, names: set[str]) -> tuple[str | Message | None, frozenset[str] | None]:
+    """How a tool is to be chosen, in the form of chat completions, and which calls are allowed."""
+    if given is None or isinstance(given, str):
+        if given not in (None, "auto", "none", "required"):
+            raise invalid("tool_choice", "tool_choice is auto, none, required, or names a function.")
+        if given == "required" and not names:
+            raise invalid("tool_choice", "tool_choice is required, and there are no tools.")
+        return given, None
+    if given.get("type") == "allowed_tools":
+        inner = given.get("allowed_tools")
+        told: Mapping[str, Any] = inner if isinstance(inner, Mapping) else given
+        listed = told.get("tools")
+        if not isinstance(listed, list) or told.get("mode", "auto") not in ("auto", "required"):
+            raise invalid("tool_choice", "allowed_tools has a mode (auto or required) and a list of tools.")
+        allowed = {_named(tool) for tool in listed}
+        if not allowed <= names:
+            raise invalid("tool_choice", "allowed_tools names a function that is not among the tools.")
+        return told.get("mode", "auto"), frozenset(n for n in allowed if n)
+    if given.get("type") == "function" and (name := _named(given)) in names:
+        return {"type": "function", "function": {"name": name}}, None
+    raise invalid("tool_choice", "tool_choice names something that is not among the tools.")
+
+
+def _named(tool: Any) -> str | None:
+    if not isinstance(tool, Mapping):
+        return None
+    inner = tool.get("function")
+    name = (inner if isinstance(inner, Mapping) else tool).get("name")
+    return name if isinstance(name, str) else None
+
+
+# --- the turn --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Turn:
+    """One turn of a request, from its admission to its end."""
+
+    adapter: APIServerAdapter
+    request: web.Request
+    spec: RunSpec
+    wishes: Wishes
+    bind: bool = False
+    history: list[Message] = field(default_factory=list)
+    history_source: str = "request"
+    ignored_messages: int = 0
+    admission: Admission | None = None
+    queue: TurnQueue = field(default_factory=TurnQueue)
+    agent_ref: list[Any] = field(default_factory=lambda: [None])
+    _begun: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def session_id(self) -> str:
+        """The session it belongs to."""
+        return self.spec.session_id
+
+    async def admit(self) -> None:
+        """Gain a permit and the session, then read what was said in it before. Refusals leave no trace."""
+        app = await self.adapter.app()
+        try:
+            self.admission = await app.engine.admit(self.spec, bind=self.bind)
+        except Refused as error:
+            raise outcome.refusal(error) from None
+        self.spec = self.admission.spec
+        self.admission.told = self.queue.wake
+        try:
+            await self._look_back()
+        except BaseException:
+            await self.admission.give_up()
+            raise
+
+    async def _look_back(self) -> None:
+        """The history that the turn goes on from, once the session is held; a client's calls in it are answered."""
+        spec = self.spec
+        if spec.history is not None and not self._seeds():
+            self.history = [*spec.history]
+        else:
+            stored = await self.adapter.stored_history(spec.session_id)
+            seeded = not stored and bool(spec.history)
+            self.history = list(spec.history or ()) if seeded else stored
+            self.history_source = "request" if seeded else "stored"
+            self.ignored_messages = 0 if seeded else self.ignored_messages
+        await self._answer_calls()
+        self.history += ({"role": "tool", **result} for result in self.spec.results)
+
+    def _seeds(self) -> bool:
+        return self.spec.base_id is not None and not self.bind
+
+    async def _answer_calls(self) -> None:
+        """Every call that waits for the client must be answered, and nothing else."""
+        asked = open_calls(self.history)
+        given = {str(result["tool_call_id"]) for result in self.spec.results}
+        if unknown := sorted(given - set(asked)):
+            words = f"No tool call found for the output of {unknown[0]!r}."
+            raise ApiError(400, words, "tool_call_not_found", "tool_call_id")
+        missing = [call_id for call_id in asked if call_id not in given]
+        if not asked:
+            return
+        waiting = await self.adapter.take_pending(asked, self.spec.owner, missing)
+        if missing and (given or waiting):
+            words = f"The tool call {missing[0]!r} has no output; it must be answered before anything else is said."
+            raise ApiError(400, words, "tool_output_missing", "tool_call_id")
+        if missing:
+            # Nobody waits for them any more; the model is told so.
+            late = tuple({"tool_call_id": call_id, "content": UNANSWERED} for call_id in missing)
+            self.spec = replace(self.spec, results=(*self.spec.results, *late))
+
+    # --- running ----------------------------------------------------------------------------------------------------
+
+    def arguments(self, *, streamed: bool, thoughts: bool = False) -> dict[str, Any]:
+        """What `_run_agent` is called with."""
+        queue, callbacks = self.queue, {}
+        if streamed:
+            callbacks = {
+                "stream_delta_callback": lambda text: queue.put(text) if text is not None else None,
+                "tool_start_callback": self._tool_started,
+                "tool_complete_callback": self._tool_finished,
+            }
+            if thoughts:
+                callbacks["tool_progress_callback"] = self._progressed
+        return {
+            "user_message": self.spec.user_message,
+            "conversation_history": self.history,
+            "ephemeral_system_prompt": self.spec.instructions,
+            "session_id": self.spec.session_id,
+            "gateway_session_key": self.spec.session_key,
+            "agent_ref": self.agent_ref,
+            "admission": self.admission,
+            "spec": self.spec,
+            **callbacks,
+        }
+
+    def _tool_started(self, call_id: str, name: str, args: Any) -> None:
+        """A call as a stand-in reports it, in the form in which the log does. Tools of our own are not shown."""
+        if not name.startswith("_"):
+            self._begun[call_id] = name
+            data = {"call_id": call_id, "name": name, "args": args, "preview": preview(args)}
+            self.queue.put(Event("", "tool.started", 0, data))
+
+    def _tool_finished(self, call_id: str, name: str, args: Any, result: Any) -> None:
+        if self._begun.pop(call_id, None) is not None:
+            data = {"call_id": call_id, "name": name, "status": "ok", "duration_ms": 0, "content": str(result)}
+            self.queue.put(Event("", "tool.finished", 0, data))
+
+    def _progressed(self, event: str, tool_name: str = "", preview: str | None = None, *_: Any, **__: Any) -> None:
+        if event == "reasoning.available":
+            data = {"message_id": "", "reasoning": preview or ""}
+            self.queue.put(Event("", "reasoning.completed", 0, data))
+
+    async def run(self) -> Outcome:
+        """Run the turn and wait for its end; whoever leaves meanwhile has it stopped, or lets it go on."""
+        task = asyncio.ensure_future(self.adapter._run_agent(**self.arguments(streamed=False)))
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            await self.leave(task)
+            raise
+        return await self.ended(task)
+
+    async def ended(self, task: asyncio.Future[Any]) -> Outcome:
+        """How the turn ended, whatever way it did."""
+        try:
+            result, usage = await task
+        except Refused as error:
+            raise outcome.refusal(error) from None
+        except Exception as error:  # noqa: BLE001  (whatever the agent raised is the turn's outcome)
+            if not isinstance(error, StoreError):
+                log.warning("%s: the agent failed: %s", self.spec.run_id, self.adapter.redact(repr(error)))
+            return outcome.raised(error, self.adapter.redact)
+        limited = self.spec.max_output_tokens is not None
+        return outcome.outcome_of(result, usage, self.adapter.redact, own_limit=limited)
+
+    async def leave(self, task: asyncio.Future[Any]) -> None:
+        """The client has gone: stop the turn and wait for its end, unless it goes on without its client."""
+        if self.spec.on_detach == "continue":
+            # It is to end by itself, which it can once it is the engine's own.
+            while not task.done() and not (self.admission is not None and self.admission.begun):
+                await asyncio.wait([task], timeout=GRACE_POLL_S)
+        await leave(task, self.agent_ref, self.spec.on_detach != "continue" and await self._is_joined())
+
+    async def _is_joined(self) -> bool:
+        """Whether somebody else follows the run by now, given the time to."""
+        grace_s = self.adapter.option("disconnect_grace_seconds")
+        if not grace_s or self.admission is None or not self.admission.begun:
+            return False
+        until = asyncio.get_running_loop().time() + grace_s
+        while asyncio.get_running_loop().time() < until:
+            if self.admission.engine.watched(self.spec.run_id):
+                return True
+            await asyncio.sleep(GRACE_POLL_S)
+        return False
+
+    async def release(self) -> None:
+        """Give back what no run has taken over."""
+        if self.admission is not None:
+            with contextlib.suppress(StoreError):
+                await self.admission.give_up()
+
+    def headers(self, ended: Outcome | None = None) -> dict[str, str]:
+        """What the answer says about the turn."""
+        told = f"{self.history_source}; messages={len(self.history)}; ignored={self.ignored_messages}"
+        headers = {"X-Hermes-Session-Id": self.spec.session_id, "X-Hermes-History": told}
+        if (self.admission is not None and self.admission.begun) or ended is None:
+            headers["X-Hermes-Run-Id"] = self.spec.run_id
+        if self.spec.session_key is not None:
+            headers["X-Hermes-Session-Key"] = self.spec.session_key
+        if ended is not None:
+            headers |= ended.headers()
+            if ended.served_by:
+                headers["X-Hermes-Model"] = ended.served_by
+        return headers
+
+
+async def leave(task: asyncio.Future[Any], agent_ref: list[Any] | None, joined: bool = False) -> None:
+    """Stop a turn whose client has gone. A real run hears of it by its task, a stand-in by its agent."""
+    if task.done() or joined:
+        return
+    if agent_ref and agent_ref[0] is not None:
+        agent_ref[0].interrupt("SSE client disconnected")
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError, Exception):
+        await task
+
+
+def open_calls(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Ids of the calls of the last message that have no results."""
+    answered: set[Any] = set()
+    for message in reversed(messages):
+        if message.get("role") != "tool":
+            calls = message.get("tool_calls") or () if message.get("role") == "assistant" else ()
+            return [str(call["id"]) for call in calls if call.get("id") not in answered]
+        answered.add(message.get("tool_call_id"))
+    return []
+
+
+def preview(args: Any) -> str:
+    """A line that says what a call is about: its first argument that is text."""
+    values = args.values() if isinstance(args, Mapping) else ()
+    return next((value.splitlines()[0][:200] for value in values if isinstance(value, str) and value.strip()), "")
+
+
+def stored(db: Any) -> Any:
+    """A database, or what stands for one, to be awaited."""
+    return Async(db)

@@ -1,0 +1,169 @@
+"""Responses over a WebSocket: one at a time, in order, each chained to the last even where it is not stored."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import WSCloseCode, WSMsgType, web
+
+from hermes.limits import SOCKET_PING_S, SOCKET_QUEUE_MAX, SOCKET_S_MAX
+from hermes.server.bodies import as_object, parse
+from hermes.server.errors import ApiError
+from hermes.server.middleware import own_headers
+from hermes.server.models import ResponseRequest
+from hermes.server.render_responses import socket_frame
+from hermes.server.response_kept import transcript
+from hermes.server.response_work import Work, prepare
+from hermes.server.responses import run
+from hermes.server.sse import ClientGone
+from hermes.store.base import StoreError
+
+if TYPE_CHECKING:
+    from hermes.server.adapter import APIServerAdapter
+
+log = logging.getLogger(__name__)
+_REFUSED = ("stream", "stream_options", "background")
+Json = dict[str, Any]
+
+
+async def connect(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
+    """GET /v1/responses"""
+    if request.headers.get("Upgrade", "").lower() != "websocket":
+        words = "GET /v1/responses is a WebSocket; ask with Upgrade: websocket, or POST."
+        raise ApiError(426, words, "upgrade_required", headers={"Upgrade": "websocket", "Connection": "Upgrade"})
+    socket = web.WebSocketResponse(heartbeat=SOCKET_PING_S, max_msg_size=adapter.option("max_body_bytes"))
+    socket.headers.update(own_headers(adapter, request))
+    await socket.prepare(request)
+    await _Connection(adapter, request, socket).serve()
+    return socket
+
+
+class _Writer:
+    """Sends the events of one response."""
+
+    frame = staticmethod(socket_frame)
+
+    def __init__(self, socket: web.WebSocketResponse, stall_s: float) -> None:
+        self._socket, self._stall_s = socket, stall_s
+
+    async def __call__(self, data: bytes) -> None:
+        try:
+            async with asyncio.timeout(self._stall_s):
+                for line in data.splitlines():
+                    await self._socket.send_str(line.decode())
+        except (ConnectionError, RuntimeError, TimeoutError) as error:
+            raise ClientGone from error
+
+
+class _Connection:
+    """One socket: what waits on it, and the last response, for the next to go on from."""
+
+    def __init__(self, adapter: APIServerAdapter, request: web.Request, socket: web.WebSocketResponse) -> None:
+        self._adapter, self._request, self._socket = adapter, request, socket
+        self._waiting: asyncio.Queue[Json] = asyncio.Queue()
+        self._memory: dict[str, Json] = {}
+
+    async def serve(self) -> None:
+        """Take requests until the socket is closed, its time is over, or the server stops."""
+        working = asyncio.create_task(self._work())
+        reading = asyncio.create_task(self._read())
+        draining = asyncio.create_task(self._adapter.draining.wait())
+        try:
+            await asyncio.wait([reading, draining], timeout=SOCKET_S_MAX, return_when=asyncio.FIRST_COMPLETED)
+            if draining.done():
+                await self._finish(working)
+                await self._socket.close(code=WSCloseCode.SERVICE_RESTART)
+            elif not reading.done():
+                words = "A connection lasts an hour; open another one."
+                await self._tell(ApiError(400, words, "websocket_connection_limit_reached"))
+                await self._socket.close(code=WSCloseCode.OK)
+        finally:
+            tasks = (working, reading, draining)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def _finish(self, working: asyncio.Task[None]) -> None:
+        """Let the response at work come to its end."""
+        while not working.done() and self._busy and not self._socket.closed:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+    _busy = False
+
+    async def _read(self) -> None:
+        async for message in self._socket:
+            if message.type is not WSMsgType.TEXT:
+                await self._tell(ApiError(400, "Messages are JSON objects in text frames.", "invalid_body"))
+            elif self._waiting.qsize() >= SOCKET_QUEUE_MAX:
+                words = f"{SOCKET_QUEUE_MAX} requests wait on this connection already."
+                await self._tell(ApiError(429, words, "rate_limit_exceeded"))
+            else:
+                try:
+                    self._waiting.put_nowait(as_object(message.data))
+                except ApiError as error:
+                    await self._tell(error)
+
+    async def _work(self) -> None:
+        while True:
+            given = await self._waiting.get()
+            self._busy = True
+            try:
+                await self._respond(given)
+            except ApiError as error:
+                await self._tell(error)
+            except StoreError as error:
+                words = self._adapter.redact(f"The store is out of reach: {error}")
+                await self._tell(ApiError(503, words, "session_db_unavailable"))
+            except ClientGone:
+                return
+            except Exception:
+                log.exception("a response on a socket ended by a defect")
+                await self._tell(ApiError(500, "The server had an internal error.", "internal_error"))
+            finally:
+                self._busy = False
+
+    async def _respond(self, given: Json) -> None:
+        kind = given.pop("type", None)
+        if kind != "response.create":
+            raise ApiError(400, "The type of a message is response.create.", "invalid_value", "type")
+        for name in _REFUSED:
+            if name in given:
+                raise ApiError(400, f"{name} has no place on a WebSocket.", "unsupported_parameter", name)
+        body = parse(given, ResponseRequest, strict=self._adapter.option("strict_parameters"))
+        body.model.stream = True
+        before = body.model.previous_response_id
+        try:
+            work = await prepare(self._adapter, self._request, body, self._memory)
+        except ApiError as error:
+            if error.code == "previous_response_not_found":
+                error.status = 400
+            raise
+        try:
+            await work.admit()
+            write = _Writer(self._socket, self._adapter.option("write_stall_seconds"))
+            renderer, ended = await run(self._adapter, work, write)
+        except BaseException:
+            self._memory.pop(before or "", None)
+            raise
+        finally:
+            await work.turn.release()
+        if ended.code is not None:
+            self._memory.pop(before or "", None)
+        else:
+            self._remember(work, renderer.response, ended)
+
+    def _remember(self, work: Work, response: Json, ended: Any) -> None:
+        kept = work.kept
+        said = transcript(kept.history, kept.user_message, ended.messages, ended.text)
+        record = kept.record(response, said)
+        if not work.turn.spec.persist:
+            record["run_id"] = None
+        self._memory = {kept.response_id: record}
+
+    async def _tell(self, error: ApiError) -> None:
+        error.message = self._adapter.redact(error.message)
+        with contextlib.suppress(ConnectionError, RuntimeError):
+            await self._socket.send_json({"type": "error", "status": error.status, **error.body()})

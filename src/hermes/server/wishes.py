@@ -1,0 +1,134 @@
+"""What the headers of a request ask for, whatever route it takes: session, narrowing, what is shown, and leaving."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from hermes.limits import SESSION_KEY_CHARS_MAX
+from hermes.server.bodies import flag_of
+from hermes.server.errors import ApiError, invalid
+from hermes.store.coding import checked_id
+from hermes.tools.toolsets import DEFAULTS
+
+if TYPE_CHECKING:
+    from hermes.server.adapter import APIServerAdapter
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """The wishes of one request."""
+
+    session_id: str | None = None
+    session_key: str | None = None
+    seed: bool = False
+    detach: bool = False
+    approvals: str | None = None
+    tool_progress: str = "event"
+    tool_items: str = "function"
+    reasoning: bool = False
+    toolsets: frozenset[str] | None = None
+    deadline_s: float | None = None
+    strict: bool = False
+
+
+def wishes(adapter: APIServerAdapter, request: web.Request, *, client_tools: bool = False) -> Wishes:
+    """The wishes of a request, each checked."""
+    header = request.headers.get
+    session_key, refusal = adapter.session_key(request)
+    if refusal is not None:
+        raise refusal
+    strict = is_strict(adapter, request)
+    progress = _one_of(request, "X-Hermes-Tool-Progress", ("event", "chunk", "off")) or adapter.option("tool_progress")
+    shown = _one_of(request, "X-Hermes-Tool-Items", ("function", "mcp", "none")) or adapter.option("tool_items")
+    session_id = header("X-Hermes-Session-Id")
+    detach = flag_of(header("X-Hermes-Detach"), "X-Hermes-Detach", False)
+    return Wishes(
+        session_id=session_id_of(session_id, "X-Hermes-Session-Id") if session_id else None,
+        session_key=session_key,
+        seed=flag_of(header("X-Hermes-Seed-History"), "X-Hermes-Seed-History", False),
+        detach=detach or adapter.option("on_disconnect") == "detach",
+        approvals=_one_of(request, "X-Hermes-Approvals", ("wait", "deny")),
+        tool_progress=progress if progress != "auto" else "off" if strict else "event",
+        tool_items=shown if shown != "auto" else "mcp" if strict or client_tools else "function",
+        reasoning=flag_of(header("X-Hermes-Reasoning"), "X-Hermes-Reasoning", adapter.option("show_reasoning")),
+        toolsets=_toolsets(header("X-Hermes-Toolsets")),
+        deadline_s=_deadline(header("X-Hermes-Timeout"), adapter.option("turn_timeout_seconds")),
+        strict=strict,
+    )
+
+
+def session_id_of(given: str, where: str) -> str:
+    """An id that a session may have; refused where it could name something else."""
+    try:
+        return checked_id(given)
+    except ValueError as error:
+        raise invalid(where, str(error), "invalid_session_id") from None
+
+
+def session_key_fault(value: str) -> str:
+    """What is wrong with a session key; nothing when it can be used."""
+    if len(value) > SESSION_KEY_CHARS_MAX:
+        return f"X-Hermes-Session-Key is longer than {SESSION_KEY_CHARS_MAX} characters."
+    return "X-Hermes-Session-Key holds control characters." if _CONTROL.search(value) else ""
+
+
+def is_strict(adapter: APIServerAdapter, request: web.Request) -> bool:
+    """Whether the client is known to stumble over events of ours."""
+    if "X-Stainless-Lang" in request.headers:
+        return True
+    agent = request.headers.get("User-Agent", "")
+    return bool(agent) and any(p.search(agent) for p in _patterns(tuple(adapter.option("strict_clients") or ())))
+
+
+@functools.cache
+def _patterns(given: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
+    lines = given or tuple(files("hermes.server").joinpath("strict_clients.txt").read_text().splitlines())
+    found = []
+    for line in lines:
+        if line.strip() and not line.startswith("#"):
+            try:
+                found.append(re.compile(line.strip(), re.IGNORECASE))
+            except re.error:
+                found.append(re.compile(re.escape(line.strip()), re.IGNORECASE))
+    return tuple(found)
+
+
+def _one_of(request: web.Request, name: str, words: tuple[str, ...]) -> str | None:
+    given = request.headers.get(name, "").strip().lower()
+    if given and given not in words:
+        raise invalid(name, f"{name} is one of {', '.join(words)}.")
+    return given or None
+
+
+def _toolsets(given: str | None) -> frozenset[str] | None:
+    if given is None:
+        return None
+    names = [name.strip() for name in given.split(",") if name.strip()]
+    return toolsets_of([] if names == ["none"] else names, "X-Hermes-Toolsets")
+
+
+def toolsets_of(names: list[str], where: str) -> frozenset[str]:
+    """Toolsets by name; an unknown one is refused."""
+    if unknown := sorted(set(names) - set(DEFAULTS)):
+        raise invalid(where, f"There is no toolset {unknown[0]!r}; there are {', '.join(sorted(DEFAULTS))}.")
+    return frozenset(names)
+
+
+def _deadline(given: str | None, longest_s: float) -> float | None:
+    if given is None:
+        return longest_s or None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ApiError(400, "X-Hermes-Timeout is a number of seconds above 0.", "invalid_value", "X-Hermes-Timeout")
+    return min(seconds, longest_s) if longest_s else seconds

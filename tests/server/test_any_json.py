@@ -1,0 +1,169 @@
+"""Whatever JSON comes, to whichever route: no request is a defect of the server, and every refusal has the one form."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from support.model_server import Reply
+
+from .clients import Json, check_envelope, check_headers, flat, function
+from .conftest import Api, Start
+
+# What may be answered with a status of the server's fault, though the request is at fault or a part is switched off.
+DOCUMENTED = {
+    502: {"structured_output_failed", "agent_incomplete", "provider_rejected_request"},
+    503: {"jobs_unavailable"},
+}
+SAMPLING = {"temperature": 0.5, "stop": ["a"], "seed": 1, "metadata": {"a": "b"}, "max_tokens": 50}
+PARTS = [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]
+ITEMS = [
+    {"role": "system", "content": "x"},
+    {"type": "function_call", "call_id": "c1", "name": "lamp", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c1", "output": "x"},
+    {"type": "reasoning", "summary": [{"type": "summary_text", "text": "x"}]},
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x"}]},
+]
+SESSION = {
+    "id": "copy",
+    "source": "cli",
+    "title": "t",
+    "messages": [{"role": "user", "content": "x", "timestamp": 1.5}],
+}
+# Each route with a body that it takes.
+ROUTES: list[tuple[str, str, Json]] = [
+    ("POST", "/v1/chat/completions", {
+        "messages": [
+            {"role": "system", "content": "x"}, {"role": "user", "content": PARTS},
+            {"role": "assistant", "content": None, "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "lamp", "arguments": "{}"}}]},
+            {"role": "tool", "tool_call_id": "c1", "content": "x"}, {"role": "user", "content": "x"},
+        ],
+        "stream_options": {"include_usage": True}, "tools": [function("lamp", a={"type": "string"})],
+        "tool_choice": {"type": "function", "function": {"name": "lamp"}},
+        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}},
+        "logit_bias": {"5": 1}, **SAMPLING,
+    }),
+    ("POST", "/v1/responses", {
+        "input": ITEMS, "instructions": "x", "conversation": {"id": "kitchen"}, "truncation": "auto",
+        "tools": [flat(function("lamp"))], "tool_choice": {"type": "allowed_tools", "tools": [], "mode": "auto"},
+        "text": {"format": {"type": "text"}, "verbosity": "low"}, "reasoning": {"effort": "low", "summary": "auto"},
+        "include": ["reasoning.encrypted_content"], "store": True, "max_tool_calls": 3, "temperature": 0.5,
+        "conversation_history": [{"role": "user", "content": "x"}], "metadata": {"a": "b"},
+    }),
+    ("POST", "/v1/responses/compact", {"model": "m", "input": ITEMS, "instructions": "x"}),
+    ("POST", "/v1/conversations", {"items": ITEMS, "metadata": {"a": "b"}}),
+    ("POST", "/v1/conversations/{conversation}", {"metadata": {"a": "b"}}),
+    ("POST", "/v1/conversations/{conversation}/items", {"items": ITEMS}),
+    ("POST", "/v1/responses/{response}/cancel", {}),
+    ("POST", "/v1/runs", {
+        "input": ITEMS, "instructions": "x", "session_id": "s2", "toolsets": ["todo"], "model": "m",
+        "conversation_history": [{"role": "user", "content": "x"}], **SAMPLING,
+    }),
+    ("POST", "/v1/runs/{run}/stop", {}),
+    ("POST", "/v1/runs/{run}/steer", {"text": "x"}),
+    ("POST", "/v1/runs/{run}/approval", {"choice": "once", "approval_id": "a", "all": False}),
+    ("POST", "/v1/runs/{run}/clarify", {"request_id": "a", "answer": "x"}),
+    ("POST", "/api/sessions", {"id": "new", "title": "t", "model": "m", "system_prompt": "x"}),
+    ("PATCH", "/api/sessions/{session}", {"title": "t", "archived": False, "model": "m", "system_prompt": "x"}),
+    ("POST", "/api/sessions/import", {"sessions": [SESSION]}),
+    ("POST", "/api/sessions/{session}/fork", {"id": "forked", "title": "t", "at_message_id": 1}),
+    ("POST", "/api/sessions/{session}/chat", {"message": PARTS, "system_message": "x", **SAMPLING}),
+    ("POST", "/api/sessions/{session}/chat/stream", {"message": "x", "instructions": "x", **SAMPLING}),
+    ("POST", "/api/jobs", {"name": "n", "schedule": "every 30m", "prompt": "x", "skills": [], "repeat": 1}),
+    ("PATCH", "/api/jobs/{job}", {"name": "n", "schedule": "1d", "enabled": False}),
+    ("POST", "/api/jobs/{job}/pause", {}),
+    ("POST", "/api/jobs/{job}/resume", {}),
+    ("POST", "/api/jobs/{job}/run", {}),
+]  # fmt: skip
+
+NUMBERS = st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from([0, 1, -1])
+ODD = st.sampled_from(
+    ["", "\x00", "../..", "user", "auto", "\ud800", "x" * 300, "data:image/png;base64,", "https://", "🙂"]
+)
+LEAVES = st.none() | st.booleans() | NUMBERS | ODD | st.text(max_size=20)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(ODD | st.text(max_size=10), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The way to every value in a body, the body itself aside."""
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else []
+    found = [(*path, key) for key, _ in pairs]
+    return found + [deeper for key, inner in pairs for deeper in places(inner, (*path, key))]
+
+
+@st.composite
+def near(draw: st.DrawFn, body: Json) -> Any:
+    """The body with a few of its values replaced, left out or added to."""
+    made = copy.deepcopy(body)
+    for _ in range(draw(st.integers(1, 3))):
+        ways = places(made)
+        if not ways:
+            return {draw(ODD): draw(VALUES)}
+        *way, last = draw(st.sampled_from(ways))
+        holder = made
+        for step in way:
+            holder = holder[step]
+        action = draw(st.sampled_from(["replace", "drop", "swap", "add"]))
+        if action == "replace":
+            holder[last] = draw(VALUES)
+        elif action == "drop":
+            del holder[last]
+        elif action == "swap":
+            holder[last] = [holder[last]] if draw(st.booleans()) else {"type": holder[last]}
+        elif isinstance(holder, dict):
+            holder[draw(ODD | st.text(max_size=10))] = draw(VALUES)
+        else:
+            holder.append(draw(VALUES))
+    return made
+
+
+@pytest.mark.parametrize(("method", "path", "body"), ROUTES, ids=[f"{method} {path}" for method, path, _ in ROUTES])
+async def test_no_json_is_a_defect(start: Start, method: str, path: str, body: Json) -> None:
+    api = await start(handler=lambda _: Reply(text="Fine."), session_wait_seconds=0, max_body_bytes=100_000)
+    place = path.format(**await things(api, path))
+
+    @settings(max_examples=40, suppress_health_check=list(HealthCheck))
+    @given(near(body) | VALUES)
+    def draws(value: Any) -> None:
+        drawn.append(json.dumps(value))
+
+    drawn: list[str] = [json.dumps(body)]
+    draws()
+    for data in drawn:
+        async with api.client.request(method, api.url + place, data=data) as response:
+            text = await response.text()
+        check_headers(response.headers)
+        if response.status >= 400:
+            error = check_envelope(response.status, json.loads(text))
+            allowed = response.status < 500 or error["code"] in DOCUMENTED.get(response.status, ())
+            assert allowed, f"{response.status} {error} for {data}"
+
+
+async def things(api: Api, path: str) -> dict[str, str]:
+    """The ids of the objects that a path names, made as far as they can be."""
+    ids = {"session": "s1", "run": "run_0", "conversation": "conv_0", "response": "resp_0", "job": "0" * 12}
+    if "{session}" in path:
+        await api.post("/api/sessions", {"id": "s1"})
+    if "{run}" in path:
+        async with api.post("/v1/runs", {"input": "x"}) as response:
+            ids["run"] = (await response.json()).get("run_id", "run_0")
+    if "{conversation}" in path:
+        async with api.post("/v1/conversations", {}) as response:
+            ids["conversation"] = (await response.json()).get("id", "conv_0")
+    if "{response}" in path:
+        async with api.post("/v1/responses", {"input": "x"}) as response:
+            ids["response"] = (await response.json()).get("id", "resp_0")
+    if "{job}" in path:
+        async with api.post("/api/jobs", {"schedule": "every 30m", "prompt": "x"}) as response:
+            ids["job"] = ((await response.json()).get("job") or {}).get("id", ids["job"])
+    return ids

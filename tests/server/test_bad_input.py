@@ -1,0 +1,294 @@
+"""Requests that are wrong: each is refused with a 4xx in the one form, naming what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from typing import Any
+
+import pytest
+
+from support.model_server import Reply
+
+from .clients import Json, Wire, check_envelope, check_headers, refused, sent, told, user
+from .conftest import Api, Start
+from .wrong import ASK, BY_ID, CHAT, ODD_IDS, RESPONSES, RUNS, SESSIONS, WRONG_CHAT, WRONG_ELSEWHERE, WRONG_RESPONSES
+
+# Every route that takes a body and needs nothing made before.
+TAKERS = [CHAT, RESPONSES, "/v1/responses/compact", "/v1/conversations", RUNS, SESSIONS, "/api/sessions/import"]
+
+# ---- bodies that are no JSON object
+
+DEEP = b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+NO_JSON = [
+    b"{", b"nonsense", b"{'a': 1}", b'{"a": 1,}', b'{"a": 1} x', b'{"a": NaN}', b'{"a": Infinity}', b'{"a": -Infinity}',
+    b"\xff\xfe\x00", b'{"a": "\xff"}', b'{"a": "\xed\xa0\x80"}', '{"a": 1}'.encode("utf-16"), DEEP,
+    b'{"a":' * 60_000 + b"1" + b"}" * 60_000, b'{"a": "line\nbreak"}', b"{}{}", b'{"a": 01}',
+]  # fmt: skip
+NO_OBJECT = [b"[]", b"[{}]", b'"text"', b"1", b"true", b"null", b"1.5e3"]
+
+
+@pytest.mark.parametrize("path", TAKERS)
+async def test_a_body_that_is_no_object_is_refused(api: Api, path: str) -> None:
+    for data in NO_JSON:
+        async with api.post(path, data=data, headers={"Content-Type": "application/json"}) as response:
+            error = await refused(response, 400, "invalid_json")
+            assert "Invalid JSON" in error["message"], data[:50]
+    for data in NO_OBJECT:
+        async with api.post(path, data=data, headers={"Content-Type": "application/json"}) as response:
+            await refused(response, 400, "invalid_body")
+
+
+async def test_an_empty_body_is_an_empty_object(api: Api) -> None:
+    async with api.post(CHAT, data=b"") as response:
+        await refused(response, 400, "missing_required_parameter", "messages")
+    async with api.post(SESSIONS, data=b"") as response:
+        await told(response, 201)
+
+
+@pytest.mark.parametrize("path", TAKERS)
+@pytest.mark.parametrize("kind", ["multipart/form-data; boundary=x", "application/x-www-form-urlencoded"])
+async def test_forms_are_not_taken(api: Api, path: str, kind: str) -> None:
+    async with api.post(path, data=b"{}", headers={"Content-Type": kind}) as response:
+        await refused(response, 415, "unsupported_media_type")
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/octet-stream", "application/json; charset=latin-1", "x"])
+async def test_any_other_type_is_read_as_json(api: Api, kind: str) -> None:
+    api.model.script = [Reply(text="Hello.")]
+    async with api.post(CHAT, data=json.dumps(user("grüße")).encode(), headers={"Content-Type": kind}) as response:
+        await told(response)
+
+
+async def test_half_a_character_is_replaced(api: Api) -> None:
+    api.model.script = [Reply(text="Hello.")]
+    async with api.post(CHAT, data=b'{"messages": [{"role": "user", "content": "a\\ud800b"}]}') as response:
+        await told(response)
+    assert sent(api.model.requests[0]) == [("user", "a\ufffdb")]
+
+
+@pytest.mark.parametrize(
+    ("value", "streamed"),
+    [(True, True), (False, False), (1, True), (0, False), (None, False), ("true", True), ("FALSE", False), ("1", True),
+     ("0", False), ("Yes", True), ("no", False), ("ON", True), ("off", False)],
+)  # fmt: skip
+async def test_a_flag_may_be_written_in_many_ways(api: Api, value: Any, streamed: bool) -> None:
+    api.model.script = [Reply(text="Hello.")]
+    async with api.post(CHAT, user(stream=value)) as response:
+        assert response.status == 200
+        assert response.content_type == ("text/event-stream" if streamed else "application/json")
+
+
+# ---- wrong values, wherever they stand
+
+
+@pytest.mark.parametrize("number", range(len(WRONG_CHAT)))
+async def test_a_wrong_chat_completion_is_refused_by_name(api: Api, number: int) -> None:
+    body, code, param = WRONG_CHAT[number]
+    await refuses(api, "POST", CHAT, body, code, param)
+    assert api.model.requests == []
+
+
+async def refuses(api: Api, method: str, path: str, body: Any, code: str, param: str | None) -> Json:
+    """The error of a 400; an empty code stands for any, and a beginning is enough."""
+    async with api.client.request(method, api.url + path, json=body) as response:
+        error: Json = (await told(response, 400))["error"]
+    assert error["code"].startswith(code), error
+    # Codes that say nothing in particular must not stand for a wrong body.
+    assert error["code"] not in ("bad_request", "not_found"), error
+    if param is not None:
+        assert error["param"] == param, error
+    return error
+
+
+@pytest.mark.parametrize("number", range(len(WRONG_RESPONSES)))
+async def test_a_wrong_response_is_refused_by_name(api: Api, number: int) -> None:
+    body, code, param = WRONG_RESPONSES[number]
+    error = await refuses(api, "POST", RESPONSES, body, code, param)
+    if "conversation" in body and "previous_response_id" in body:
+        assert "Cannot use both" in error["message"]
+    assert api.model.requests == []
+
+
+@pytest.mark.parametrize("number", range(len(WRONG_ELSEWHERE)))
+async def test_what_is_wrong_elsewhere_is_refused_by_name(api: Api, number: int) -> None:
+    method, path, body, code, param = WRONG_ELSEWHERE[number]
+    if "/s1" in path:
+        await told(await api.post(SESSIONS, {"id": "s1"}), 201)
+    await refuses(api, method, path, body, code, param)
+
+
+HEADERS = [
+    ({"X-Hermes-Session-Id": "a/b"}, "invalid_session_id"),
+    ({"X-Hermes-Session-Id": "..\\x"}, "invalid_session_id"),
+    ({"X-Hermes-Session-Id": "a..b"}, "invalid_session_id"),
+    ({"X-Hermes-Session-Id": "C:x"}, "invalid_session_id"),
+    ({"X-Hermes-Session-Id": "x" * 257}, "invalid_session_id"),
+    ({"X-Hermes-Session-Id": "search"}, "invalid_session_id"),
+    ({"X-Hermes-Session-Id": "import"}, "invalid_session_id"),
+    ({"X-Hermes-Session-Key": "x" * 257}, "invalid_session_key"),
+    ({"X-Hermes-Toolsets": "todo,nonsense"}, "invalid_value"),
+    ({"X-Hermes-Timeout": "soon"}, "invalid_value"),
+    ({"X-Hermes-Timeout": "-1"}, "invalid_value"),
+    ({"Idempotency-Key": "x" * 256}, "invalid_idempotency_key"),
+    ({"Idempotency-Key": "a b"}, "invalid_idempotency_key"),
+]
+
+
+@pytest.mark.parametrize(("headers", "code"), HEADERS)
+async def test_a_header_that_makes_no_sense_is_refused(api: Api, headers: dict[str, str], code: str) -> None:
+    for path, body in ((CHAT, user()), (RESPONSES, ASK), (RUNS, ASK)):
+        async with api.post(path, body, headers=headers) as response:
+            await refused(response, 400, code)
+
+
+@pytest.mark.parametrize("value", [b"a\x01b", b"a\tb", b"a\x7fb"])
+async def test_control_characters_in_a_header_are_refused(api: Api, value: bytes) -> None:
+    async with await Wire.open(api.url) as wire:
+        body = json.dumps(user()).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+        head += f"Authorization: {api.client.headers['Authorization']}\r\nX-Hermes-Session-Key: "
+        await wire.send(head.encode() + value + b"\r\n\r\n" + body)
+        answer = await wire.answer()
+    assert answer.status == 400
+    check_headers(answer.headers)
+    assert check_envelope(400, answer.json)["code"] in ("invalid_session_key", "bad_request")
+
+
+# ---- fields that nobody knows
+
+
+async def test_what_has_no_effect_is_named(api: Api) -> None:
+    api.model.script = [Reply(text="Hello.")]
+    body = user(store=True, prediction={}, hologram=1, moderation="x")
+    async with api.post(CHAT, body) as response:
+        await told(response)
+        named = {name.strip() for name in response.headers["X-Hermes-Ignored"].split(",")}
+    assert named == {"store", "prediction", "hologram", "moderation"}
+
+
+async def test_names_that_would_break_a_header_are_cleaned(api: Api) -> None:
+    api.model.script = [Reply(text="Hello.")]
+    odd = {"evil\r\nSet-Cookie: a=b": 1, "ü\x00": 1, **{f"field{n:04d}": 1 for n in range(400)}}
+    async with api.post(CHAT, user(**odd)) as response:
+        await told(response)
+        assert "Set-Cookie" not in response.headers
+        assert len(response.headers["X-Hermes-Ignored"].encode()) <= 512
+
+
+async def test_a_strict_server_refuses_what_it_does_not_know(start: Start) -> None:
+    api = await start(Reply(text="Hello."), strict_parameters=True)
+    async with api.post(CHAT, user(hologram=1)) as response:
+        await refused(response, 400, "unknown_parameter", "hologram")
+    async with api.post(CHAT, user(store=True)) as response:
+        await told(response)
+
+
+# ---- sizes and times
+
+
+async def test_a_body_may_be_as_large_as_the_limit_and_no_larger(start: Start) -> None:
+    api = await start(Reply(text="Hello."), max_body_bytes=2000)
+    exact = json.dumps(user()).encode().ljust(2000)
+    async with api.post(CHAT, data=exact) as response:
+        await told(response)
+
+    async def chunks() -> Any:
+        yield exact
+        yield b" "
+
+    for data in (exact + b" ", chunks()):
+        async with api.post(CHAT, data=data) as response:
+            await refused(response, 413, "body_too_large")
+    packed = gzip.compress(b" " * 1_000_000)
+    assert len(packed) < 2000
+    async with api.post(CHAT, data=packed, headers={"Content-Encoding": "gzip"}) as response:
+        await refused(response, 413, "body_too_large")
+
+
+async def test_a_large_body_is_refused_before_it_is_sent(start: Start) -> None:
+    api = await start(max_body_bytes=2000)
+    key = api.client.headers["Authorization"]
+    async with await Wire.open(api.url) as wire:
+        await wire.send(
+            f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: {key}\r\nContent-Length: 99999999\r\n\r\n{{"
+        )
+        answer = await wire.answer()
+    assert answer.status == 413
+    assert check_envelope(413, answer.json)["code"] == "body_too_large"
+
+
+async def test_a_body_that_does_not_come_is_a_timeout(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hermes.server.bodies.BODY_S_MAX", 0.05)
+    key = api.client.headers["Authorization"]
+    async with await Wire.open(api.url) as wire:
+        await wire.send(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: {key}\r\nContent-Length: 50\r\n\r\n{{")
+        answer = await wire.answer()
+    assert answer.status == 408
+    check_headers(answer.headers)
+    assert check_envelope(408, answer.json)["code"] == "request_timeout"
+
+
+async def test_text_that_is_too_long_is_refused_and_never_cut(start: Start) -> None:
+    api = await start(Reply(text="Hello."), max_text_chars=100)
+    async with api.post(CHAT, user("ü" * 101)) as response:
+        await refused(response, 400, "string_above_max_length", "messages[0].content")
+    async with api.post(RESPONSES, {"input": "ü" * 101}) as response:
+        await refused(response, 400, "string_above_max_length", "input")
+    async with api.post(CHAT, user("ü" * 100)) as response:
+        await told(response)
+    assert sent(api.model.requests[0]) == [("user", "ü" * 100)]
+
+
+async def test_lists_that_are_too_long_are_refused(api: Api) -> None:
+    parts = [{"type": "text", "text": "x"}] * 1001
+    async with api.post(CHAT, user(parts)) as response:
+        await refused(response, 400, "array_above_max_length", "messages[0].content")
+    async with api.post(CHAT, {"messages": [{"role": "user", "content": "x"}] * 10_001}) as response:
+        await refused(response, 400, "array_above_max_length", "messages")
+
+
+# ---- ids
+
+
+@pytest.mark.parametrize(("method", "path", "body", "code"), BY_ID)
+async def test_an_id_that_nobody_has_is_unknown_whatever_it_looks_like(
+    api: Api, method: str, path: str, body: Any, code: str
+) -> None:
+    key = api.client.headers["Authorization"]
+    for odd in ODD_IDS:
+        async with await Wire.open(api.url) as wire:
+            await wire.request(method, path.format(odd), body, Authorization=key)
+            answer = await wire.answer()
+        assert answer.status in (400, 404), (odd, answer)
+        check_headers(answer.headers)
+        error = check_envelope(answer.status, answer.json)
+        if odd == "nobody":
+            assert answer.status == 404
+            assert error["code"].startswith(code), error
+        assert "passwd:" not in json.dumps(error)
+        assert "root:" not in json.dumps(error)
+
+
+async def test_unknown_things_named_in_a_body_are_not_found(api: Api) -> None:
+    rows = [
+        (RESPONSES, {**ASK, "previous_response_id": "resp_0"}, "previous_response_not_found", "previous_response_id"),
+        (RESPONSES, {**ASK, "conversation": "conv_0"}, "conversation_not_found", "conversation"),
+        (RESPONSES, {**ASK, "conversation": {"id": "conv_0"}}, "conversation_not_found", ...),
+        (RESPONSES, {"input": [{"type": "item_reference", "id": "msg_0"}, "x"]}, "item_not_found", ...),
+        (RUNS, {**ASK, "previous_response_id": "resp_0"}, "previous_response_not_found", "previous_response_id"),
+    ]
+    for path, body, code, param in rows:
+        async with api.post(path, body) as response:
+            await refused(response, 404, code, param)
+
+
+async def test_many_bad_requests_at_once_leave_a_server_that_works(api: Api) -> None:
+    async def one(number: int) -> int:
+        async with api.post(CHAT, data=NO_JSON[number % len(NO_JSON)]) as response:
+            return response.status
+
+    assert set(await asyncio.gather(*(one(number) for number in range(100)))) == {400}
+    api.model.script = [Reply(text="Hello.")]
+    assert (await api.ask("still there?"))["choices"][0]["message"]["content"] == "Hello."

@@ -1,0 +1,324 @@
+"""Chat completions with tools: the client's own, the server's beside them, and what is told of their progress."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from support.model_server import Call, Reply
+
+from .clients import Frame, Json, chat_text, function, offered, refused, sent, stream_of, told, user
+from .conftest import Api, Start
+
+CHAT = "/v1/chat/completions"
+ROOM = {"room": {"type": "string"}}
+LAMP, HORN = function("lamp", **ROOM), function("horn")
+TODO = Call("todo", {"todos": [{"id": "1", "content": "tea", "status": "pending"}]}, id="call_todo")
+HALL = Call("lamp", {"room": "hall"}, id="call_lamp")
+PLAIN = {"User-Agent": "curl/8.0"}
+
+
+async def ask(api: Api, body: Json, **headers: str) -> Json:
+    """A plain answer."""
+    async with api.post(CHAT, body, headers={name.replace("_", "-"): value for name, value in headers.items()}) as got:
+        return await told(got)
+
+
+def said(answer: Json) -> tuple[Json, str]:
+    choice = answer["choices"][0]
+    return choice["message"], choice["finish_reason"]
+
+
+def shown(call_id: str, name: str, arguments: Json) -> Json:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def parsed(calls: list[Json]) -> list[Json]:
+    return [shown(c["id"], c["function"]["name"], json.loads(c["function"]["arguments"])) for c in calls]
+
+
+def going_on(question: Json, answer: Json, **results: str) -> Json:
+    """The question, the assistant's calls, and their results: what a client sends next."""
+    rows = [{"role": "tool", "tool_call_id": call_id, "content": text} for call_id, text in results.items()]
+    return {**question, "messages": [*question["messages"], said(answer)[0], *rows]}
+
+
+# ---- the client's tools
+
+
+async def test_a_call_of_the_clients_ends_the_answer_and_its_result_goes_on(api: Api) -> None:
+    api.model.script = [Reply(tool_calls=[HALL]), Reply(text="It is on.")]
+    question = user("light", tools=[LAMP])
+    answer = await ask(api, question)
+    message, finish = said(answer)
+    assert (message["content"], finish) == (None, "tool_calls")
+    assert parsed(message["tool_calls"]) == [shown("call_lamp", "lamp", {"room": "hall"})]
+    message, finish = said(await ask(api, going_on(question, answer, call_lamp="done")))
+    assert (message["content"], finish) == ("It is on.", "stop")
+    assert sent(api.model.requests[1]) == [("user", "light"), ("assistant", ""), ("tool", "done")]
+
+
+async def test_text_beside_a_call_is_told(api: Api) -> None:
+    api.model.script = [Reply(text="One moment.", tool_calls=[HALL])]
+    message, finish = said(await ask(api, user("light", tools=[LAMP])))
+    assert (message["content"], finish) == ("One moment.", "tool_calls")
+
+
+async def test_server_calls_of_the_same_message_run_first_and_are_not_lost(api: Api) -> None:
+    api.model.script = [Reply(tool_calls=[TODO, HALL]), Reply(text="Both done.")]
+    question = user("tea and light", tools=[LAMP])
+    answer = await ask(api, question)
+    assert [call["id"] for call in said(answer)[0]["tool_calls"]] == ["call_lamp"]
+    again = await ask(api, going_on(question, answer, call_lamp="done"))
+    assert said(again)[0]["content"] == "Both done."
+    messages = api.model.requests[1].body["messages"]
+    assert [call["id"] for call in messages[2]["tool_calls"]] == ["call_todo", "call_lamp"]
+    results = {message["tool_call_id"]: message["content"] for message in messages if message["role"] == "tool"}
+    assert results["call_lamp"] == "done"
+    assert json.loads(results["call_todo"])["todos"][0]["content"] == "tea"
+
+
+async def test_server_tools_run_on_and_are_never_shown_as_calls(api: Api) -> None:
+    api.model.script = [Reply(tool_calls=[TODO]), Reply(tool_calls=[HALL]), Reply(text="Done.")]
+    question = user("tea, then light", tools=[LAMP])
+    answer = await ask(api, question)
+    assert [call["id"] for call in said(answer)[0]["tool_calls"]] == ["call_lamp"]
+    await ask(api, going_on(question, answer, call_lamp="done"))
+    roles = [message["role"] for message in api.model.requests[2].body["messages"]]
+    assert roles == ["system", "user", "assistant", "tool", "assistant", "tool"]
+
+
+async def test_calls_are_streamed_in_pieces_by_index(api: Api) -> None:
+    second = Call("horn", "{}", id="call_horn")
+    hall = Call("lamp", ['{"room"', ': "ha', 'll"}'], id="call_lamp")
+    api.model.script = [Reply(tool_calls=[hall, TODO, second])]
+    async with api.post(CHAT, user("x", tools=[LAMP, HORN], stream=True), headers=PLAIN) as response:
+        seen = await stream_of(response)
+    deltas = [c["delta"] for f in seen[:-1] if f.event is None for c in f.data["choices"]]
+    pieces = [piece for delta in deltas for piece in delta.get("tool_calls", [])]
+    begun = [piece for piece in pieces if "id" in piece]
+    assert begun == [
+        {"index": n, **shown(i, name, "")} for n, i, name in [(0, "call_lamp", "lamp"), (1, "call_horn", "horn")]
+    ]
+    whole = {n: "".join(p["function"].get("arguments", "") for p in pieces if p["index"] == n) for n in (0, 1)}
+    assert {n: json.loads(text) for n, text in whole.items()} == {0: {"room": "hall"}, 1: {}}
+    assert [set(p["function"]) for p in pieces if "id" not in p] == [{"arguments"}] * (len(pieces) - 2)
+    ends = [c["finish_reason"] for f in seen[:-1] if f.event is None for c in f.data["choices"] if c["finish_reason"]]
+    assert ends == ["tool_calls"]
+    assert seen[-1].data == "[DONE]"
+
+
+async def test_a_client_tool_hides_the_servers_of_that_name(api: Api) -> None:
+    api.model.script = [Reply(tool_calls=[TODO])]
+    answer = await ask(api, user("x", tools=[function("todo")]))
+    assert [call["id"] for call in said(answer)[0]["tool_calls"]] == ["call_todo"]
+    assert offered(api.model.requests[0]).count("todo") == 1
+
+
+async def test_calls_that_only_the_body_holds_count_as_known(api: Api) -> None:
+    api.model.script = [Reply(text="It is on.")]
+    call = {"id": "c9", "type": "function", "function": {"name": "lamp", "arguments": '{"room": "hall"}'}}
+    rows = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c9", "content": "ok"},
+    ]
+    answer = await ask(api, {"messages": [*user("light")["messages"], *rows], "tools": [LAMP]})
+    assert said(answer)[0]["content"] == "It is on."
+    assert sent(api.model.requests[0])[-1] == ("tool", "ok")
+
+
+async def test_every_pending_call_must_be_answered(api: Api) -> None:
+    api.model.script = [Reply(tool_calls=[HALL, Call("horn", id="call_horn")])]
+    question = user("x", tools=[LAMP, HORN])
+    answer = await ask(api, question)
+    async with api.post(CHAT, going_on(question, answer, call_lamp="done")) as response:
+        error = await refused(response, 400, "tool_output_missing")
+        assert "call_horn" in error["message"]
+    stray = going_on(question, answer, call_lamp="done", call_horn="done", call_nobody="done")
+    async with api.post(CHAT, stray) as response:
+        error = await refused(response, 400, "tool_call_not_found")
+        assert "No tool call found" in error["message"]
+        assert "call_nobody" in error["message"]
+    api.model.script = [Reply(text="Done.")]
+    again = await ask(api, going_on(question, answer, call_lamp="done", call_horn="done"))
+    assert said(again)[0]["content"] == "Done."
+
+
+async def test_a_suspended_turn_holds_no_session(start: Start) -> None:
+    api = await start(Reply(tool_calls=[HALL]), session_wait_seconds=0)
+    async with api.post(CHAT, user("x", tools=[LAMP]), headers={"X-Hermes-Session-Id": "hall"}) as response:
+        await told(response)
+        run_id = response.headers["X-Hermes-Run-Id"]
+    async with api.get(f"/v1/runs/{run_id}") as response:
+        run = await told(response)
+    assert (run["status"], run["completed"]) == ("completed", True)
+    async with api.get("/api/sessions/hall") as response:
+        assert (await told(response))["session"]["active_run_id"] is None
+
+
+@pytest.mark.parametrize("broken", ['{"room": "hall",}', '{"room": "ha\nll"}', '{"room": "hall"'])
+async def test_arguments_are_never_forwarded_broken(api: Api, broken: str) -> None:
+    api.model.handler = lambda request: Reply(tool_calls=[Call("lamp", broken, id=f"call_{request.number}")])
+    answer = await ask(api, user("x", tools=[LAMP]))
+    for call in said(answer)[0]["tool_calls"]:
+        assert "hall" in json.loads(call["function"]["arguments"])["room"].replace("\n", "")
+
+
+# ---- which tools the model may use
+
+
+async def test_no_tools_means_none_at_all(api: Api) -> None:
+    api.model.script = [Reply(text="No tools.")]
+    await ask(api, user("x", tools=[LAMP], tool_choice="none"))
+    assert offered(api.model.requests[0]) == []
+
+
+async def test_by_default_both_kinds_are_offered(api: Api) -> None:
+    api.model.script = [Reply(text="Hm.")]
+    await ask(api, user("x", tools=[LAMP], tool_choice="auto"))
+    assert {"lamp", "todo"} <= set(offered(api.model.requests[0]))
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "lamp"}}], ids=["any", "named"]
+)
+async def test_a_required_call_limits_the_first_step_to_the_clients_tools(api: Api, choice: Any) -> None:
+    api.model.script = [Reply(tool_calls=[HALL]), Reply(text="Done.")]
+    question = user("x", tools=[LAMP, HORN])
+    answer = await ask(api, {**question, "tool_choice": choice})
+    first = api.model.requests[0]
+    assert set(offered(first)) <= {"lamp", "horn"}
+    assert "lamp" in offered(first)
+    assert first.body["tool_choice"] == choice
+    await ask(api, going_on(question, answer, call_lamp="done"))
+
+
+async def test_tools_that_are_not_allowed_are_refused_to_the_model(api: Api) -> None:
+    api.model.script = [Reply(tool_calls=[Call("horn", id="call_horn")]), Reply(text="I may not.")]
+    allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "lamp"}}]}
+    choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    answer = await ask(api, user("x", tools=[LAMP, HORN], tool_choice=choice))
+    assert said(answer) == ({"role": "assistant", "content": "I may not.", "refusal": None, "annotations": []}, "stop")
+    (result,) = sent(api.model.requests[1], "tool")
+    assert "error" in result[1]
+
+
+# ---- progress of the server's tools
+
+
+async def progress(api: Api, fields: Json | None = None, **headers: str) -> list[Frame]:
+    api.model.script = [Reply(text="Let me see.", tool_calls=[TODO]), Reply(text="Done.")]
+    named = {**PLAIN, **{name.replace("_", "-"): value for name, value in headers.items()}}
+    async with api.post(CHAT, user(f"tea {headers}", stream=True, **(fields or {})), headers=named) as response:
+        seen = await stream_of(response)
+    assert chat_text(seen) == "Let me see.\n\nDone."
+    return seen
+
+
+def check_progress(told: list[Json]) -> None:
+    begun, ended = told
+    assert {"tool", "emoji", "label", "toolCallId", "status"} <= set(begun)
+    assert (begun["tool"], begun["toolCallId"], begun["status"]) == ("todo", "call_todo", "running")
+    assert (ended["tool"], ended["toolCallId"], ended["status"]) == ("todo", "call_todo", "completed")
+    assert ended["error"] is False
+    assert ended["duration"] >= 0
+    assert "label" in ended
+
+
+async def test_progress_is_told_by_events(api: Api) -> None:
+    seen = await progress(api)
+    events = [frame for frame in seen if frame.event is not None]
+    assert {frame.event for frame in events} == {"hermes.tool.progress"}
+    check_progress([frame.data for frame in events])
+
+
+async def test_progress_may_be_told_in_chunks(api: Api) -> None:
+    seen = await progress(api, X_Hermes_Tool_Progress="chunk")
+    assert {frame.event for frame in seen} == {None}
+    marked = [frame.data for frame in seen[:-1] if "hermes" in frame.data]
+    assert all(chunk["object"] == "chat.completion.chunk" for chunk in marked)
+    assert [chunk["choices"][0]["delta"] for chunk in marked] == [{}, {}]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in marked] == [None, None]
+    check_progress([chunk["hermes"]["tool_progress"] for chunk in marked])
+
+
+STRICT = [
+    {"X_Stainless_Lang": "python"},
+    {"User_Agent": "OpenAI/Python 1.2"},
+    {"User_Agent": "AsyncOpenAI/Python 1.2"},
+    {"User_Agent": "node ai-sdk/openai/2.0"},
+    {"User_Agent": "langchain-x"},
+]
+
+
+@pytest.mark.parametrize("client", STRICT)
+async def test_strict_clients_see_nothing_of_it_unless_they_ask(api: Api, client: dict[str, str]) -> None:
+    seen = await progress(api, **client)
+    assert all(frame.event is None for frame in seen)
+    assert not any("hermes" in frame.data for frame in seen[:-1])
+    asked = await progress(api, X_Hermes_Tool_Progress="event", **client)
+    assert sum(frame.event == "hermes.tool.progress" for frame in asked) == 2
+
+
+@pytest.mark.parametrize(("setting", "header", "events"), [("off", None, 0), ("off", "event", 2), ("event", "off", 0)])
+async def test_the_header_goes_before_the_setting(start: Start, setting: str, header: str | None, events: int) -> None:
+    api = await start(tool_progress=setting)
+    seen = await progress(api, **({"X_Hermes_Tool_Progress": header} if header else {}))
+    assert sum(frame.event is not None for frame in seen) == events
+
+
+async def test_a_client_may_be_declared_strict(start: Start) -> None:
+    api = await start(strict_clients=["^curl/"])
+    assert all(frame.event is None for frame in await progress(api))
+
+
+async def test_a_failing_tool_is_told_as_such(api: Api) -> None:
+    bad = Call("todo", {"todos": [{"id": "1", "content": "a", "status": "pending"}] * 2}, id="call_bad")
+    api.model.script = [Reply(tool_calls=[bad]), Reply(text="Sorry.")]
+    async with api.post(CHAT, user("x", stream=True), headers=PLAIN) as response:
+        seen = await stream_of(response)
+    ended = [frame.data for frame in seen if frame.event and frame.data["status"] == "completed"]
+    assert [entry["error"] for entry in ended] == [True]
+
+
+# ---- structured output
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+STRICTLY = {"type": "json_schema", "json_schema": {"name": "number", "strict": True, "schema": SCHEMA}}
+LOOSELY = {"type": "json_schema", "json_schema": {"name": "number", "schema": SCHEMA}}
+OBJECT = {"type": "json_object"}
+
+
+@pytest.mark.parametrize(
+    ("form", "texts", "content"),
+    [
+        (STRICTLY, ['{"n": 5}'], '{"n": 5}'),
+        (STRICTLY, ['{"n": "five"}', '{"n": 5}'], '{"n": 5}'),
+        (STRICTLY, ["five", '{"n": 5}'], '{"n": 5}'),
+        (LOOSELY, ['{"n": "five"}'], '{"n": "five"}'),
+        (OBJECT, ["five", '{"a": 1}'], '{"a": 1}'),
+        ({"type": "text"}, ["five"], "five"),
+    ],
+)
+async def test_a_form_that_was_asked_for_is_checked_and_repaired_once(
+    api: Api, form: Json, texts: list[str], content: str
+) -> None:
+    api.model.script = [Reply(text=text, continues=False) for text in texts]
+    answer = await ask(api, user("a number", response_format=form))
+    assert said(answer) == ({"role": "assistant", "content": content, "refusal": None, "annotations": []}, "stop")
+    assert len(api.model.requests) == len(texts)
+
+
+@pytest.mark.parametrize("form", [STRICTLY, OBJECT])
+async def test_a_form_that_is_never_met_fails_the_turn(api: Api, form: Json) -> None:
+    api.model.script = [Reply(text="five", continues=False), Reply(text="still five", continues=False)]
+    async with api.post(CHAT, user("a number", response_format=form)) as response:
+        answer = await told(response)
+        assert response.headers["X-Hermes-Completed"] == "false"
+    # The model did write something, so this is a failure with text.
+    assert said(answer)[1] == "error"
+    assert answer["hermes"]["failed"] is True
+    assert answer["hermes"]["error_code"] == "structured_output_failed"
+    assert len(api.model.requests) == 2

@@ -1,0 +1,306 @@
+"""`hermes gateway` as people and init systems use it: real processes, sockets and signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+import hermes
+from hermes.cli import gateway_command
+from hermes.cli.main import main
+from hermes.home import Home, is_served
+from hermes.server.status import hold, read_runtime_status, write_runtime_status
+from support.model_server import ModelServer, Reply
+from support.server_thread import serving as model
+
+COMMAND = (sys.executable, "-m", "hermes")
+
+
+@pytest.fixture
+def home(home_folder: Path) -> Home:
+    home_folder.mkdir(mode=0o700)
+    return Home(home_folder)
+
+
+class Server:
+    """A process that serves; made when its line is there."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        assert process.stdout is not None
+        self.line = process.stdout.readline()
+        found = re.search(r"listening on (http://\S+)", self.line)
+        assert found, process.communicate()
+        self.url = found[1]
+
+    def get(self, path: str) -> int:
+        connection = HTTPConnection(urlsplit(self.url).netloc, timeout=10)
+        connection.request("GET", path)
+        try:
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        """Its exit code and what it said."""
+        self.process.send_signal(number)
+        said = self.process.communicate(timeout=20)[1]
+        return self.process.returncode, said
+
+
+Launch = Callable[..., Server]
+
+
+@pytest.fixture
+def launch(home: Home) -> Iterator[Launch]:
+    """Starts servers, and ends those that are left."""
+    with ExitStack() as stack:
+
+        def started(*words: str, **more: Any) -> Server:
+            process = subprocess.Popen(
+                [*COMMAND, *(words or ("gateway", "run", "--port", "0"))],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                **more,
+            )
+            stack.callback(process.communicate)
+            stack.callback(process.kill)
+            return Server(process)
+
+        yield started
+
+
+def ran(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=60, check=False)
+
+
+def until(happened: Callable[[], bool], seconds: float = 15.0) -> None:
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+@contextmanager
+def hanging(home: Home, launch: Launch) -> Iterator[Server]:
+    """A server with a turn whose model says nothing."""
+    with model(Reply(text="never", stall_at=0)) as silent:
+        configure(home, silent)
+        server = launch()
+        connection = HTTPConnection(urlsplit(server.url).netloc, timeout=60)
+        question = {"stream": True, "messages": [{"role": "user", "content": "hi"}]}
+        connection.request("POST", "/v1/chat/completions", json.dumps(question), {"Content-Type": "application/json"})
+        until(lambda: len(silent.requests) == 1)
+        try:
+            yield server
+        finally:
+            connection.close()
+
+
+def configure(home: Home, server: ModelServer) -> None:
+    quiet = "auxiliary: {title_generation: {enabled: false}}"
+    home.config_file.write_text(f"model: {{default: m, base_url: '{server.url}/v1'}}\n{quiet}\n")
+
+
+def state(home: Home) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(home.state_file.read_text())
+    return told
+
+
+# ---- run
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
+def test_it_serves_until_it_is_told_to_end(number: signal.Signals, home: Home, launch: Launch) -> None:
+    server = launch("-m", "llama", "--provider", "ollama", "gateway", "run", "--port", "0", umask=0)
+    answered = server.get("/health")
+    code, said = server.end(number)
+    assert server.line.startswith(
+        f"Hermes {hermes.__version__} listening on {server.url} (model ollama/llama, auth open"
+    )
+    assert (answered, code, said) == (200, 0, "")
+    assert (state(home)["gateway_state"], is_served(home)) == ("stopped", False)
+    files = [path for path in home.path.rglob("*") if path.is_file()]
+    assert {home.state_db, home.state_file, home.lock_file} <= set(files)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+
+
+def test_nohup_keeps_it_when_its_terminal_goes(home: Home, launch: Launch) -> None:
+    server = launch(preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    server.process.send_signal(signal.SIGHUP)
+    assert server.get("/health") == 200
+    assert server.end()[0] == 0
+
+
+def test_a_second_signal_ends_it_at_once(home: Home, launch: Launch) -> None:
+    with hanging(home, launch) as server:
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: state(home)["gateway_state"] == "draining")
+        answered = server.get("/health")
+        code, _ = server.end()
+    assert (answered, code) == (200, 130)
+    assert not is_served(home)
+
+
+def test_a_fault_is_one_sentence_the_exit_code_and_the_state(home: Home) -> None:
+    home.config_file.write_text("model: [")
+    done = ran("gateway", "run", "--port", "0")
+    assert (done.returncode, done.stdout) == (78, "")
+    assert done.stderr.startswith("hermes: config.yaml line 2, column 1: ") and done.stderr.count("\n") == 1
+    assert "Try: hermes config edit" in done.stderr
+    assert state(home)["gateway_state"] == "startup_failed"
+
+
+def test_a_home_is_served_once_until_it_is_taken_over(home: Home, launch: Launch) -> None:
+    first = launch()
+    second = ran("gateway", "run", "--port", "0")
+    assert second.returncode == 4 and f"pid {first.process.pid}" in second.stderr
+    assert first.get("/health") == 200
+    port = urlsplit(first.url).port
+    third = launch("gateway", "run", "--replace", "--port", str(port))
+    assert (first.process.wait(timeout=20), third.url, third.get("/health")) == (0, first.url, 200)
+    assert state(home)["pid"] == third.process.pid
+    assert third.end()[0] == 0
+
+
+def test_two_profiles_are_served_side_by_side_each_on_its_own_port(home: Home, launch: Launch) -> None:
+    (home.path / "profiles" / "work").mkdir(parents=True, mode=0o700)
+    first = launch()
+    port = str(urlsplit(first.url).port)
+    refused = ran("gateway", "run", "--port", port, "-p", "work")
+    assert refused.returncode == 69
+    assert f"127.0.0.1:{port} cannot be bound" in refused.stderr
+    assert f"profile 'default' (pid {first.process.pid})" in refused.stderr
+    second = launch("-p", "work", "gateway", "run", "--port", "0")
+    assert (first.get("/health"), second.get("/health")) == (200, 200)
+    assert str(home.path / "profiles" / "work" / "state.db") in second.line
+    assert main(["gateway", "stop", "-p", "work"]) == 0
+    assert (second.process.wait(timeout=20), first.process.poll()) == (0, None)
+
+
+@pytest.mark.parametrize("words", [["--port", "65536"], ["--port", "x"], ["--port", "-1"], ["--no-such"]])
+def test_a_wrong_argument_is_a_usage_error(words: list[str], home: Home) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["gateway", "run", *words])
+    assert ended.value.code == 2
+    assert not home.state_file.exists()
+
+
+# ---- status, stop, restart
+
+
+def test_status_tells_what_runs_and_stop_ends_it(home: Home, launch: Launch, capfd: pytest.CaptureFixture[str]) -> None:
+    with model() as unused:
+        configure(home, unused)
+        server = launch()
+        code = main(["gateway", "status", "--json"])
+        told = json.loads(capfd.readouterr().out)
+        deep = main(["gateway", "status", "--deep"])
+        lines = capfd.readouterr().out.splitlines()
+        stopped = main(["gateway", "stop", "--json"])
+        after = json.loads(capfd.readouterr().out)
+        again = main(["gateway", "stop"]), main(["gateway", "status"])
+    assert (code, deep, stopped, again, server.process.wait(timeout=20)) == (0, 0, 0, (5, 5), 0)
+    assert (told["state"], told["address"], told["pid"]) == ("running", server.url, server.process.pid)
+    assert (told["runs"], told["store"], told["bus"], told["error"]) == (0, "ok", "ok", None)
+    assert "state: running" in lines and any(line.startswith("check state_db: ok") for line in lines)
+    assert after == {"stopped": True, "pid": server.process.pid}
+    said = capfd.readouterr()
+    assert said.out == "state: stopped\n" and "No server is running" in said.err
+
+
+def test_a_server_that_says_nothing_is_degraded(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    with hold(home):
+        write_runtime_status(home, gateway_state="running", host="127.0.0.1", port=1)
+        code = main(["gateway", "status"])
+    told = capsys.readouterr()
+    assert code == 1
+    assert "state: degraded" in told.out and "does not answer" in told.err
+
+
+def test_status_says_why_the_last_start_failed(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    write_runtime_status(home, gateway_state="startup_failed", exit_reason="The port is taken.")
+    assert main(["gateway", "status"]) == 5
+    assert "The last start failed: The port is taken." in capsys.readouterr().err
+
+
+def test_looking_creates_nothing(home: Home) -> None:
+    assert (main(["gateway", "status"]), main(["gateway", "stop"])) == (5, 5)
+    assert list(home.path.iterdir()) == []
+
+
+def test_stop_now_does_not_wait_for_what_hangs(home: Home, launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_command, "NOW_S", 0.2)
+    with hanging(home, launch) as server:
+        assert main(["gateway", "stop", "--now"]) == 0
+        assert server.process.wait(timeout=20) == 130
+    assert read_runtime_status(home) is None
+
+
+def test_a_server_that_takes_too_long_is_told_of(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gateway_command, "_END_S_MAX", 0.1)
+    home.config_file.write_text("api_server: {drain_seconds: 0}")
+    monkeypatch.setattr(os, "kill", lambda pid, number: None)
+    with hold(home):
+        write_runtime_status(home, gateway_state="running", active_agents=2)
+        assert main(["gateway", "stop"]) == 1
+    said = capsys.readouterr().err
+    assert "Waiting for 2 running turns" in said and "Try: hermes gateway stop --now" in said
+
+
+def test_restart_serves_again_with_the_same_arguments(home: Home, launch: Launch) -> None:
+    first = launch("gateway", "run", "-v", "--port", "0")
+    second = launch("gateway", "restart")
+    assert first.process.wait(timeout=20) == 0
+    assert second.get("/health") == 200
+    assert state(home)["pid"] == second.process.pid
+    assert state(home)["argv"][1:] == ["gateway", "run", "-v", "--port", "0", "-p", "default"]
+    code, said = second.end()
+    assert code == 0 and "INFO hermes.server.runner: draining" in said
+
+
+# ---- key
+
+
+def test_the_key_is_made_once_printed_alone_and_kept_private(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    codes = [main(["gateway", "key"])]
+    first = capsys.readouterr()
+    codes.append(main(["gateway", "key"]))
+    second = capsys.readouterr()
+    codes.append(main(["gateway", "key", "--new", "--json"]))
+    third = json.loads(capsys.readouterr().out)
+    assert codes == [0, 0, 0]
+    assert len(first.out.strip()) >= 43 and first.out.count("\n") == 1 and str(home.env_file) in first.err
+    assert (second.out, second.err) == (first.out, "")
+    assert third["new"] and third["key"] != first.out.strip()
+    assert home.env_file.read_text() == f"API_SERVER_KEY={third['key']}\n"
+    assert stat.S_IMODE(home.env_file.stat().st_mode) == 0o600
+
+
+def test_a_key_that_does_not_count_yet_is_told_of(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("API_SERVER_KEY", "from-the-environment")
+    with hold(home):
+        main(["gateway", "key", "--new"])
+    said = capsys.readouterr().err
+    assert "API_SERVER_KEY still comes first" in said and "hermes gateway restart" in said
+    main(["gateway", "key"])
+    assert capsys.readouterr().out == "from-the-environment\n"

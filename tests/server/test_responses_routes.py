@@ -1,0 +1,205 @@
+"""What there is around a response: its input, compaction, conversations, and how long it is kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from support.model_server import Reply
+
+from .clients import Json, refused, sent, told
+from .conftest import Api, Start
+
+PATH, TALKS = "/v1/responses", "/v1/conversations"
+
+
+def message(role: str, text: str) -> Json:
+    return {"type": "message", "role": role, "content": text}
+
+
+async def create(api: Api, input: Any = "hi", **fields: Any) -> Json:
+    async with api.post(PATH, {"input": input, **fields}) as response:
+        return await told(response)
+
+
+async def look(api: Api, path: str) -> Json:
+    async with api.get(path) as response:
+        return await told(response)
+
+
+# ---- the input of a response
+
+
+async def test_the_input_of_a_request_is_listed_with_ids(api: Api) -> None:
+    api.model.script = [Reply(text="a", continues=False)] * 2
+    first = await create(
+        api, [message("user", f"m{n}") if n % 2 == 0 else message("assistant", f"m{n}") for n in range(5)]
+    )
+    second = await create(api, "only this", previous_response_id=first["id"])
+    path = f"{PATH}/{first['id']}/input_items"
+    whole = await look(api, f"{path}?order=asc")
+    assert set(whole) == {"object", "data", "first_id", "last_id", "has_more"}
+    assert (whole["object"], whole["has_more"]) == ("list", False)
+    ids = [item["id"] for item in whole["data"]]
+    assert len(set(ids)) == 5
+    assert (whole["first_id"], whole["last_id"]) == (ids[0], ids[-1])
+    assert [item["role"] for item in whole["data"]] == ["user", "assistant", "user", "assistant", "user"]
+    assert [item["id"] for item in (await look(api, path))["data"]] == ids[::-1]
+    page = await look(api, f"{path}?order=asc&limit=2&after={ids[1]}")
+    assert ([item["id"] for item in page["data"]], page["has_more"]) == (ids[2:4], True)
+    last = await look(api, f"{path}?order=asc&limit=2&after={ids[3]}")
+    assert ([item["id"] for item in last["data"]], last["has_more"]) == (ids[4:], False)
+    (item,) = (await look(api, f"{PATH}/{second['id']}/input_items"))["data"]
+    assert (item["type"], item["role"]) == ("message", "user")
+    assert item["content"] == [{"type": "input_text", "text": "only this"}]
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=101", "limit=x", "order=up", "after=nobody"])
+async def test_a_wrong_page_is_refused(api: Api, query: str) -> None:
+    api.model.script = [Reply(text="a")]
+    made = await create(api)
+    async with api.get(f"{PATH}/{made['id']}/input_items?{query}") as response:
+        error = (await told(response, 400))["error"]
+        assert error["param"] == query.split("=")[0]
+
+
+# ---- compaction
+
+
+async def test_a_compacted_conversation_stands_for_the_whole(api: Api) -> None:
+    api.model.script = [Reply(text="The code word is slate."), Reply(text="Slate.")]
+    items = [message("user", "The code word is slate."), message("assistant", "OK."), message("user", "Remember it.")]
+    async with api.post(
+        f"{PATH}/compact", {"model": "m", "input": items, "instructions": "Keep code words."}
+    ) as response:
+        made = await told(response)
+    assert set(made) >= {"id", "object", "created_at", "output", "usage"}
+    assert made["object"] == "response.compaction"
+    assert made["id"].startswith("cmp_")
+    item = made["output"][-1]
+    assert item["type"] == "compaction"
+    assert item["id"].startswith("cmp_")
+    assert "slate" not in item["encrypted_content"].lower()
+    assert made["usage"]["output_tokens"] > 0
+    await create(api, [*made["output"], message("user", "What was it?")])
+    seen = sent(api.model.requests[-1])
+    assert seen[-1] == ("user", "What was it?")
+    assert "slate" in str(api.model.requests[-1].body).lower()
+    assert "Remember it." not in str(api.model.requests[-1].body)
+
+
+async def test_a_stored_response_may_be_compacted(api: Api) -> None:
+    api.model.script = [Reply(text="OK."), Reply(text="Summary: the word is slate."), Reply(text="Slate.")]
+    first = await create(api, "The code word is slate.")
+    async with api.post(f"{PATH}/compact", {"model": "m", "previous_response_id": first["id"]}) as response:
+        made = await told(response)
+    await create(api, [*made["output"], message("user", "What was it?")])
+    assert "Summary: the word is slate." in str(api.model.requests[-1].body)
+
+
+async def test_a_compaction_that_was_tampered_with_is_refused(api: Api) -> None:
+    api.model.script = [Reply(text="Summary.")]
+    async with api.post(f"{PATH}/compact", {"model": "m", "input": "remember"}) as response:
+        item = (await told(response))["output"][-1]
+    sealed = item["encrypted_content"]
+    for broken in (sealed[:-4] + "AAAA", sealed[4:], "x", sealed[: len(sealed) // 2]):
+        async with api.post(PATH, {"input": [{**item, "encrypted_content": broken}, "x"]}) as response:
+            await refused(response, 400, "invalid_compaction_item")
+
+
+async def test_a_compaction_of_nothing_known_is_refused(api: Api) -> None:
+    async with api.post(f"{PATH}/compact", {"model": "m", "previous_response_id": "resp_0"}) as response:
+        await refused(response, 404, "previous_response_not_found", "previous_response_id")
+
+
+async def test_a_compaction_that_fails_is_told(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hermes.agent.decisions.RETRY_WAIT_S_MAX", 0.01)
+    api.model.handler = lambda _: Reply(status=401, error="no")
+    async with api.post(f"{PATH}/compact", {"model": "m", "input": "remember"}) as response:
+        await refused(response, 502, "provider_auth_failed")
+
+
+# ---- conversations
+
+
+async def test_a_conversation_is_made_changed_and_deleted(api: Api) -> None:
+    async with api.post(TALKS, {"metadata": {"room": "hall"}}) as response:
+        made = await told(response)
+    assert set(made) == {"id", "object", "created_at", "metadata"}
+    assert (made["object"], made["metadata"]) == ("conversation", {"room": "hall"})
+    assert made["id"].startswith("conv_")
+    path = f"{TALKS}/{made['id']}"
+    assert await look(api, path) == made
+    async with api.post(path, {"metadata": {"room": "garden"}}) as response:
+        assert (await told(response))["metadata"] == {"room": "garden"}
+    assert (await look(api, path))["metadata"] == {"room": "garden"}
+    async with api.delete(path) as response:
+        assert await told(response) == {"id": made["id"], "object": "conversation.deleted", "deleted": True}
+    async with api.get(path) as response:
+        await refused(response, 404, "conversation_not_found")
+    async with api.post(PATH, {"input": "x", "conversation": made["id"]}) as response:
+        await refused(response, 404, "conversation_not_found")
+
+
+async def test_responses_go_on_in_a_conversation(api: Api) -> None:
+    api.model.script = [Reply(text=f"answer {n}.", continues=False) for n in range(4)]
+    async with api.post(
+        TALKS, {"items": [message("user", "I am Ann."), message("assistant", "Hello Ann.")]}
+    ) as response:
+        talk = (await told(response))["id"]
+    first = await create(api, "one", conversation=talk)
+    assert first["conversation"] == {"id": talk}
+    assert [text for _, text in sent(api.model.requests[0])] == ["I am Ann.", "Hello Ann.", "one"]
+    second = await create(api, "two", conversation={"id": talk})
+    assert [text for _, text in sent(api.model.requests[1])] == ["I am Ann.", "Hello Ann.", "one", "answer 0.", "two"]
+    items = await look(api, f"{TALKS}/{talk}/items?order=asc")
+    assert [item["role"] for item in items["data"]] == ["user", "assistant"] * 3
+    async with api.delete(f"{PATH}/{second['id']}") as response:
+        await told(response)
+    await create(api, "again", conversation=talk)
+    assert [text for _, text in sent(api.model.requests[2])] == ["I am Ann.", "Hello Ann.", "again"]
+
+
+async def test_items_are_added_to_a_conversation(api: Api) -> None:
+    api.model.script = [Reply(text="Ann.")]
+    async with api.post(TALKS, {}) as response:
+        talk = (await told(response))["id"]
+    async with api.post(f"{TALKS}/{talk}/items", {"items": [message("user", "I am Ann.")]}) as response:
+        added = await told(response)
+    assert added["object"] == "list"
+    assert added["data"][0]["id"]
+    page = await look(api, f"{TALKS}/{talk}/items")
+    assert set(page) == {"object", "data", "first_id", "last_id", "has_more"}
+    assert [item["id"] for item in page["data"]] == [item["id"] for item in added["data"]]
+    await create(api, "who am I?", conversation=talk)
+    assert sent(api.model.requests[0])[0] == ("user", "I am Ann.")
+
+
+# ---- how long a response is kept
+
+
+async def test_the_least_used_response_goes_first(start: Start) -> None:
+    api = await start(*[Reply(text="a", continues=False)] * 4, responses={"max_stored": 3})
+    ids = [(await create(api, f"q{n}", conversation=f"c{n}"))["id"] for n in range(3)]
+    await look(api, f"{PATH}/{ids[0]}")
+    await create(api, "one more")
+    async with api.get(f"{PATH}/{ids[1]}") as response:
+        await refused(response, 404, "response_not_found")
+    for kept in (ids[0], ids[2]):
+        await look(api, f"{PATH}/{kept}")
+    # A name that led to what is gone starts afresh.
+    api.model.script = [Reply(text="b")]
+    await create(api, "afresh", conversation="c1")
+    assert sent(api.model.requests[-1]) == [("user", "afresh")]
+
+
+async def test_a_deleted_response_is_gone_for_chains_too(api: Api) -> None:
+    api.model.script = [Reply(text="a")]
+    made = await create(api)
+    async with api.delete(f"{PATH}/{made['id']}") as response:
+        assert await told(response) == {"id": made["id"], "object": "response", "deleted": True}
+    async with api.delete(f"{PATH}/{made['id']}") as response:
+        await refused(response, 404, "response_not_found")
+    async with api.post(PATH, {"input": "x", "previous_response_id": made["id"]}) as response:
+        await refused(response, 404, "previous_response_not_found")

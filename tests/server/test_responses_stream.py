@@ -1,0 +1,403 @@
+"""Streamed responses: what comes in which order, that it agrees with the object, and that it can be taken up again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from hermes.agent import decisions
+from support.model_server import Call, Reply, Request
+from support.wire import body_bytes
+
+from .clients import (
+    Frame,
+    HeldModel,
+    Json,
+    Stream,
+    check_envelope,
+    eventually,
+    flat,
+    frames,
+    function,
+    refused,
+    stream_of,
+    told,
+)
+from .conftest import Api, Start
+
+PATH = "/v1/responses"
+LAMP = flat(function("lamp", room={"type": "string"}))
+TODO = Call("todo", {"todos": [{"id": "1", "content": "tea", "status": "pending"}]}, id="call_todo")
+HALL = Call("lamp", ['{"room": ', '"hall"}'], id="call_lamp")
+LIVES = ("created", "queued", "in_progress", "completed", "failed", "incomplete")
+ENDS = ("response.completed", "response.failed", "response.incomplete")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits between attempts, and a lost connection is not tried again."""
+    monkeypatch.setattr(decisions, "RETRY_WAIT_S_MAX", 0.01)
+    monkeypatch.setenv("HERMES_STREAM_RETRIES", "0")
+
+
+async def streamed(api: Api, input: Any = "hi", headers: dict[str, str] | None = None, **fields: Any) -> list[Json]:
+    """The events of a stream, read strictly."""
+    async with api.post(PATH, {"input": input, "stream": True, **fields}, headers=headers) as response:
+        return events(await stream_of(response))
+
+
+def events(seen: list[Frame], first: int = 0) -> list[Json]:
+    """The payloads of frames that are numbered without a gap and end as they should."""
+    assert seen[-1].data == "[DONE]"
+    assert seen[-1].event is None
+    made = [frame.data for frame in seen[:-1]]
+    assert [frame.event for frame in seen[:-1]] == [event["type"] for event in made]
+    assert [frame.id for frame in seen] == [None] * len(seen)
+    assert [event["sequence_number"] for event in made] == list(range(first, first + len(made)))
+    return made
+
+
+def types(made: list[Json]) -> list[str]:
+    return [event["type"].removeprefix("response.") for event in made]
+
+
+def object_of(made: list[Json]) -> Json:
+    return dict(made[-1]["response"])
+
+
+def plainly(response: Json) -> Json:
+    """A streamed object as JSON shows it: results of tools are text there."""
+    output = []
+    for item in response["output"]:
+        if item["type"] == "function_call_output":
+            (part,) = item["output"]
+            assert part["type"] == "input_text"
+            item = {**item, "output": part["text"]}
+        output.append(item)
+    return {**response, "output": output}
+
+
+async def fetch(api: Api, response_id: str) -> Json:
+    async with api.get(f"{PATH}/{response_id}") as response:
+        return await told(response)
+
+
+TEXT = ["output_item.added", "content_part.added", "output_text.delta", "output_text.done", "content_part.done",
+        "output_item.done"]  # fmt: skip
+CALL = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"]
+RESULT = ["output_item.added", "output_item.done"]
+THOUGHT = ["output_item.added", "reasoning_summary_part.added", "reasoning_summary_text.delta",
+           "reasoning_summary_text.done", "reasoning_summary_part.done", "output_item.done"]  # fmt: skip
+MCP = ["output_item.added", "mcp_call.in_progress", "mcp_call_arguments.delta", "mcp_call_arguments.done",
+       "mcp_call.completed", "output_item.done"]  # fmt: skip
+
+GRAMMAR: list[tuple[str, list[Reply], Json, dict[str, str], list[str]]] = [
+    ("text", [Reply(text="Done.")], {}, {}, TEXT),
+    ("tool", [Reply(text="Hm.", tool_calls=[TODO]), Reply(text="Done.")], {}, {}, [*TEXT, *CALL, *RESULT, *TEXT]),
+    ("mcp", [Reply(tool_calls=[TODO]), Reply(text="Done.")], {}, {"X-Hermes-Tool-Items": "mcp"}, [*MCP, *TEXT]),
+    ("no items", [Reply(tool_calls=[TODO]), Reply(text="Done.")], {}, {"X-Hermes-Tool-Items": "none"}, TEXT),
+    ("client tool", [Reply(tool_calls=[HALL])], {"tools": [LAMP]}, {}, CALL),
+    ("thought", [Reply(text="4.", reasoning="2+2")], {"reasoning": {"summary": "auto"}}, {}, [*THOUGHT, *TEXT]),
+    ("hidden thought", [Reply(text="4.", reasoning="2+2")], {}, {}, TEXT),
+]
+
+
+@pytest.mark.parametrize(
+    ("script", "fields", "headers", "body"), [row[1:] for row in GRAMMAR], ids=[r[0] for r in GRAMMAR]
+)
+async def test_events_come_in_order_and_agree_with_the_object(
+    api: Api, script: list[Reply], fields: Json, headers: dict[str, str], body: list[str]
+) -> None:
+    api.model.script = script
+    made = await streamed(api, headers=headers, **fields)
+    kinds = types(made)
+    # Text and arguments may come in any number of pieces.
+    folded = [kind for at, kind in enumerate(kinds) if not (kind.endswith(".delta") and kinds[at - 1] == kind)]
+    assert folded == ["created", "in_progress", *body, "completed"]
+    check_items(made)
+    final = object_of(made)
+    assert await fetch(api, final["id"]) == plainly(final)
+    assert made[0]["response"]["status"] == "in_progress"
+    assert {event["response"]["id"] for event in made if "response" in event} == {final["id"]}
+    assert set(made[0]["response"]) == set(final)
+
+
+def check_items(made: list[Json]) -> None:
+    """Every item is opened, filled and closed under its own index and id, and is what the object holds."""
+    final = object_of(made)
+    opened: dict[int, Json] = {}
+    done: dict[int, Json] = {}
+    text: dict[str, str] = {}
+    for event in made:
+        kind = event["type"].removeprefix("response.")
+        if kind in LIVES or kind == "error":
+            continue
+        index = event["output_index"]
+        if kind == "output_item.added":
+            assert index == len(opened)
+            assert event["item"]["status"] == "in_progress"
+            assert not (
+                event["item"]["type"] == "message"
+                and "message" in [i["type"] for n, i in opened.items() if n not in done]
+            )
+            opened[index] = event["item"]
+            continue
+        assert index in opened
+        assert index not in done
+        if kind == "output_item.done":
+            done[index] = event["item"]
+            assert event["item"]["id"] == opened[index]["id"]
+            assert event["item"]["type"] == opened[index]["type"]
+            continue
+        assert event["item_id"] == opened[index]["id"]
+        if kind.endswith(".delta"):
+            text[event["item_id"]] = text.get(event["item_id"], "") + event["delta"]
+        elif kind.endswith(("_text.done", "_arguments.done")):
+            assert event.get("text", event.get("arguments")) == text[event["item_id"]]
+        if kind.startswith("output_text"):
+            assert event["logprobs"] == []
+        if kind == "function_call_arguments.done":
+            assert event["name"] == opened[index]["name"]
+    assert list(done.values()) == final["output"]
+
+
+async def test_text_comes_as_the_model_writes_it(start: Start) -> None:
+    async with HeldModel(Reply(text=["Hello", " there", ", you."])) as model:
+        api = await start(settings=model.settings)
+        async with api.post(PATH, {"input": "hi", "stream": True}) as response:
+            stream = Stream(response)
+            begun = await stream.until(lambda frame: frame.event == "response.in_progress")
+            stored = await fetch(api, begun[0].data["response"]["id"])
+            assert stored["status"] == "in_progress"
+            got = []
+            for _ in range(3):
+                model.let()
+                seen = await stream.until(lambda frame: frame.event == "response.output_text.delta")
+                got.append(seen[-1].data["delta"])
+            assert got == ["Hello", " there", ", you."]
+            rest = await stream.rest()
+    assert rest[-1].data == "[DONE]"
+
+
+async def test_a_result_of_a_tool_is_a_list_on_the_wire(api: Api) -> None:
+    api.model.script = [Reply(tool_calls=[TODO]), Reply(text="Done.")]
+    made = await streamed(api)
+    (item,) = [
+        e["item"] for e in made if e["type"].endswith("item.done") and e["item"]["type"] == "function_call_output"
+    ]
+    assert [part["type"] for part in item["output"]] == ["input_text"]
+
+
+# ---- ends that are not good
+
+
+async def test_a_failure_is_an_error_and_a_failed_response(api: Api) -> None:
+    api.model.handler = lambda _: Reply(status=401, error="no")
+    made = await streamed(api)
+    assert types(made)[-2:] == ["error", "failed"]
+    error = made[-2]
+    assert set(error) == {"type", "sequence_number", "code", "message", "param", "error"}
+    assert check_envelope(502, error)["code"] == error["code"] == "provider_auth_failed"
+    final = object_of(made)
+    assert (final["status"], final["error"]["code"], final["error"]["type"]) == (
+        "failed",
+        "server_error",
+        "provider_auth_failed",
+    )
+    assert await fetch(api, final["id"]) == final
+
+
+async def test_a_failure_after_text_closes_its_item_first(api: Api) -> None:
+    reply = Reply(text=["Half an answer ", "and more"])
+
+    def handle(request: Request) -> Reply:
+        if request.number > 1:
+            return Reply(status=500, error="gone")
+        body = body_bytes(request.protocol, reply, request.body, request.key)
+        return Reply(text=reply.text, cut_at=body.index(b"and more") - 60)
+
+    api.model.handler = handle
+    made = await streamed(api)
+    check_items(made)
+    final = object_of(made)
+    assert (made[-1]["type"], final["status"]) == ("response.failed", "failed")
+    assert final["output"][0]["content"][0]["text"] == "Half an answer "
+    assert final["output"][0]["status"] == "incomplete"
+
+
+async def test_an_answer_cut_short_ends_incomplete(api: Api) -> None:
+    api.model.script = [Reply(text="Half", finish="length")]
+    made = await streamed(api, max_output_tokens=20)
+    check_items(made)
+    assert made[-1]["type"] == "response.incomplete"
+    assert object_of(made)["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert object_of(made)["output"][-1]["status"] == "incomplete"
+
+
+async def test_an_agent_that_raises_ends_the_stream_in_order(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(**_: Any) -> Any:
+        raise RuntimeError("it broke")
+
+    monkeypatch.setattr(api.adapter, "_run_agent", broken)
+    made = await streamed(api)
+    assert types(made)[-2:] == ["error", "failed"]
+    assert "it broke" in made[-2]["message"]
+    assert object_of(made)["status"] == "failed"
+
+
+@pytest.mark.parametrize("way", ["cancel", "stop"])
+async def test_a_stopped_response_ends_as_cancelled(start: Start, way: str) -> None:
+    async with HeldModel(Reply(text=["Half", " an answer."])) as model:
+        api = await start(settings=model.settings)
+        async with api.post(PATH, {"input": "hi", "stream": True}) as response:
+            stream = Stream(response)
+            model.let()
+            seen = await stream.until(lambda frame: frame.event == "response.output_text.delta")
+            response_id = seen[0].data["response"]["id"]
+            place = {
+                "cancel": f"{PATH}/{response_id}/cancel",
+                "stop": f"/v1/runs/{response.headers['X-Hermes-Run-Id']}/stop",
+            }
+            async with api.post(place[way]) as stopped:
+                answer = await told(stopped)
+            made = events([*seen, *await stream.rest()])
+        if way == "cancel":
+            assert (answer["id"], answer["status"]) == (response_id, "cancelled")
+        final = object_of(made)
+        assert (made[-1]["type"], final["status"]) == ("response.incomplete", "cancelled")
+        assert final["incomplete_details"] == {"reason": "cancelled"}
+        assert final["output"][0]["content"][0]["text"] == "Half"
+        assert (await fetch(api, response_id))["status"] == "cancelled"
+        async with api.post(f"{PATH}/{response_id}/cancel") as again:
+            assert (await told(again))["status"] == "cancelled"
+
+
+async def test_a_finished_response_cannot_be_cancelled(api: Api) -> None:
+    api.model.script = [Reply(text="Done.")]
+    final = object_of(await streamed(api))
+    async with api.post(f"{PATH}/{final['id']}/cancel") as response:
+        await refused(response, 409, "response_not_cancellable")
+
+
+# ---- in the background
+
+
+async def finished(api: Api, response_id: str) -> Json:
+    async with asyncio.timeout(5):
+        while (made := await fetch(api, response_id))["status"] in ("queued", "in_progress"):
+            await asyncio.sleep(0.01)
+    return made
+
+
+async def test_a_background_response_is_answered_at_once_and_polled(start: Start) -> None:
+    async with HeldModel(Reply(text="Done.")) as model:
+        api = await start(settings=model.settings)
+        async with api.post(PATH, {"input": "hi", "background": True}) as response:
+            made = await told(response)
+        assert (made["status"], made["background"], made["output"]) == ("queued", True, [])
+        await model.asked()
+        await eventually(lambda: fetch(api, made["id"]), lambda seen: seen["status"] == "in_progress")
+        model.let_all()
+        done = await finished(api, made["id"])
+    assert done["status"] == "completed"
+    assert done["output"][0]["content"][0]["text"] == "Done."
+
+
+async def test_a_background_response_may_be_cancelled_and_deleted(start: Start) -> None:
+    async with HeldModel(Reply(text="Done."), Reply(text="Done.")) as model:
+        api = await start(settings=model.settings)
+        async with api.post(PATH, {"input": "hi", "background": True}) as response:
+            first = await told(response)
+        await model.asked()
+        async with api.post(f"{PATH}/{first['id']}/cancel") as response:
+            assert (await told(response))["status"] == "cancelled"
+        async with api.post(PATH, {"input": "hi", "background": True}) as response:
+            second = await told(response)
+        await model.asked(2)
+        async with api.delete(f"{PATH}/{second['id']}") as response:
+            assert (await told(response))["deleted"] is True
+        async with api.get(f"{PATH}/{second['id']}") as response:
+            await refused(response, 404, "response_not_found")
+        await model.until(lambda: model.open_streams == 0)
+        assert all(request.closed_early for request in model.requests)
+
+
+async def test_losing_the_stream_of_a_background_response_does_not_stop_it(start: Start) -> None:
+    async with HeldModel(Reply(text=["Half", " an answer."])) as model:
+        api = await start(settings=model.settings)
+        async with api.post(PATH, {"input": "hi", "background": True, "stream": True}) as response:
+            stream = Stream(response)
+            model.let()
+            seen = await stream.until(lambda frame: frame.event == "response.output_text.delta")
+        assert "queued" in types([frame.data for frame in seen])
+        model.let_all()
+        done = await finished(api, seen[0].data["response"]["id"])
+        assert done["status"] == "completed"
+        assert done["output"][0]["content"][0]["text"] == "Half an answer."
+
+
+# ---- taken up again
+
+
+async def replayed(api: Api, response_id: str, after: int | None = None) -> list[Frame]:
+    more = "" if after is None else f"&starting_after={after}"
+    async with api.get(f"{PATH}/{response_id}?stream=true{more}") as response:
+        return await stream_of(response)
+
+
+@pytest.mark.parametrize("made_by", ["stream", "json", "background"])
+async def test_a_response_can_be_replayed_from_anywhere(api: Api, made_by: str) -> None:
+    api.model.script = [Reply(text="Let me see.", tool_calls=[TODO]), Reply(text=["Do", "ne."])]
+    fields: Json = {"stream": {"stream": True}, "json": {}, "background": {"background": True}}[made_by]
+    async with api.post(PATH, {"input": "hi", **fields}) as response:
+        if made_by == "stream":
+            whole = frames(await response.text())
+            response_id = whole[0].data["response"]["id"]
+        else:
+            response_id = (await told(response))["id"]
+            await finished(api, response_id)
+            whole = await replayed(api, response_id)
+    made = events(whole)
+    check_items(made)
+    assert object_of(made)["status"] == "completed"
+    assert await replayed(api, response_id) == whole
+    for after in (0, 1, len(made) // 2, len(made) - 2):
+        assert await replayed(api, response_id, after) == whole[after + 1 :]
+    for after in (len(made) - 1, len(made) + 100):
+        assert [frame.data for frame in await replayed(api, response_id, after)] == ["[DONE]"]
+
+
+async def test_readers_join_a_response_under_way(start: Start) -> None:
+    async with HeldModel(Reply(text=["one ", "two ", "three."])) as model:
+        api = await start(settings=model.settings)
+        async with api.post(PATH, {"input": "hi", "stream": True}) as response:
+            stream = Stream(response)
+            model.let()
+            seen = await stream.until(lambda frame: frame.event == "response.output_text.delta")
+            response_id = seen[0].data["response"]["id"]
+            readers = [asyncio.create_task(replayed(api, response_id, after)) for after in (None, 2, len(seen) - 1, 3)]
+            await asyncio.sleep(0)
+            model.let_all()
+            whole = [*seen, *await stream.rest()]
+            got = await asyncio.gather(*readers)
+    events(whole)
+    assert got == [whole, whole[3:], whole[len(seen) :], whole[4:]]
+
+
+@pytest.mark.parametrize("after", ["x", "-2", "1.5"])
+async def test_a_number_that_is_none_is_refused(api: Api, after: str) -> None:
+    api.model.script = [Reply(text="Done.")]
+    final = object_of(await streamed(api))
+    async with api.get(f"{PATH}/{final['id']}?stream=true&starting_after={after}") as response:
+        await refused(response, 400, "invalid_value", "starting_after")
+
+
+async def test_what_a_response_shows_is_settled_when_it_is_made(api: Api) -> None:
+    api.model.script = [Reply(reasoning="Hm.", tool_calls=[TODO]), Reply(text="Done.")]
+    made = await streamed(api, headers={"X-Hermes-Tool-Items": "mcp"}, reasoning={"summary": "auto"})
+    response_id = object_of(made)["id"]
+    headers = {"X-Hermes-Tool-Items": "none", "X-Hermes-Reasoning": "off"}
+    async with api.get(f"{PATH}/{response_id}?stream=true", headers=headers) as response:
+        assert events(await stream_of(response)) == made

@@ -1,0 +1,441 @@
+"""The server's start and end: what it refuses, in which order, what it leaves behind, and what it tells of itself."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+import resource
+import socket
+import sqlite3
+import stat
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+import hermes
+from hermes import app as apps
+from hermes import config
+from hermes.errors import ConfigError, HermesError
+from hermes.home import Home, is_served
+from hermes.logs import logging_to
+from hermes.runs.spec import RunSpec
+from hermes.server import runner
+from hermes.server.exposure import bind, is_loopback, resolved
+from hermes.server.runner import GatewayRunner, raise_file_limit
+from hermes.server.status import HomeServed, hold, read_runtime_status
+from support.model_server import ModelServer, Reply
+
+GOOD_KEY = "q7Zr-4fJ0_pW2xLs9TnB6vYc1HdK8mGa"
+UNTITLED = "auxiliary: {title_generation: {enabled: false}}\n"
+
+
+@pytest.fixture
+def home(home_folder: Path) -> Home:
+    home_folder.mkdir(mode=0o700)
+    return Home(home_folder)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def state(home: Home) -> dict[str, Any]:
+    """The state file, whoever wrote it."""
+    told: dict[str, Any] = json.loads(home.state_file.read_text()) if home.state_file.exists() else {}
+    return told
+
+
+async def until(happened: Callable[[], bool], seconds: float = 10.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not happened():
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def serving(home: Home, **options: Any) -> AsyncIterator[tuple[str, asyncio.Event]]:
+    """A server on a free port: its address, and what stops it."""
+    stop = asyncio.Event()
+    task = asyncio.create_task(GatewayRunner(home, **{"port": 0, **options}).serve(stop))
+    await until(lambda: task.done() or state(home).get("gateway_state") == "running")
+    if task.done():
+        task.result()
+    try:
+        yield f"http://127.0.0.1:{state(home)['port']}", stop
+    finally:
+        stop.set()
+        assert await task == 0
+
+
+async def get(url: str) -> int:
+    async with aiohttp.ClientSession() as client, client.get(url) as answer:
+        return answer.status
+
+
+@contextmanager
+def listening() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        yield sock.getsockname()[1]
+
+
+# ---- starting and ending
+
+
+async def test_the_ready_line_names_version_address_model_auth_sandbox_and_store(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home.config_file.write_text("model: {default: m, base_url: 'http://127.0.0.1:9/v1'}")
+    async with serving(home) as (url, _):
+        pass
+    printed = capsys.readouterr().out
+    auth = "open: hermes gateway key makes a key"
+    facts = f"model custom/m, auth {auth}, sandbox local, store {home.state_db}"
+    assert printed == f"Hermes {hermes.__version__} listening on {url} ({facts})\n"
+
+
+async def test_it_answers_when_it_says_so_and_leaves_nothing_bound(home: Home) -> None:
+    async with serving(home) as (url, _):
+        running, status = read_runtime_status(home), await get(f"{url}/health")
+        served = is_served(home)
+    assert (status, served) == (200, True)
+    assert running is not None and running["platforms"] == {"api_server": {"state": "connected"}}
+    assert (running["pid"], running["host"], running["exit_reason"]) == (os.getpid(), "127.0.0.1", None)
+    assert (state(home)["gateway_state"], is_served(home), home.pid_file.exists()) == ("stopped", False, False)
+    with pytest.raises(aiohttp.ClientConnectorError):
+        await get(f"{url}/health")
+
+
+async def test_a_key_is_told_of_but_never_shown(home: Home, capfd: pytest.CaptureFixture[str]) -> None:
+    home.env_file.write_text(f"API_SERVER_KEY={GOOD_KEY}")
+    async with serving(home, verbose=True):
+        pass
+    told = capfd.readouterr()
+    assert "auth key," in told.out and "hermes gateway key" not in told.out
+    assert "listening on" in told.err
+    assert not any(GOOD_KEY in text for text in (told.out, told.err, home.state_file.read_text()))
+
+
+async def test_a_short_key_is_a_warning_on_this_machine(home: Home, capfd: pytest.CaptureFixture[str]) -> None:
+    home.env_file.write_text("API_SERVER_KEY=short")
+    async with serving(home) as (url, _):
+        assert await get(f"{url}/health") == 200
+    assert (
+        "hermes: api_server.key has fewer than 16 characters. Try: hermes gateway key --new" in capfd.readouterr().err
+    )
+
+
+async def test_any_other_bad_value_is_a_warning_and_the_default(home: Home, capfd: pytest.CaptureFixture[str]) -> None:
+    home.config_file.write_text("api_server: {keepalive_seconds: soon, hots: 1}\nmodel: {provider: nobody}")
+    async with serving(home) as (url, _):
+        assert await get(f"{url}/health") == 200
+    told = capfd.readouterr()
+    assert "keepalive_seconds must be a number" in told.err and "hots" in told.err
+    assert "provider 'nobody' is unknown" in told.err and "model none" in told.out
+
+
+async def test_a_home_that_is_open_to_others_is_closed(home: Home, capfd: pytest.CaptureFixture[str]) -> None:
+    home.config_file.write_text("")
+    home.config_file.chmod(0o644)
+    async with serving(home):
+        assert mode(home.config_file) == 0o600
+    assert f"{home.config_file} was open to others (644) and is now 600." in capfd.readouterr().err
+
+
+async def test_with_a_good_key_and_leave_it_listens_for_other_machines(home: Home) -> None:
+    home.env_file.write_text(f"API_SERVER_KEY={GOOD_KEY}")
+    async with serving(home, host="0.0.0.0", allow_local_exec=True) as (url, _):
+        assert await get(f"{url}/health") == 200
+
+
+# ---- refusals
+
+KEYS = "api_server: {keys: [%s]}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "code", "words"),
+    [
+        ("a: [", {}, 78, "config.yaml line 2, column 1"),
+        ("api_server: {enabled: false}", {}, 78, "api_server.enabled is false: there is nothing to run"),
+        ("api_server: {key: 12345678}", {}, 78, "api_server.key must be text"),
+        ("api_server: {keys: [a]}", {}, 78, "api_server.keys must be a list of mappings"),
+        (KEYS % "{key: x, scopes: [chat]}", {}, 78, "the name must be"),
+        (KEYS % "{name: default, key: x, scopes: [chat]}", {}, 78, "not 'default'"),
+        (KEYS % "{name: a, key: x, scopes: [all]}", {}, 78, "unknown scope 'all'"),
+        (KEYS % "{name: a, key: x}", {}, 78, "has no scopes"),
+        (KEYS % "{name: a, key_env: '', scopes: [chat]}", {}, 78, "must have one of key, key_env and key_sha256"),
+        (KEYS % "{name: a, key: x, key_env: K, scopes: [chat]}", {}, 78, "must have one of"),
+        (KEYS % "{name: a, key_env: NO_SUCH, scopes: [chat]}", {}, 78, "variable NO_SUCH, which is not set"),
+        (KEYS % "{name: a, key_sha256: ab, scopes: [chat]}", {}, 78, "64 hexadecimal digits"),
+        (KEYS % "{name: a, key: x, scopes: [chat]}, {name: a, key: y, scopes: [runs]}", {}, 78, "used twice"),
+        ("", {"host": "0.0.0.0"}, 78, "api_server.key is not set, and 0.0.0.0 can be reached"),
+        ("api_server: {host: '::'}", {}, 78, "api_server.key is not set"),
+        ("api_server: {key: short}", {"host": "0.0.0.0"}, 78, "api_server.key has fewer than 16 characters"),
+        ("api_server: {key: your-api-key-here}", {"host": "0.0.0.0"}, 78, "is a placeholder"),
+        ("api_server: {key: sk-xxxxxxxxxxxxxxxx}", {"host": "0.0.0.0"}, 78, "is a placeholder"),
+        (KEYS % "{name: a, key: short, scopes: [chat]}", {"host": "0.0.0.0"}, 78, "'a' of api_server.keys has fewer"),
+        (f"api_server: {{key: {GOOD_KEY}}}", {"host": "0.0.0.0"}, 78, "without a sandbox"),
+        ("terminal: {backend: docker}", {}, 78, "no sandbox 'docker'"),
+        ("storage: {url: 'mysql://u:hunter2@h/d'}", {}, 78, "no store of the kind 'mysql'"),
+        (
+            f"api_server: {{key: {GOOD_KEY}}}\nterminal: {{allow_exposed_local: true}}",
+            {"host": "192.0.2.1"},
+            69,
+            "bound",
+        ),
+        ("", {"host": "no\0name"}, 69, "is not known here"),
+    ],
+)
+async def test_what_it_does_not_start_with(
+    home: Home, settings: str, options: dict[str, Any], code: int, words: str
+) -> None:
+    home.config_file.write_text(settings)
+    with pytest.raises(HermesError) as refused:
+        await GatewayRunner(home, **{"port": 0, **options}).serve(asyncio.Event())
+    assert refused.value.exit_code == code
+    assert words in str(refused.value) and "Try: " in str(refused.value)
+    left = state(home)
+    assert left["gateway_state"] == "startup_failed" and words in left["exit_reason"]
+    assert not is_served(home) and not any(key in str(refused.value) for key in (GOOD_KEY, "hunter2", "12345678"))
+
+
+async def test_switched_off_in_the_environment_it_does_not_start(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("API_SERVER_ENABLED", "false")
+    with pytest.raises(ConfigError, match="Try: unset API_SERVER_ENABLED"):
+        await GatewayRunner(home, port=0).serve(asyncio.Event())
+
+
+async def test_a_key_of_which_only_the_hash_is_known_is_a_key(home: Home) -> None:
+    digest = hashlib.sha256(GOOD_KEY.encode()).hexdigest()
+    settings = config.load(home, environ={"K": GOOD_KEY})
+    assert runner.keys_of(settings) == {}
+    home.config_file.write_text(KEYS % f"{{name: a, key_sha256: {digest}, scopes: [chat]}}, {{name: b, key_env: K}}")
+    assert list(runner.keys_of(config.load(home, environ={"K": GOOD_KEY})).values()) == ["", GOOD_KEY]
+
+
+async def test_a_taken_address_is_named(home: Home) -> None:
+    with listening() as port, pytest.raises(HermesError, match=f"http://127.0.0.1:{port} cannot be bound") as refused:
+        await GatewayRunner(home, port=port).serve(asyncio.Event())
+    assert refused.value.exit_code == 69
+
+
+async def test_a_server_of_another_profile_is_named_as_the_holder(home: Home) -> None:
+    work = Home(home.path / "profiles" / "work", "work")
+    work.path.mkdir(parents=True)
+    async with serving(work) as (url, _):
+        port = int(url.rpartition(":")[2])
+        with pytest.raises(HermesError, match=rf"profile 'work' \(pid {os.getpid()}\)") as refused:
+            await GatewayRunner(home, port=port).serve(asyncio.Event())
+        assert await get(f"{url}/health") == 200
+    assert refused.value.exit_code == 69
+
+
+async def test_a_held_home_stays_as_it_is(home: Home) -> None:
+    with hold(home):
+        with pytest.raises(HomeServed) as refused:
+            await GatewayRunner(home, port=0).serve(asyncio.Event())
+        assert home.pid_file.exists()
+    assert refused.value.exit_code == 4
+    assert not home.state_file.exists()
+
+
+async def test_a_damaged_store_and_one_of_a_newer_hermes_are_refused(home: Home) -> None:
+    home.state_db.write_bytes(b"no database, but long enough to be looked at " * 200)
+    with pytest.raises(HermesError) as damaged:
+        await GatewayRunner(home, port=0).serve(asyncio.Event())
+    home.state_db.unlink()
+    with sqlite3.connect(home.state_db) as db:
+        db.execute("PRAGMA user_version=999")
+    db.close()
+    with pytest.raises(HermesError) as newer:
+        await GatewayRunner(home, port=0).serve(asyncio.Event())
+    assert (damaged.value.exit_code, newer.value.exit_code) == (74, 69)
+    assert "newer Hermes" in state(home)["exit_reason"]
+
+
+async def test_a_home_that_cannot_be_made_is_told_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HermesError, match="The home cannot be written to") as refused:
+        await GatewayRunner(Home(tmp_path / "file" / "home"), port=0).serve(asyncio.Event())
+    assert refused.value.exit_code == 69
+
+
+# ---- the drain
+
+
+async def begun(home: Home, server: ModelServer) -> str:
+    """A turn that waits for its model; its id."""
+    engine = (await apps.current(home)).engine
+    spec = RunSpec(user_message="hi", session_id="s", kind="run", source="api_server", on_detach="continue")
+    await engine.start(spec)
+    await server.until(lambda: len(server.requests) == 1)
+    return spec.run_id
+
+
+async def test_reads_go_on_while_running_turns_have_their_time(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "_STATE_EVERY_S", 0.01)
+    release = asyncio.Event()
+
+    async def answer(_: object) -> Reply:
+        await release.wait()
+        return Reply(text="done")
+
+    async with ModelServer(handler=answer) as server:
+        home.config_file.write_text(f"model: {{default: m, base_url: '{server.url}/v1'}}\n{UNTITLED}")
+        async with serving(home) as (url, stop):
+            run_id = await begun(home, server)
+            await until(lambda: state(home)["active_agents"] == 1)
+            stop.set()
+            await until(lambda: state(home)["gateway_state"] == "draining")
+            during = await get(f"{url}/health")
+            release.set()
+    assert during == 200
+    assert (state(home)["gateway_state"], state(home)["active_agents"]) == ("stopped", 0)
+    assert await status_of(home, run_id) == "completed"
+
+
+async def test_what_has_not_ended_is_left_for_the_next_start(home: Home) -> None:
+    async with ModelServer(Reply(text="x", stall_at=0), Reply(text="done")) as server:
+        more = f"api_server: {{drain_seconds: 0}}\n{UNTITLED}"
+        home.config_file.write_text(f"model: {{default: m, base_url: '{server.url}/v1'}}\n{more}")
+        async with serving(home):
+            run_id = await begun(home, server)
+        left = await status_of(home, run_id)
+        async with serving(home), asyncio.timeout(10):
+            while (now := await status_of(home, run_id)) != "completed":
+                await asyncio.sleep(0.01)
+    assert (left, now, len(server.requests)) == ("interrupted", "completed", 2)
+
+
+async def status_of(home: Home, run_id: str) -> str:
+    record = await (await apps.current(home)).store.runs.get(run_id)
+    assert record is not None
+    return str(record.state.status)
+
+
+# ---- addresses
+
+
+@pytest.mark.parametrize(
+    ("host", "only_here"),
+    [("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("", False)],
+)
+def test_what_only_this_machine_can_reach(host: str, only_here: bool) -> None:
+    assert is_loopback(resolved(host, 0)) is only_here
+
+
+def test_all_addresses_of_a_name_get_one_port(home: Home) -> None:
+    addresses = [(socket.AF_INET, ("127.0.0.1", 0)), (socket.AF_INET, ("127.0.0.2", 0))]
+    sockets = bind(home, "localhost", [*addresses, (socket.AF_INET, ("192.0.2.1", 0))])
+    ports = {sock.getsockname()[1] for sock in sockets}
+    for sock in sockets:
+        sock.close()
+    assert len(sockets) == 2 and len(ports) == 1
+
+
+def test_the_limit_on_open_files_is_raised_within_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: given.append(limits))
+    for limits in ((1024, 4096), (1024, 1_000_000), (256, resource.RLIM_INFINITY), (65_536, 1_000_000)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limits=limits: limits)
+        raise_file_limit()
+    assert given == [(4096, 4096), (65_536, 1_000_000), (65_536, resource.RLIM_INFINITY)]
+
+
+# ---- logs
+
+
+def lines(home: Home) -> dict[str, str]:
+    return {path.name: path.read_text() for path in sorted(home.logs.iterdir())}
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o777], ids=oct)
+def test_logs_are_private_sorted_and_without_secrets(home: Home, umask: int) -> None:
+    home.env_file.write_text(f"ANY_NAME={GOOD_KEY}")
+    before = os.umask(umask)
+    try:
+        with logging_to(home, config.load(home, environ={}), verbose=False):
+            logging.getLogger("hermes.agent.loop").info("a turn with %s", GOOD_KEY)
+            logging.getLogger("hermes.server.chat").warning("refused: api_key=abcdef123456")
+            logging.getLogger("hermes.server.chat").debug("below the level")
+    finally:
+        os.umask(before)
+    found = lines(home)
+    assert {name: text.count("\n") for name, text in found.items()} == {
+        "agent.log": 1,
+        "errors.log": 1,
+        "gateway.log": 1,
+    }
+    assert "INFO hermes.agent.loop: a turn with [redacted]" in found["agent.log"]
+    assert found["errors.log"] == found["gateway.log"] and "abcdef" not in found["errors.log"]
+    assert {mode(home.logs), *map(mode, home.logs.iterdir())} == {0o700, 0o600}
+
+
+def test_a_full_log_makes_room(home: Home) -> None:
+    home.config_file.write_text("logging: {max_size_mb: 0.01, backup_count: 2, level: WARNING}")
+    with logging_to(home, config.load(home, environ={}), verbose=False):
+        for number in range(600):
+            logging.getLogger("hermes.server").error("line %d of many that fill a log", number)
+    assert [name for name in lines(home) if name.startswith("gateway")] == [
+        "gateway.log",
+        "gateway.log.1",
+        "gateway.log.2",
+    ]
+    assert max(path.stat().st_size for path in home.logs.iterdir()) <= 10_000
+    assert all(mode(path) == 0o600 for path in home.logs.iterdir())
+
+
+def test_a_key_that_is_new_while_it_runs_is_no_more_shown_than_the_others(home: Home) -> None:
+    with logging_to(home, config.load(home, environ={}), verbose=False):
+        home.env_file.write_text(f"ANY_NAME={GOOD_KEY}")
+        logging.getLogger("hermes").warning("%s", GOOD_KEY)
+    assert GOOD_KEY not in lines(home)["agent.log"]
+
+
+def test_logging_ends_with_its_block_and_a_log_that_cannot_be_written_stops_nobody(home: Home) -> None:
+    root = logging.getLogger()
+    before = (root.level, list(root.handlers), logging.raiseExceptions)
+    home.logs.write_text("in the way")
+    with logging_to(home, config.load(home, environ={}), verbose=False):
+        logging.getLogger("hermes").info("lost")
+    assert (root.level, list(root.handlers), logging.raiseExceptions) == before
+
+
+# ---- what agents are built from
+
+
+def test_what_is_configured_is_told_without_secrets(home: Home) -> None:
+    home.config_file.write_text(
+        "model: {default: m, provider: openai, base_url: 'https://h/v1', api_key: sk-0123456789abcdef}\n"
+        "agent: {reasoning_effort: high, reasoning_overrides: {n.1: none}}\n"
+        "fallback_providers: [anthropic/claude, {provider: x, api_key: sk-0123456789abcdef}]\n"
+    )
+    told = runner._load_gateway_config()
+    assert runner._resolve_runtime_agent_kwargs() == {"provider": "openai", "base_url": "https://h/v1"}
+    assert runner._resolve_gateway_model() == "m"
+    assert GatewayRunner._load_reasoning_config() == {"enabled": True, "effort": "high"}
+    assert (GatewayRunner._load_fallback_model() or [])[0] == "anthropic/claude"
+    assert told["agent"]["reasoning_effort"] == "high" and told["model"]["default"] == "m"
+    assert told["fallback_providers"] == ["anthropic/claude", {"provider": "x"}]
+    assert "api_key" not in told["model"] and "0123456789" not in json.dumps(told)
+
+
+def test_nothing_configured_is_nothing_said(home: Home) -> None:
+    assert (runner._resolve_runtime_agent_kwargs(), runner._resolve_gateway_model()) == ({}, "")
+    assert GatewayRunner._load_reasoning_config() is GatewayRunner._load_fallback_model() is None
+
+
+def test_a_change_of_the_file_is_seen_and_what_was_handed_out_is_nobodys(home: Home) -> None:
+    home.config_file.write_text("model: {default: m}\nagent: {reasoning_effort: none}")
+    runner._load_gateway_config()["model"]["default"] = "changed"
+    first = runner._load_gateway_config()["model"]["default"], GatewayRunner._load_reasoning_config()
+    home.config_file.write_text("model: {default: other}\nagent: {reasoning_overrides: {other: low}}")
+    assert first == ("m", {"enabled": False, "effort": "none"})
+    assert runner._resolve_gateway_model() == "other"
+    assert GatewayRunner._load_reasoning_config() == {"enabled": True, "effort": "low"}

@@ -1,0 +1,684 @@
+"""Sessions over HTTP: as resources, and turns of them, plain and streamed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes.store.sessions import SessionDB
+from hermes.tools.registry import Registry, ToolContext, ToolDef
+from support.model_server import Call, Reply
+
+from .clients import Frame, HeldModel, Json, Stream, eventually, refused, sent, stream_of, system_of, told
+from .conftest import Api, Start
+
+SESSIONS = "/api/sessions"
+FIELDS = {
+    "id", "source", "user_id", "model", "title", "started_at", "ended_at", "end_reason", "message_count",
+    "tool_call_count", "input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens",
+    "estimated_cost_usd", "actual_cost_usd", "api_call_count", "parent_session_id", "forked_at_message_id",
+    "has_system_prompt", "has_model_config", "archived", "last_active", "preview", "active_run_id",
+}  # fmt: skip
+MESSAGE = {
+    "id", "session_id", "role", "content", "tool_call_id", "tool_calls", "tool_name", "timestamp", "token_count",
+    "finish_reason", "synthetic", "run_id",
+}  # fmt: skip
+
+
+async def made(api: Api, **fields: Any) -> Json:
+    async with api.post(SESSIONS, fields) as response:
+        session: Json = (await told(response, 201))["session"]
+        return session
+
+
+async def got(api: Api, path: str, **more: Any) -> Json:
+    async with api.get(path, **more) as response:
+        return await told(response)
+
+
+async def chat(api: Api, session_id: str, message: Any = "hi", **fields: Any) -> Json:
+    async with api.post(f"{SESSIONS}/{session_id}/chat", {"message": message, **fields}) as response:
+        return await told(response)
+
+
+async def streamed(api: Api, session_id: str, message: Any = "hi", headers: Any = None, **fields: Any) -> list[Frame]:
+    body = {"message": message, **fields}
+    async with api.post(f"{SESSIONS}/{session_id}/chat/stream", body, headers=headers) as response:
+        return await stream_of(response)
+
+
+def names(seen: list[Frame]) -> list[str]:
+    """The events of a stream, one of each that follow each other."""
+    found = [str(item.event) for item in seen]
+    return [name for at, name in enumerate(found) if at == 0 or found[at - 1] != name]
+
+
+def one(seen: list[Frame], name: str) -> Json:
+    [found] = [item.data for item in seen if item.event == name]
+    return dict(found)
+
+
+def db_of(api: Api) -> SessionDB:
+    return api.app.store.blocking.sessions
+
+
+def offer(api: Api, name: str, run: Any, **fields: Any) -> None:
+    """A tool of this test's."""
+    parameters = {"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": False}
+    tool = ToolDef(name=name, description=name, toolset="todo", parameters=parameters, run=run, **fields)
+    registry = Registry([tool])
+    api.app.services = replace(api.app.services, registry=lambda: registry)
+
+
+# ---- one session
+
+
+async def test_a_session_is_made_and_shown_with_every_field(api: Api) -> None:
+    session = await made(api, id="kitchen", title="  A\ttitle ", model="m", system_prompt="Be kind.")
+    assert set(session) == FIELDS
+    assert {name: session[name] for name in ("id", "title", "source", "model")} == {
+        "id": "kitchen", "title": "A title", "source": "api_server", "model": "m",
+    }  # fmt: skip
+    assert session["has_system_prompt"] and not session["has_model_config"]
+    assert session["estimated_cost_usd"] is None and session["active_run_id"] is None
+    assert await got(api, f"{SESSIONS}/kitchen") == {"object": "hermes.session", "session": session}
+    assert set(await made(api)) == FIELDS
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "code"),
+    [
+        ({"id": "a/b"}, 400, "invalid_session_id"),
+        ({"session_id": "search"}, 400, "invalid_session_id"),
+        ({"id": 5}, 400, "invalid_session_id"),
+        ({"id": ""}, 400, "invalid_session_id"),
+        ({"id": "a", "session_id": "b"}, 400, "invalid_session_id"),
+        ({"title": 5}, 400, "invalid_title"),
+        ({"title": "x" * 101}, 400, "invalid_title"),
+        ({"title": "Taken"}, 400, "invalid_title"),
+        ({"system_prompt": ["x"]}, 400, "invalid_system_prompt"),
+        ({"id": "taken"}, 409, "session_exists"),
+    ],
+)
+async def test_a_session_that_cannot_be_made_leaves_nothing(api: Api, fields: Json, status: int, code: str) -> None:
+    await made(api, id="taken", title="Taken")
+    async with api.post(SESSIONS, fields) as response:
+        await refused(response, status, code)
+    assert (await got(api, SESSIONS))["total"] == 1
+
+
+async def test_what_is_not_there_or_somebody_elses_is_not_found(api: Api) -> None:
+    db_of(api).create_session("theirs", "api_server", owner="tablet", title="Secret")
+    for session_id in ("none", "theirs"):
+        for method, path, body in (
+            ("get", "", None), ("patch", "", {"title": "x"}), ("delete", "", None), ("get", "/messages", None),
+            ("get", "/export", None), ("get", "/files", None), ("get", "/files/file_1", None), ("post", "/fork", {}),
+            ("post", "/chat", {"message": "x"}), ("post", "/chat/stream", {"message": "x"}),
+        ):  # fmt: skip
+            more = {} if body is None else {"json": body}
+            async with getattr(api, method)(f"{SESSIONS}/{session_id}{path}", **more) as response:
+                await refused(response, 404, "session_not_found")
+    assert (await got(api, SESSIONS))["data"] == []
+    assert (await got(api, f"{SESSIONS}/search?q=secret"))["data"] == []
+    assert db_of(api).get_session("theirs") is not None
+
+
+async def test_a_change_is_made_wholly_or_not_at_all(api: Api) -> None:
+    await made(api, id="a", title="First", system_prompt="x")
+    await made(api, id="b", title="Second")
+    for body, code, param in (
+        ({"title": "Second", "archived": True}, "invalid_title", "title"),
+        ({"archived": True, "end_reason": "x" * 201}, "invalid_value", "end_reason"),
+        ({"archived": True, "colour": "red"}, "unsupported_session_field", "colour"),
+        ({"archived": True, "id": "c"}, "unsupported_session_field", "id"),
+    ):
+        async with api.patch(f"{SESSIONS}/a", body) as response:
+            await refused(response, 400, code, param)
+    session = (await got(api, f"{SESSIONS}/a"))["session"]
+    assert (session["title"], session["archived"], session["end_reason"]) == ("First", False, None)
+
+    body: Json = {"title": None, "archived": "true", "model": "m", "system_prompt": None, "end_reason": "done"}
+    async with api.patch(f"{SESSIONS}/a", body) as response:
+        session = (await told(response))["session"]
+    shown = {name: session[name] for name in ("title", "archived", "model", "has_system_prompt", "end_reason")}
+    assert shown == {"title": None, "archived": True, "model": "m", "has_system_prompt": False, "end_reason": "done"}
+    async with api.patch(f"{SESSIONS}/a", {"end_reason": "again", "archived": None}) as response:
+        session = (await told(response))["session"]
+    assert session["end_reason"] == "done", "the first reason stands"
+    assert session["archived"] is True
+
+
+# ---- lists
+
+
+async def test_a_list_goes_page_by_page_without_gap_or_repetition(api: Api) -> None:
+    ids = [(await made(api, title=f"t{n}"))["id"] for n in range(5)]
+    seen: list[str] = []
+    cursor = ""
+    while True:
+        page = await got(api, f"{SESSIONS}?limit=2{cursor}")
+        assert page["object"] == "list" and page["total"] == 5 and page["limit"] == 2 and page["offset"] == 0
+        seen += [session["id"] for session in page["data"]]
+        assert page["has_more"] == (len(seen) < 5)
+        if page["next_cursor"] is None:
+            break
+        cursor = f"&cursor={page['next_cursor']}"
+    assert seen == ids[::-1]
+    page = await got(api, f"{SESSIONS}?limit=2&offset=4")
+    assert [session["id"] for session in page["data"]] == ids[:1] and not page["has_more"]
+
+
+async def test_a_list_is_filtered(api: Api) -> None:
+    db = db_of(api)
+    await made(api, id="plain")
+    db.create_session("cli", "cli")
+    db.create_session("sub", "subagent", kind="delegate", parent_session_id="plain")
+    async with api.patch(f"{SESSIONS}/cli", {"archived": True}) as response:
+        await told(response)
+    async with api.post(f"{SESSIONS}/plain/fork") as response:
+        fork = (await told(response, 201))["session"]["id"]
+    for query, wanted in (
+        ("", {"plain", fork}),
+        ("?archived=true", {"cli"}),
+        ("?archived=all", {"plain", fork, "cli"}),
+        ("?archived=all&source=cli", {"cli"}),
+        ("?include_children=true", {"plain", fork, "sub"}),
+    ):
+        page = await got(api, SESSIONS + query)
+        assert {session["id"] for session in page["data"]} == wanted
+        assert page["total"] == len(wanted)
+        assert set(page["data"][0]) == FIELDS
+    parents = {session["id"]: session["parent_session_id"] for session in (await got(api, SESSIONS))["data"]}
+    assert parents == {"plain": None, fork: "plain"}
+
+
+async def test_the_parent_of_another_owner_is_not_told(api: Api) -> None:
+    db_of(api).create_session("theirs", "api_server", owner="tablet")
+    db_of(api).create_session("mine", "api_server", parent_session_id="theirs")
+    assert (await got(api, f"{SESSIONS}/mine"))["session"]["parent_session_id"] is None
+
+
+# ---- messages
+
+
+async def test_the_latest_messages_come_in_order(api: Api) -> None:
+    await made(api, id="s")
+    ids = [db_of(api).append_message("s", "user", f"m{n}") for n in range(6)]
+    path = f"{SESSIONS}/s/messages"
+
+    async def page(query: str) -> tuple[list[int], bool]:
+        found = await got(api, path + query)
+        assert found["session_id"] == "s" and found["total"] == 6
+        listed = [message["id"] for message in found["data"]]
+        assert (found["first_id"], found["last_id"]) == ((listed[0], listed[-1]) if listed else (None, None))
+        return listed, found["has_more"]
+
+    assert await page("") == (ids, False)
+    assert await page("?limit=2") == (ids[4:], True)
+    assert await page(f"?limit=2&before={ids[4]}") == (ids[2:4], True)
+    assert await page(f"?limit=2&before={ids[2]}") == (ids[:2], False)
+    assert await page(f"?limit=2&after={ids[1]}") == (ids[2:4], True)
+    assert await page(f"?limit=4&after={ids[1]}") == (ids[2:], False)
+    assert await page(f"?limit=2&order=desc&before={ids[4]}") == ([ids[3], ids[2]], True)
+    assert await page(f"?after={ids[-1]}") == ([], False)
+
+
+async def test_messages_show_reasoning_and_hidden_rows_only_when_asked(api: Api) -> None:
+    await made(api, id="s")
+    db = db_of(api)
+    db.append_message("s", "user", "gone")
+    target = db.append_message("s", "user", "taken back")
+    db.rewind_to_message("s", target)
+    db.append_message("s", "assistant", "answer", reasoning="because")
+    plain = (await got(api, f"{SESSIONS}/s/messages"))["data"]
+    assert [message["content"] for message in plain] == ["gone", "answer"]
+    assert set(plain[0]) == MESSAGE
+    shown = (await got(api, f"{SESSIONS}/s/messages", headers={"X-Hermes-Reasoning": "on"}))["data"]
+    assert shown[1]["reasoning"] == shown[1]["reasoning_content"] == "because"
+    everything = (await got(api, f"{SESSIONS}/s/messages?include_inactive=1"))["data"]
+    assert [(m["content"], m["active"]) for m in everything] == [("gone", True), ("taken back", False), ("answer", True)]
+
+
+# ---- search
+
+
+async def test_a_search_finds_messages_and_titles_and_marks_the_words(api: Api) -> None:
+    await made(api, id="s", title="Apple pie")
+    db_of(api).append_message("s", "user", ">>> print('apple') <<< and an apple")
+    page = await got(api, f"{SESSIONS}/search?q=apple")
+    assert page["object"] == "list" and page["complete"] is True and page["has_more"] is False and page["total"] == 2
+    title, message = page["data"]
+    assert (title["message_id"], title["snippet"], title["highlights"]) == (None, "Apple pie", [[0, 5]])
+    assert message["object"] == "hermes.session.match" and message["role"] == "user" and message["title"] == "Apple pie"
+    assert [message["snippet"][a:b] for a, b in message["highlights"]] == ["apple", "apple"]
+    assert message["snippet"] == ">>> print('apple') <<< and an apple"
+
+
+async def test_a_search_is_read_page_by_page(api: Api) -> None:
+    for n in range(3):
+        await made(api, id=f"s{n}", title=f"pear {n}")
+        for at in range(3):
+            db_of(api).append_message(f"s{n}", "user" if at else "assistant", f"pear number {at} of {n}")
+    seen: list[Any] = []
+    cursor = ""
+    while True:
+        page = await got(api, f"{SESSIONS}/search?q=pear&limit=5&sort=newest{cursor}")
+        assert page["total"] == 12
+        seen += [(hit["session_id"], hit["message_id"]) for hit in page["data"]]
+        if page["next_cursor"] is None:
+            break
+        cursor = f"&cursor={page['next_cursor']}"
+    assert len(seen) == len(set(seen)) == 12
+    assert [hit for hit in seen if hit[1] is None] == seen[:3], "titles stand before messages"
+    said = [hit[1] for hit in seen[3:]]
+    assert said == sorted(said, reverse=True)
+    for query, count in (("role=assistant", 3), ("session_id=s1", 4), ("source=cli", 0)):
+        assert len((await got(api, f"{SESSIONS}/search?q=pear&{query}"))["data"]) == count
+
+
+@pytest.mark.parametrize(
+    ("query", "titles"),
+    [
+        ("green OR blue", {"a", "b"}),
+        ("tea NOT green", {"b", "c"}),
+        ('"green tea"', {"a"}),
+        ("te* (green OR blue)", {"a", "b"}),
+        ("100%25", {"c"}),
+        ("NOT", set()),
+        ('"', set()),
+    ],
+)
+async def test_titles_are_found_by_the_same_rules_as_messages(api: Api, query: str, titles: set[str]) -> None:
+    for name, title in (("a", "Green tea"), ("b", "Blue tea"), ("c", "tea 100% pure")):
+        await made(api, id=name, title=title)
+    page = await got(api, f"{SESSIONS}/search?q={query}")
+    assert {hit["session_id"] for hit in page["data"]} == titles
+
+
+async def test_a_snippet_is_short_and_shows_the_word(api: Api) -> None:
+    await made(api, id="s")
+    db_of(api).append_message("s", "user", f"{'x' * 400} needle {'y' * 400} 苹果 is an apple")
+    for query, word in (("needle", "needle"), ("苹果", "苹果")):
+        [hit] = (await got(api, f"{SESSIONS}/search?q={query}"))["data"]
+        assert len(hit["snippet"]) <= 300
+        assert [hit["snippet"][a:b] for a, b in hit["highlights"]] == [word]
+
+
+# ---- export, import, files
+
+
+async def test_what_is_exported_can_be_taken_in_again(api: Api) -> None:
+    api.model.script = [Reply(text="Hello.")]
+    await made(api, id="s", title="Greeting", system_prompt="Be kind.")
+    await chat(api, "s", "hi")
+    async with api.get(f"{SESSIONS}/s/export") as response:
+        item = json.loads(await response.read())
+        assert response.headers["Content-Disposition"].startswith('attachment; filename="s.json"')
+    async with api.get(f"{SESSIONS}/s/export?format=jsonl") as response:
+        assert json.loads(await response.text()) == item and (await response.text()).count("\n") == 1
+    async with api.get(f"{SESSIONS}/s/export?format=markdown") as response:
+        assert response.headers["Content-Type"] == "text/markdown; charset=utf-8"
+        assert (await response.text()).startswith("# Greeting\n")
+    async with api.delete(f"{SESSIONS}/s") as response:
+        await told(response)
+    bad = {**item, "id": "t", "messages": [{"role": "nobody"}]}
+    for sessions, imported, skipped, errors in (([item, bad], 0, 0, 1), ([item], 1, 0, 0), ([item], 0, 1, 0)):
+        async with api.post(f"{SESSIONS}/import", {"sessions": sessions}) as response:
+            done = await told(response)
+        assert (done["object"], done["imported"], done["skipped"]) == ("hermes.session.import", imported, skipped)
+        assert [error["index"] for error in done["errors"]] == [1] * errors
+    messages = (await got(api, f"{SESSIONS}/s/messages"))["data"]
+    assert [(m["role"], m["content"]) for m in messages] == [("user", "hi"), ("assistant", "Hello.")]
+
+
+async def test_sessions_that_are_taken_in_belong_to_whoever_brings_them(api: Api) -> None:
+    item = {"format": "hermes.session/1", "id": "s", "owner": "tablet"}
+    async with api.post(f"{SESSIONS}/import", {"sessions": [item]}) as response:
+        assert (await told(response))["imported"] == 1
+    assert (await got(api, f"{SESSIONS}/s"))["session"]["id"] == "s"
+
+
+async def test_files_are_listed_and_downloaded(api: Api, tmp_path: Path) -> None:
+    await made(api, id="s")
+    path = tmp_path / "note"
+    path.write_bytes(b"\x00milk" * 100_000)
+    size = path.stat().st_size
+    add = db_of(api).add_file
+    file_id = add("s", 'Einkauf "ä".txt', bytes=size, mime="text/plain", direction="in", path=path)
+    lost = add("s", "lost", bytes=1, mime="text/plain", direction="out", path=tmp_path / "none")
+    page = await got(api, f"{SESSIONS}/s/files")
+    assert page["total"] == 2 and not page["has_more"]
+    assert set(page["data"][0]) == {"id", "name", "bytes", "mime", "created_at", "direction"}
+    async with api.get(f"{SESSIONS}/s/files/{file_id}") as response:
+        assert response.status == 200 and await response.read() == path.read_bytes()
+        assert response.headers["Content-Type"] == "text/plain"
+        assert response.headers["X-Content-Type-Options"] == "nosniff"
+        name = response.headers["Content-Disposition"]
+        assert name == "attachment; filename=\"Einkauf ___.txt\"; filename*=UTF-8''Einkauf%20%22%C3%A4%22.txt"
+    async with api.client.head(f"{api.url}{SESSIONS}/s/files/{file_id}") as response:
+        assert response.status == 200 and response.headers["Content-Length"] == str(size)
+    await made(api, id="other")
+    for path_of in (f"s/files/{lost}", "s/files/file_none", f"other/files/{file_id}"):
+        async with api.get(f"{SESSIONS}/{path_of}") as response:
+            await refused(response, 404, "file_not_found")
+
+
+# ---- forks
+
+
+async def test_a_fork_begins_like_its_source(api: Api) -> None:
+    await made(api, id="s", title="Trip", system_prompt="Be kind.")
+    ids = [db_of(api).append_message("s", role, text) for role, text in (("user", "a"), ("assistant", "b"))]
+    db_of(api).append_message("s", "user", "c")
+    async with api.post(f"{SESSIONS}/s/fork", {"at_message_id": ids[1]}) as response:
+        fork = (await told(response, 201))["session"]
+    assert (fork["title"], fork["parent_session_id"], fork["forked_at_message_id"]) == ("Trip #2", "s", ids[1])
+    assert fork["has_system_prompt"] and fork["message_count"] == 2
+    source = (await got(api, f"{SESSIONS}/s"))["session"]
+    assert (source["end_reason"], source["message_count"]) == ("branched", 3)
+    for body, status, code in (
+        ({"at_message_id": 10**9}, 404, "message_not_found"),
+        ({"id": "s"}, 409, "session_exists"),
+        ({"id": "../s"}, 400, "invalid_session_id"),
+        ({"title": "Trip"}, 400, "invalid_title"),
+    ):
+        async with api.post(f"{SESSIONS}/s/fork", body) as response:
+            await refused(response, status, code)
+    assert (await got(api, SESSIONS))["total"] == 2
+
+
+async def test_a_fork_copies_finished_turns_only(start: Start) -> None:
+    held = HeldModel(Reply(text="One."), Reply(text=["Two", "."]))
+    await held.start()
+    api = await start(settings=held.settings)
+    await made(api, id="s")
+    held.let_all()
+    await chat(api, "s", "first")
+    held._open = False
+    held._gate = asyncio.Semaphore(0)
+    turn = asyncio.create_task(chat(api, "s", "second"))
+    await held.asked(2)
+    async with api.post(f"{SESSIONS}/s/fork") as response:
+        fork = (await told(response, 201))["session"]["id"]
+    running = (await got(api, f"{SESSIONS}/s"))["session"]["active_run_id"]
+    assert running.startswith("run_")
+    held.let_all()
+    assert (await turn)["run_id"] == running
+    copied = (await got(api, f"{SESSIONS}/{fork}/messages"))["data"]
+    assert [message["content"] for message in copied] == ["first", "One."]
+    await held.stop()
+
+
+# ---- turns
+
+
+async def test_a_turn_goes_on_from_what_is_stored_and_leaves_its_rows(api: Api) -> None:
+    api.model.script = [Reply(text="One."), Reply(text="Two.")]
+    await made(api, id="s", system_prompt="Speak plainly.")
+    first = await chat(api, "s", "first")
+    assert first["object"] == "hermes.session.chat.completion" and first["session_id"] == "s"
+    assert first["message"] == {"role": "assistant", "content": "One."}
+    assert (first["completed"], first["partial"], first["interrupted"]) == (True, False, False)
+    assert first["usage"]["total_tokens"] == 15
+    async with api.post(f"{SESSIONS}/s/chat", {"input": "second", "instructions": "In short."}) as response:
+        second = await told(response)
+        assert response.headers["X-Hermes-Run-Id"] == second["run_id"]
+        assert response.headers["X-Hermes-Session-Id"] == "s"
+        assert response.headers["X-Hermes-History"] == "stored; messages=2; ignored=0"
+    asked = api.model.requests[1]
+    assert sent(asked) == [("user", "first"), ("assistant", "One."), ("user", "second")]
+    assert "Speak plainly." in system_of(asked) and "In short." in system_of(asked)
+    session = (await got(api, f"{SESSIONS}/s"))["session"]
+    assert session["message_count"] == 4 and session["active_run_id"] is None and session["api_call_count"] == 2
+
+
+async def test_a_turn_reopens_its_session(api: Api) -> None:
+    api.model.script = [Reply(text="Hello.")]
+    await made(api, id="s")
+    async with api.patch(f"{SESSIONS}/s", {"end_reason": "done"}) as response:
+        await told(response)
+    await chat(api, "s")
+    assert (await got(api, f"{SESSIONS}/s"))["session"]["ended_at"] is None
+
+
+async def test_the_model_of_a_session_is_an_alias_or_the_default(start: Start) -> None:
+    api = await start(*[Reply(text="Hello.", continues=False)] * 4, model_routes={"fast": {"model": "small"}, "slow": {"model": "large"}})
+    await made(api, id="fast", model="fast")
+    await made(api, id="other", model="hermes-agent")
+    await chat(api, "fast")
+    await chat(api, "fast", model="slow")
+    await chat(api, "fast", model="hermes-agent")
+    await chat(api, "other")
+    assert [request.model for request in api.model.requests] == ["small", "large", "small", "test-model"]
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ({}, "missing_message"),
+        ({"message": ""}, "missing_message"),
+        ({"message": None, "input": []}, "missing_message"),
+        ({"message": "x", "system_message": ["x"]}, "invalid_system_message"),
+        ({"message": "x", "instructions": 5}, "invalid_system_message"),
+        ({"message": [{"type": "input_audio"}]}, "unsupported_content_type"),
+        ({"message": "x", "temperature": 3}, "invalid_value"),
+    ],
+)
+async def test_a_turn_that_makes_no_sense_is_refused_before_it_begins(api: Api, body: Json, code: str) -> None:
+    await made(api, id="s")
+    for path in ("chat", "chat/stream"):
+        async with api.post(f"{SESSIONS}/s/{path}", body) as response:
+            await refused(response, 400, code)
+    assert (await got(api, f"{SESSIONS}/s"))["session"]["message_count"] == 0
+
+
+async def test_a_turn_that_failed_says_so(api: Api) -> None:
+    api.model.script = [Reply(status=401, error="bad key"), Reply(text="Half an ans", finish="length")]
+    await made(api, id="s")
+    async with api.post(f"{SESSIONS}/s/chat", {"message": "hi"}) as response:
+        error = await refused(response, 502, "provider_auth_failed")
+        assert error["hermes"]["failed"] is True
+        assert response.headers["X-Hermes-Completed"] == "false" and response.headers["x-should-retry"] == "false"
+    cut = await chat(api, "s", "again", max_tokens=5)
+    assert cut["message"]["content"] == "Half an ans" and cut["hermes"]["error_code"] == "output_truncated"
+    assert (cut["completed"], cut["partial"], cut["interrupted"]) == (False, True, False)
+
+
+async def test_a_session_with_a_running_turn_is_not_deleted_and_takes_no_second_turn(start: Start) -> None:
+    held = HeldModel(Reply(text="Hello."))
+    await held.start()
+    api = await start(settings=held.settings, session_wait_seconds=0)
+    await made(api, id="s")
+    turn = asyncio.create_task(chat(api, "s"))
+    await held.asked()
+    async with api.delete(f"{SESSIONS}/s") as response:
+        await refused(response, 409, "session_busy")
+        assert response.headers["Retry-After"] == "1"
+        running = response.headers["X-Hermes-Run-Id"]
+    async with api.post(f"{SESSIONS}/s/chat", {"message": "me too"}) as response:
+        await refused(response, 409, "session_busy")
+        assert response.headers["X-Hermes-Run-Id"] == running
+    async with api.patch(f"{SESSIONS}/s", {"title": "Meanwhile"}) as response:
+        await told(response)
+    held.let_all()
+    assert (await turn)["run_id"] == running
+    async with api.delete(f"{SESSIONS}/s") as response:
+        assert await told(response) == {"object": "hermes.session.deleted", "id": "s", "deleted": True}
+    async with api.get(f"/v1/runs/{running}") as response:
+        await refused(response, 404, "run_not_found")
+    await held.stop()
+
+
+# ---- streams
+
+
+async def test_a_stream_tells_the_turn_in_order(api: Api) -> None:
+    todo = {"todos": [{"id": "1", "content": "milk", "status": "pending"}]}
+    api.model.script = [
+        Reply(text=["Let me", " see."], tool_calls=[Call("todo", todo, id="call_1")]),
+        Reply(text=["All", " done."]),
+    ]
+    await made(api, id="s")
+    seen = await streamed(api, "s", "shopping")
+    assert names(seen) == [
+        "run.started", "message.started", "assistant.delta", "tool.started", "tool.completed", "assistant.delta",
+        "assistant.completed", "run.completed", "done",
+    ]  # fmt: skip
+    assert [item.data["seq"] for item in seen] == list(range(1, len(seen) + 1))
+    run_id = seen[0].data["run_id"]
+    assert {(item.data["session_id"], item.data["run_id"]) for item in seen} == {("s", run_id)}
+    assert all(isinstance(item.data["ts"], float) and item.id is None for item in seen)
+    assert one(seen, "run.started")["user_message"] == {"role": "user", "content": "shopping"}
+    message = one(seen, "message.started")["message"]
+    assert message["role"] == "assistant"
+    deltas = [item.data for item in seen if item.event == "assistant.delta"]
+    assert "".join(delta["delta"] for delta in deltas) == "Let me see.\n\nAll done."
+    assert {delta["message_id"] for delta in deltas} == {message["id"]}
+    started, finished = one(seen, "tool.started"), one(seen, "tool.completed")
+    assert (started["tool_name"], started["tool_call_id"], started["args"]) == ("todo", "call_1", todo)
+    assert {name: finished[name] for name in ("args", "preview", "error")} == {
+        "args": todo, "preview": started["preview"], "error": False,
+    }  # fmt: skip
+    assert "milk" in finished["result"] and finished["duration"] >= 0
+    whole = one(seen, "assistant.completed")
+    assert (whole["content"], whole["completed"], whole["interrupted"]) == ("All done.", True, False)
+    done = one(seen, "run.completed")
+    assert [m["role"] for m in done["messages"]] == ["assistant", "tool", "assistant"]
+    assert [m["content"] for m in done["messages"]][::2] == ["Let me see.", "All done."]
+    assert done["messages"][0]["tool_calls"][0]["function"]["name"] == "todo"
+    assert done["messages"][1]["tool_call_id"] == "call_1"
+    assert done["usage"]["total_tokens"] == 30
+    async with api.get(f"/v1/runs/{run_id}") as response:
+        run = await told(response)
+    assert (run["kind"], run["status"], run["output"]) == ("session", "completed", "All done.")
+
+
+async def test_reasoning_is_in_the_stream_when_it_is_shown(api: Api) -> None:
+    api.model.script = [Reply(text="Yes.", reasoning=["Let me ", "think."], continues=False)] * 2
+    await made(api, id="s")
+    assert "tool.progress" not in names(await streamed(api, "s"))
+    thought = one(await streamed(api, "s", headers={"X-Hermes-Reasoning": "on"}), "tool.progress")
+    assert (thought["tool_name"], thought["delta"]) == ("_thinking", "Let me think.")
+
+
+async def test_the_first_two_events_come_at_once(start: Start) -> None:
+    held = HeldModel(Reply(text=["He", "llo."]))
+    await held.start()
+    api = await start(settings=held.settings)
+    await made(api, id="s")
+    async with api.post(f"{SESSIONS}/s/chat/stream", {"message": "hi"}) as response:
+        stream = Stream(response)
+        assert [(await stream.next()).event for _ in range(2)] == ["run.started", "message.started"]
+        held.let_all()
+        assert (await stream.rest())[-1].event == "done"
+    await held.stop()
+
+
+async def test_a_failed_turn_ends_its_stream_with_an_error(api: Api) -> None:
+    api.model.script = [Reply(status=401, error="bad key"), Reply(text="Half an ans", finish="length")]
+    await made(api, id="s")
+    seen = await streamed(api, "s")
+    assert names(seen)[-4:] == ["assistant.completed", "error", "run.failed", "done"]
+    assert one(seen, "error")["code"] == one(seen, "run.failed")["error_code"] == "provider_auth_failed"
+    assert one(seen, "error")["message"] == one(seen, "run.failed")["error"]
+    assert one(seen, "run.failed")["messages"] == []
+    seen = await streamed(api, "s", max_tokens=5)
+    assert one(seen, "assistant.completed")["content"] == "Half an ans"
+    assert one(seen, "run.failed")["error_code"] == "output_truncated"
+    assert [m["content"] for m in one(seen, "run.failed")["messages"]] == ["Half an ans"]
+
+
+async def test_a_turn_that_is_stopped_ends_its_stream_as_cancelled(start: Start) -> None:
+    held = HeldModel(Reply(text=["Hel", "lo", "."]))
+    await held.start()
+    api = await start(settings=held.settings)
+    await made(api, id="s")
+    async with api.post(f"{SESSIONS}/s/chat/stream", {"message": "hi"}) as response:
+        stream = Stream(response)
+        held.let(2)
+        seen = await stream.until(lambda item: item.event == "assistant.delta")
+        async with api.post(f"/v1/runs/{seen[0].data['run_id']}/stop") as stopped:
+            assert (await told(stopped))["status"] == "stopping"
+        seen += await stream.rest()
+    assert names(seen)[-3:] == ["assistant.completed", "run.cancelled", "done"]
+    assert one(seen, "run.cancelled")["reason"] == "stop"
+    whole = one(seen, "assistant.completed")
+    assert whole["interrupted"] and not whole["completed"] and whole["content"].startswith("Hel")
+    assert [m["content"] for m in one(seen, "run.cancelled")["messages"]] == [whole["content"]]
+    held.let_all()
+    await held.stop()
+
+
+async def test_a_question_in_a_stream_is_answered_through_the_run(api: Api) -> None:
+    ask = Call("clarify", {"question": "Which?", "choices": ["red", "blue"]}, id="call_1")
+    api.model.script = [Reply(tool_calls=[ask]), Reply(text="Red it is.")]
+    await made(api, id="s")
+    async with api.post(f"{SESSIONS}/s/chat/stream", {"message": "paint it"}) as response:
+        stream = Stream(response)
+        seen = await stream.until(lambda item: item.event == "clarify.request")
+        asked = seen[-1].data
+        assert (asked["question"], asked["choices"], asked["tool_call_id"]) == ("Which?", ["red", "blue"], "call_1")
+        async with api.get(f"/v1/runs/{asked['run_id']}") as looked:
+            run = await told(looked)
+        assert run["status"] == "waiting_for_input" and run["pending_question"]["request_id"] == asked["request_id"]
+        async with api.post(f"/v1/runs/{asked['run_id']}/clarify", {"answer": "red"}) as answered:
+            assert await told(answered) == {
+                "object": "hermes.run.clarify_response", "run_id": asked["run_id"], "request_id": asked["request_id"],
+            }  # fmt: skip
+        seen += await stream.rest()
+    assert one(seen, "clarify.responded")["answered"] is True
+    assert '"red"' in one(seen, "tool.completed")["result"]
+
+
+async def test_the_output_of_a_tool_is_streamed_while_it_works(api: Api) -> None:
+    async def work(ctx: ToolContext, args: Json) -> Json:
+        ctx.emit("stdout", "half way\n")
+        return {"text": "x" * 30_000}
+
+    offer(api, "work", work)
+    api.model.script = [Reply(tool_calls=[Call("work", id="call_1")]), Reply(text="Done.")]
+    await made(api, id="s")
+    seen = await streamed(api, "s")
+    output = one(seen, "tool.output")
+    assert (output["tool_call_id"], output["offset"], output["text"]) == ("call_1", 0, "half way\n")
+    assert len(one(seen, "tool.completed")["result"]) == 20_000
+
+
+@pytest.mark.parametrize("path", ["chat", "chat/stream"])
+async def test_a_turn_goes_on_when_its_client_has_left(start: Start, path: str) -> None:
+    held = HeldModel(Reply(text=["Hel", "lo."]))
+    await held.start()
+    api = await start(settings=held.settings)
+    await made(api, id="s")
+    request = asyncio.create_task(api.post(f"{SESSIONS}/s/{path}", {"message": "hi"}).__aenter__())
+    await held.asked()
+    if path == "chat":
+        request.cancel()
+    else:
+        (await request).close()
+    held.let_all()
+
+    async def rows() -> list[Json]:
+        found: list[Json] = (await got(api, f"{SESSIONS}/s/messages"))["data"]
+        return found
+
+    found = await eventually(rows, lambda found: len(found) == 2)
+    assert found[1]["content"] == "Hello." and found[1]["finish_reason"] == "stop"
+    async with api.get(f"/v1/runs/{found[1]['run_id']}") as response:
+        run = await eventually(lambda: got(api, f"/v1/runs/{found[1]['run_id']}"), lambda run: run["finished_at"])
+        assert response.status == 200 and run["status"] == "completed"
+    await held.stop()
+
+
+async def test_without_a_database_sessions_are_out_of_reach(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    api = await start()
+    monkeypatch.setattr(api.adapter, "_session_db", None)
+    monkeypatch.setattr("hermes.store.sessions.SessionDB.__init__", lambda *_: (_ for _ in ()).throw(OSError("no")))
+    for path in ("", "/s", "/s/messages"):
+        async with api.get(SESSIONS + path) as response:
+            await refused(response, 503, "session_db_unavailable")
