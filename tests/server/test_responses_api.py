@@ -267,7 +267,7 @@ async def test_reasoning_appears_when_asked_for(api: Api) -> None:
 async def test_sealed_reasoning_is_accepted_back_and_tells_nothing(start: Start) -> None:
     async with ModelServer() as model:
         route = {"base_url": f"{model.url}/v1", "api_mode": "codex_responses", "api_key": PROVIDER_KEY}
-        api = await start(settings={"model": {"default": "test-model", **route}})
+        api = await start(settings={"model": {"default": "gpt-5", **route}})
         model.script = [Reply(text="Four.", reasoning="Two and two.", encrypted="c3RhdGU="), Reply(text="Five.")]
         made = await create(api, "2+2", include=["reasoning.encrypted_content"], store=False)
         sealed = made["output"][0]["encrypted_content"]

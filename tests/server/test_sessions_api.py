@@ -241,7 +241,11 @@ async def test_messages_show_reasoning_and_hidden_rows_only_when_asked(api: Api)
     shown = (await got(api, f"{SESSIONS}/s/messages", headers={"X-Hermes-Reasoning": "on"}))["data"]
     assert shown[1]["reasoning"] == shown[1]["reasoning_content"] == "because"
     everything = (await got(api, f"{SESSIONS}/s/messages?include_inactive=1"))["data"]
-    assert [(m["content"], m["active"]) for m in everything] == [("gone", True), ("taken back", False), ("answer", True)]
+    assert [(m["content"], m["active"]) for m in everything] == [
+        ("gone", True),
+        ("taken back", False),
+        ("answer", True),
+    ]
 
 
 # ---- search
@@ -447,7 +451,10 @@ async def test_a_turn_reopens_its_session(api: Api) -> None:
 
 
 async def test_the_model_of_a_session_is_an_alias_or_the_default(start: Start) -> None:
-    api = await start(*[Reply(text="Hello.", continues=False)] * 4, model_routes={"fast": {"model": "small"}, "slow": {"model": "large"}})
+    api = await start(
+        *[Reply(text="Hello.", continues=False)] * 4,
+        model_routes={"fast": {"model": "small"}, "slow": {"model": "large"}},
+    )
     await made(api, id="fast", model="fast")
     await made(api, id="other", model="hermes-agent")
     await chat(api, "fast")
@@ -672,6 +679,27 @@ async def test_a_turn_goes_on_when_its_client_has_left(start: Start, path: str) 
     async with api.get(f"/v1/runs/{found[1]['run_id']}") as response:
         run = await eventually(lambda: got(api, f"/v1/runs/{found[1]['run_id']}"), lambda run: run["finished_at"])
         assert response.status == 200 and run["status"] == "completed"
+    await held.stop()
+
+
+async def test_the_stream_of_a_turn_that_the_next_server_goes_on_with_has_no_end(start: Start) -> None:
+    held = HeldModel(Reply(text=["Hel", "lo", "."]))
+    await held.start()
+    api = await start(settings=held.settings)
+    await made(api, id="s")
+    async with api.post(f"{SESSIONS}/s/chat/stream", {"message": "hi"}) as response:
+        stream = Stream(response)
+        held.let(1)
+        seen = await stream.until(lambda item: item.event == "assistant.delta")
+        run_id = seen[0].data["run_id"]
+        async with api.get(f"/v1/runs/{run_id}/events") as following:
+            await api.app.engine.drain(0.0)
+            seen += await stream.rest()
+            assert ": stream closed" not in await following.text()
+    assert {item.event for item in seen} == {"run.started", "message.started", "assistant.delta"}
+    run = await got(api, f"/v1/runs/{run_id}")
+    assert (run["status"], run["finished_at"]) == ("queued", None)
+    held.let_all()
     await held.stop()
 
 

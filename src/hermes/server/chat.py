@@ -76,6 +76,7 @@ class _Shown:
             usage=options.include_usage if options else None,
             reasoning=_reasoning(self.body.model, wished.reasoning),
             progress=wished.tool_progress,
+            strict=wished.strict,
         )
 
 

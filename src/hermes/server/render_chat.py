@@ -29,11 +29,12 @@ class ChatRenderer:
         usage: bool | None = None,
         reasoning: bool = False,
         progress: str = "event",
+        strict: bool = False,
     ) -> None:
         head = {"id": completion_id, "object": "chat.completion.chunk", "created": created, "model": model}
         self._head = head
         self._tail: dict[str, Any] = {"usage": None} if usage else {}
-        self._usage, self._reasoning, self._progress = usage, reasoning, progress
+        self._usage, self._reasoning, self._progress, self._strict = usage, reasoning, progress, strict
         self._text = _around(self._chunk({"content": "\0"}))
         self._thought = _around(self._chunk({"reasoning_content": "\0"}))
         self._message: str | None = None
@@ -71,6 +72,8 @@ class ChatRenderer:
         if (flags := ended.flags()) is not None:
             if ended.finish_reason == "error":
                 last["error"] = ended.error_object()
+                if self._strict:  # some clients look for an error in a frame of its own only
+                    out.append(_frame({"error": last["error"]}))
             last["hermes"] = flags
         if self._usage is None:
             last["usage"] = ended.chat_usage()

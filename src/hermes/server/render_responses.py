@@ -148,7 +148,7 @@ class ResponseRenderer:
             item_id = message_id or f"msg_{secrets.token_hex(12)}"
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             item: Json = {"type": "message", "id": item_id, "status": "in_progress", "role": "assistant"}
-            self._text = opened = self._add({**item, "phase": None, "content": []})
+            self._text = opened = self._add({**item, "content": []})
             where = {"item_id": item_id, "output_index": opened.index, "content_index": 0}
             self._emit("response.content_part.added", **where, part=part)
             opened.head = self._delta_head(where)
@@ -231,7 +231,7 @@ class ResponseRenderer:
             opaque = data.get("opaque")
             if opaque and self._thought is None:
                 self._begin_thought(data["message_id"])
-            self._close_thought(self._seal(opaque) if opaque and self._seal else None)
+            self._close_thought(self._seal(opaque or {}) if self._seal else None)
         self._close_thought(None)
         calls = data["tool_calls"]
         self._close_text(
@@ -294,8 +294,9 @@ class ResponseRenderer:
         if opened.item["type"] == "mcp_call":
             where = {"item_id": opened.item["id"], "output_index": opened.index}
             self._emit("response.mcp_call.completed" if well else "response.mcp_call.failed", **where)
-            error = None if well else output
-            self._done(opened, status="completed" if well else "failed", output=output if well else None, error=error)
+            error = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": output}]}
+            told = {"status": "completed", "output": output} if well else {"status": "failed", "error": error}
+            self._done(opened, **told)
             return
         item = {"type": "function_call_output", "id": self._id("fco", data["call_id"]), "call_id": data["call_id"]}
         added = self._add({**item, "output": output, "status": "in_progress"})

@@ -135,6 +135,8 @@ class Reader:
         call_id = _text(item, "id", where)
         self._add_call(call_id, _text(item, "name", where), item.get("arguments"), where, out)
         told = item.get("output") if item.get("output") is not None else item.get("error") or ""
+        if isinstance(told, Mapping):
+            told = text_of(told.get("content")) if isinstance(told.get("content"), list) else told.get("message") or ""
         told = told if isinstance(told, str) else str(told)
         out.messages.append({"role": "tool", "content": told, "tool_call_id": call_id})
 

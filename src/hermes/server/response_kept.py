@@ -186,7 +186,10 @@ async def follow(adapter: APIServerAdapter, kept: Kept) -> ResponseRenderer:
             pass
         async with contextlib.aclosing(logged(app.engine, kept.run_id or "", ROWS)) as source:
             async for batch in source:
+                before = renderer.status
                 renderer.feed(batch)
+                if renderer.status != before and not renderer.ended:
+                    await kept.keep(adapter, renderer.snapshot())
         if renderer.ended or app.engine.draining:
             break
         if (record := await app.engine.get(kept.run_id or "")) is None or record.log_expired:

@@ -210,6 +210,9 @@ async def _placed(
         return Turn(adapter, request, spec, wished, ignored_messages=0 if seeds else len(history))
     if chain is None and (waiting := await adapter.session_waiting_for(spec.results, spec.owner)):
         return Turn(adapter, request, replace(spec, session_id=waiting), wished, ignored_messages=len(history))
+    if chain is None and spec.results:
+        ids = [str(result["tool_call_id"]) for result in spec.results]
+        history = await adapter.stored_responses.suspended(ids, spec.owner) or history
     whole = [*before, *history]
     if truncates and len(whole) > TRUNCATED_MESSAGES:
         return Turn(adapter, request, replace(spec, history=cut_to(whole, TRUNCATED_MESSAGES)), wished)
@@ -270,7 +273,7 @@ def _template(
         "previous_response_id": asked.previous_response_id,
         "instructions": instructions,
         "tools": [_tool(tool) for tool in asked.tools or ()],
-        "tool_choice": asked.tool_choice if asked.tool_choice is not None else "auto",
+        "tool_choice": _tool_choice(asked.tool_choice),
         "parallel_tool_calls": asked.parallel_tool_calls is not False,
         "max_tool_calls": asked.max_tool_calls,
         "max_output_tokens": asked.max_output_tokens or asked.max_completion_tokens or asked.max_tokens,
@@ -295,6 +298,12 @@ def _template(
     return template
 
 
+def _tool_choice(given: Any) -> Any:
+    if isinstance(given, dict) and given.get("type") == "allowed_tools":
+        return {"mode": "auto", **given}
+    return "auto" if given is None else given
+
+
 def _tool(tool: Any) -> Json:
     told = {"type": "function", "name": tool.name, "description": tool.description}
     return {**told, "parameters": tool.parameters, "strict": tool.strict}
@@ -306,8 +315,8 @@ def _text(asked: ResponseRequest, raw: Mapping[str, Any]) -> Json:
     given = (raw.get("text") or {}).get("format") or {"type": "text"}
     told: Json = {"format": dict(given)}
     if asked.text.format is not None and asked.text.format.type == "json_schema":
-        told["format"].setdefault("name", asked.text.format.name)
-        told["format"].setdefault("strict", bool(asked.text.format.strict))
+        form = asked.text.format
+        told["format"] |= {"name": form.name, "description": form.description, "strict": bool(form.strict)}
     if asked.text.verbosity is not None:
         told["verbosity"] = asked.text.verbosity
     return told

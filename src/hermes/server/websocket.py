@@ -65,6 +65,7 @@ class _Connection:
         self._adapter, self._request, self._socket = adapter, request, socket
         self._waiting: asyncio.Queue[Json] = asyncio.Queue()
         self._memory: dict[str, Json] = {}
+        self._open = 0
 
     async def serve(self) -> None:
         """Take requests until the socket is closed, its time is over, or the server stops."""
@@ -88,28 +89,26 @@ class _Connection:
 
     async def _finish(self, working: asyncio.Task[None]) -> None:
         """Let the response at work come to its end."""
-        while not working.done() and self._busy and not self._socket.closed:  # noqa: ASYNC110
+        while not working.done() and self._open and not self._socket.closed:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-
-    _busy = False
 
     async def _read(self) -> None:
         async for message in self._socket:
             if message.type is not WSMsgType.TEXT:
                 await self._tell(ApiError(400, "Messages are JSON objects in text frames.", "invalid_body"))
-            elif self._waiting.qsize() >= SOCKET_QUEUE_MAX:
+            elif self._open > SOCKET_QUEUE_MAX:  # one of them is being answered
                 words = f"{SOCKET_QUEUE_MAX} requests wait on this connection already."
                 await self._tell(ApiError(429, words, "rate_limit_exceeded"))
             else:
                 try:
                     self._waiting.put_nowait(as_object(message.data))
+                    self._open += 1
                 except ApiError as error:
                     await self._tell(error)
 
     async def _work(self) -> None:
         while True:
             given = await self._waiting.get()
-            self._busy = True
             try:
                 await self._respond(given)
             except ApiError as error:
@@ -123,7 +122,7 @@ class _Connection:
                 log.exception("a response on a socket ended by a defect")
                 await self._tell(ApiError(500, "The server had an internal error.", "internal_error"))
             finally:
-                self._busy = False
+                self._open -= 1
 
     async def _respond(self, given: Json) -> None:
         kind = given.pop("type", None)

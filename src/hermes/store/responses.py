@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from hermes.limits import PENDING_CALLS_KEPT_S
 from hermes.store.coding import pack
 from hermes.store.connections import Schema, Tx
 from hermes.store.engine import Engine
@@ -57,6 +58,13 @@ _CONVERSATIONS = (
       json TEXT NOT NULL
     )""",
     "CREATE INDEX conversation_items_of ON conversation_items(conversation_id, position)",
+    """CREATE TABLE suspended (
+      owner TEXT NOT NULL,
+      call_id TEXT NOT NULL,
+      expires_at REAL NOT NULL,
+      history TEXT NOT NULL,
+      PRIMARY KEY (owner, call_id)
+    ) WITHOUT ROWID""",
 )
 RESPONSES = Schema((_TABLES, _CONVERSATIONS))
 
@@ -225,6 +233,24 @@ class ResponseStore(Part):
         """Items that were put there by hand since a response; all of those without one."""
         since = "position > coalesce((SELECT max(position) FROM conversation_items WHERE response_id = ?), 0)"
         return _items(tx, conversation_id, owner, f"i.response_id IS NULL AND {since}", (response_id,))
+
+    @writes
+    def suspend(self, tx: Tx, call_ids: Sequence[str], owner: str, history: Sequence[Mapping[str, Any]]) -> None:
+        """Keep the transcript of a turn that nobody else keeps, until its client has answered these calls."""
+        now = time.time()
+        tx.execute("DELETE FROM suspended WHERE expires_at <= ?", (now,))
+        for call_id in call_ids:
+            sql = "INSERT OR REPLACE INTO suspended VALUES (?, ?, ?, ?)"
+            tx.execute(sql, (owner, call_id, now + PENDING_CALLS_KEPT_S, pack(list(history))))
+
+    @reads
+    def suspended(self, tx: Tx, call_ids: Sequence[str], owner: str) -> list[dict[str, Any]] | None:
+        """The transcript in which one of these calls waits."""
+        for call_id in call_ids:
+            sql = "SELECT history FROM suspended WHERE owner = ? AND call_id = ? AND expires_at > ?"
+            if (found := tx.value(sql, (owner, call_id, time.time()))) is not None:
+                return list(msgspec.json.decode(found))
+        return None
 
     @writes
     def sweep(self, tx: Tx) -> int:

@@ -1,0 +1,133 @@
+"""A reader that does not keep up costs the server next to nothing, and misses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from support.model_server import Reply, Request
+from support.wire import stream_parts
+
+from .clients import Frame, HeldModel, Json, Wire, frame
+from .conftest import Start
+
+DELTAS = 100_000
+# What may wait in a connection: the mark at which writing pauses, and the largest single write on top of it.
+BUFFERED_BYTES_MAX = 1 << 20
+# The stream has some 25 MB; kept as objects it would be several times that.
+GROWTH_BYTES_MAX = 64 << 20
+BATCH = 500
+
+
+class Flood(HeldModel):
+    """A provider whose answer has very many pieces, made while they are sent."""
+
+    async def _answer(self, raw: web.Request, record: Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(raw)
+        head, piece, *tail = (data for _, data in stream_parts("chat", Reply(text="@@"), record.body))
+        await response.write(head)
+        for start in range(0, DELTAS, BATCH):
+            batch = (piece.replace(b"@@", b"%05d " % number) for number in range(start, start + BATCH))
+            await response.write(b"".join(batch))
+        await response.write(b"".join(tail))
+        return response
+
+
+def resident() -> int:
+    """The bytes of memory that this process really has."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
+def connections() -> list[RequestHandler[Any]]:
+    """The server's side of every connection."""
+    return [held for held in gc.get_objects() if isinstance(held, RequestHandler)]
+
+
+ROUTES: list[tuple[str, Json]] = [
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "count"}], "stream": True}),
+    ("/v1/responses", {"input": "count", "stream": True}),
+]
+
+
+class Counter:
+    """Reads a chunked stream of events and keeps nothing but how far the numbers in its text have come."""
+
+    def __init__(self) -> None:
+        self.bytes = self.numbers = 0
+        self.over = False
+        self._raw, self._text, self._said = b"", b"", ""
+
+    def feed(self, data: bytes) -> None:
+        assert data, "the stream broke off"
+        self.bytes += len(data)
+        self._raw += data
+        at = 0
+        while (end := self._raw.find(b"\r\n", at)) >= 0:
+            length = int(self._raw[at:end], 16)
+            if len(self._raw) < end + 4 + length:
+                break
+            self._text += self._raw[end + 2 : end + 2 + length]
+            self.over = self.over or length == 0
+            at = end + 4 + length
+        self._raw = self._raw[at:]
+        *blocks, self._text = self._text.split(b"\n\n")
+        for block in blocks:
+            self._take(frame(block.decode()))
+
+    def _take(self, got: Frame | None) -> None:
+        if got is None or got.data == "[DONE]":
+            return
+        if got.event == "response.output_text.delta":
+            self._said += got.data["delta"]
+        elif got.event is None:
+            self._said += "".join(choice["delta"].get("content", "") for choice in got.data["choices"])
+        *whole, self._said = self._said.split(" ")
+        for number in whole:
+            assert int(number) == self.numbers, "a delta is missing, doubled or out of place"
+            self.numbers += 1
+
+
+@pytest.mark.parametrize(("path", "body"), ROUTES, ids=["chat", "responses"])
+async def test_a_slow_reader_costs_no_memory_and_misses_nothing(start: Start, path: str, body: Json) -> None:
+    async with Flood() as model:
+        settings = {**model.settings, "agent": {"api_max_retries": 0, "delta_window_ms": 0}}
+        api = await start(settings=settings)
+        key = api.client.headers["Authorization"]
+        async with await Wire.open(api.url, receive_buffer=8192) as wire:
+            await wire.request("POST", path, body, Authorization=key)
+            await wire.head()
+            await model.asked()
+            gc.collect()
+            ours = [held for held in connections() if held.transport is not None and held._current_request is not None]
+            assert ours
+            before, grown, buffered, counter = resident(), 0, 0, Counter()
+
+            async def read(size: int) -> None:
+                nonlocal grown, buffered
+                counter.feed(await wire.reader.read(size))
+                grown = max(grown, resident() - before)
+                # The events that end a response hold its whole text, and are written as they are.
+                if counter.numbers < DELTAS // 2:
+                    buffered = max([buffered, *(h.transport.get_write_buffer_size() for h in ours if h.transport)])
+
+            # Little is read while the provider says all it has to say.
+            while model.open_streams:
+                await read(4096)
+                await asyncio.sleep(0.02)
+            assert counter.bytes < 5_000_000
+            print("grown", grown >> 20, "buffered", buffered, "read", counter.bytes)
+            async with asyncio.timeout(60):
+                while not counter.over:
+                    await read(1 << 16)
+    print("grown", grown >> 20, "buffered", buffered, "read", counter.bytes)
+    assert counter.numbers == DELTAS
+    assert buffered < BUFFERED_BYTES_MAX
+    assert grown < GROWTH_BYTES_MAX

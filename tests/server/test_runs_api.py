@@ -1,0 +1,564 @@
+"""Runs over HTTP: submitted, followed live and again, listed, stopped, steered, answered and forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hermes.runs.events import Event
+from hermes.runs.spec import RunSpec
+from hermes.tools.asking import ApprovalRequest
+from hermes.tools.registry import Registry, ToolContext, ToolDef
+from support.model_server import Call, Reply
+
+from .clients import Frame, HeldModel, Json, Stream, eventually, offered, refused, sent, stream_of, system_of, told
+from .conftest import Api, Start
+
+RUNS = "/v1/runs"
+FIELDS = {
+    "object", "run_id", "kind", "status", "created_at", "started_at", "updated_at", "finished_at", "session_id",
+    "response_id", "model", "last_event", "last_seq", "output", "completed", "partial", "interrupted", "error",
+    "error_code", "pending_approvals", "pending_question", "usage", "metadata",
+}  # fmt: skip
+LIVE_ONLY = {"tool.output"}
+TODO = {"todos": [{"id": "1", "content": "milk", "status": "pending"}]}
+
+
+async def submitted(api: Api, text: Any = "hi", **fields: Any) -> Json:
+    async with api.post(RUNS, {"input": text, **fields}) as response:
+        return await told(response, 202)
+
+
+async def got(api: Api, path: str, **more: Any) -> Json:
+    async with api.get(path, **more) as response:
+        return await told(response)
+
+
+async def ended(api: Api, run_id: str) -> Json:
+    found: Json = await eventually(lambda: got(api, f"{RUNS}/{run_id}"), lambda run: run["finished_at"])
+    return found
+
+
+async def ran(api: Api, text: Any = "hi", **fields: Any) -> Json:
+    return await ended(api, (await submitted(api, text, **fields))["run_id"])
+
+
+async def events(api: Api, run_id: str, query: str = "", **headers: str) -> list[Frame]:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    async with api.get(f"{RUNS}/{run_id}/events{query}", headers=named) as response:
+        assert response.headers["X-Hermes-Run-Id"] == run_id
+        text = await response.text()
+        assert text.endswith(": stream closed\n\n")
+        return await stream_of(response)
+
+
+def names(seen: list[Frame]) -> list[str]:
+    """The events of a stream, one of each that follow each other."""
+    found = [str(item.data["event"]) for item in seen]
+    return [name for at, name in enumerate(found) if at == 0 or found[at - 1] != name]
+
+
+def one(seen: list[Frame], name: str) -> Json:
+    [found] = [item.data for item in seen if item.data["event"] == name]
+    return dict(found)
+
+
+def offer(api: Api, name: str, run: Any) -> None:
+    """A tool of this test's."""
+    parameters = {"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": False}
+    tool = ToolDef(name=name, description=name, toolset="todo", parameters=parameters, run=run)
+    registry = Registry([tool])
+    api.app.services = replace(api.app.services, registry=lambda: registry)
+
+
+def offer_dangerous(api: Api) -> None:
+    async def danger(ctx: ToolContext, args: Json) -> Json:
+        leave = ApprovalRequest(ctx.call_id, "command", "rm -r x", "It deletes.", ("rm",), ("once", "session", "deny"))
+        allowed, _ = await ctx.asking.approve(leave)
+        return {"done": allowed}
+
+    offer(api, "danger", danger)
+
+
+# ---- submitting
+
+
+async def test_a_run_is_submitted_and_ends_with_its_answer(api: Api) -> None:
+    api.model.script = [Reply(text="Saved.", usage={"input": 900, "output": 40, "cached": 600})]
+    body = {"input": "save it", "metadata": {"a": "b"}, "instructions": "In short.", "colour": "red"}
+    async with api.post(RUNS, body) as response:
+        taken = await told(response, 202)
+        assert response.headers["Location"] == f"{RUNS}/{taken['run_id']}"
+        assert response.headers["X-Hermes-Run-Id"] == response.headers["X-Hermes-Session-Id"] == taken["run_id"]
+        assert response.headers["X-Hermes-Ignored"] == "colour"
+        assert response.headers["X-Hermes-History"] == "stored; messages=0; ignored=0"
+    run_id = taken["run_id"]
+    assert taken == {
+        "run_id": run_id, "status": "started", "object": "hermes.run", "session_id": run_id,
+        "created_at": taken["created_at"],
+    }  # fmt: skip
+    run = await ended(api, run_id)
+    assert set(run) == FIELDS
+    shown = {name: run[name] for name in ("status", "output", "completed", "partial", "interrupted", "error_code")}
+    assert shown == {
+        "status": "completed", "output": "Saved.", "completed": True, "partial": False, "interrupted": False,
+        "error_code": None,
+    }  # fmt: skip
+    assert run["created_at"] == taken["created_at"] <= run["started_at"] <= run["finished_at"] == run["updated_at"]
+    assert (run["kind"], run["model"], run["metadata"]) == ("run", "hermes-agent", {"a": "b"})
+    assert run["last_event"] == "run.completed" and run["pending_approvals"] == [] and run["pending_question"] is None
+    assert run["usage"] == {
+        "input_tokens": 900, "output_tokens": 40, "total_tokens": 940,
+        "input_tokens_details": {"cached_tokens": 600, "cache_write_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": 0},
+    }  # fmt: skip
+    assert "In short." in system_of(api.model.requests[0])
+
+
+async def test_a_run_in_a_session_goes_on_from_its_history(api: Api) -> None:
+    api.model.script = [Reply(text="One."), Reply(text="Two."), Reply(text="Three.")]
+    before = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "x"}]
+    before += [{"role": "assistant", "content": "y"}]
+    first = await submitted(api, "first", session_id="kitchen", conversation_history=before)
+    assert first["session_id"] == "kitchen"
+    await ended(api, first["run_id"])
+    assert sent(api.model.requests[0]) == [("user", "x"), ("assistant", "y"), ("user", "first")]
+    assert "Be kind." in system_of(api.model.requests[0])
+    body = {"input": "second", "conversation_history": before}
+    async with api.post(RUNS, body, headers={"X-Hermes-Session-Id": "kitchen"}) as response:
+        second = await told(response, 202)
+        assert response.headers["X-Hermes-History"] == "stored; messages=4; ignored=2"
+    await ended(api, second["run_id"])
+    assert [text for _, text in sent(api.model.requests[1])] == ["x", "y", "first", "One.", "second"]
+    items = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    await ran(api, items)
+    assert [text for _, text in sent(api.model.requests[2])] == ["a", "b", "c"]
+
+
+async def test_a_run_goes_on_from_a_stored_response(api: Api) -> None:
+    api.model.script = [Reply(text="Blue."), Reply(text="Because.")]
+    async with api.post("/v1/responses", {"input": "What colour?"}) as response:
+        response_id = (await told(response))["id"]
+    run = await ran(api, "Why?", previous_response_id=response_id)
+    assert run["output"] == "Because."
+    assert [text for _, text in sent(api.model.requests[1])] == ["What colour?", "Blue.", "Why?"]
+    async with api.post(RUNS, {"input": "x", "previous_response_id": response_id, "session_id": "other"}) as response:
+        await refused(response, 400, "session_conflict", "previous_response_id")
+    async with api.post(RUNS, {"input": "x", "previous_response_id": "resp_none"}) as response:
+        await refused(response, 404, "previous_response_not_found", "previous_response_id")
+
+
+async def test_the_tools_of_a_run_can_be_narrowed(api: Api) -> None:
+    api.model.script = [Reply(text="x", continues=False)] * 4
+    await ran(api)
+    await ran(api, toolsets=["todo", "memory"])
+    await ran(api, toolsets=[])
+    async with api.post(
+        RUNS, {"input": "x", "toolsets": ["todo"]}, headers={"X-Hermes-Toolsets": "memory"}
+    ) as response:
+        await ended(api, (await told(response, 202))["run_id"])
+    assert [offered(request) for request in api.model.requests] == [
+        ["clarify", "memory", "todo"], ["memory", "todo"], [], [],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "param"),
+    [
+        ({}, 400, "missing_required_parameter", "input"),
+        ({"input": 5}, 400, "invalid_type", "input"),
+        ({"input": []}, 400, "missing_user_message", "input"),
+        ({"input": "x", "tools": []}, 400, "unsupported_parameter", "tools"),
+        ({"input": "x", "toolsets": ["none such"]}, 400, "invalid_value", "toolsets"),
+        ({"input": "x", "session_id": "a/b"}, 400, "invalid_session_id", "session_id"),
+        ({"input": "x", "session_id": "theirs"}, 404, "session_not_found", None),
+        ({"input": "x", "temperature": 9}, 400, "invalid_value", "temperature"),
+        (
+            {"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]},
+            400,
+            "unsupported_value",
+            "input",
+        ),
+    ],
+)
+async def test_a_run_that_makes_no_sense_is_refused(api: Api, body: Json, status: int, code: str, param: str) -> None:
+    api.app.store.blocking.sessions.create_session("theirs", "api_server", owner="tablet")
+    async with api.post(RUNS, body) as response:
+        await refused(response, status, code, param)
+    assert (await got(api, RUNS))["total"] == 0
+
+
+async def test_two_names_for_the_session_must_be_the_same(api: Api) -> None:
+    api.model.script = [Reply(text="x")]
+    async with api.post(RUNS, {"input": "x", "session_id": "a"}, headers={"X-Hermes-Session-Id": "b"}) as response:
+        await refused(response, 400, "session_conflict", "session_id")
+    async with api.post(RUNS, {"input": "x", "session_id": "a"}, headers={"X-Hermes-Session-Id": "a"}) as response:
+        await ended(api, (await told(response, 202))["run_id"])
+
+
+async def test_a_run_that_failed_tells_why(api: Api) -> None:
+    api.model.script = [Reply(status=401, error="bad key"), Reply(text="Half an ans", finish="length")]
+    run = await ran(api)
+    assert (run["status"], run["error_code"], run["output"]) == ("failed", "provider_auth_failed", None)
+    assert run["error"] and not run["completed"] and not run["partial"]
+    failed = (await events(api, run["run_id"]))[-1].data
+    assert (failed["event"], failed["error_code"], failed["error"]) == ("run.failed", run["error_code"], run["error"])
+    run = await ran(api, max_output_tokens=5)
+    assert (run["status"], run["error_code"], run["output"]) == ("failed", "output_truncated", "Half an ans")
+    assert run["partial"] is True
+    failed = (await events(api, run["run_id"]))[-1].data
+    assert (failed["output"], failed["partial"]) == ("Half an ans", True)
+
+
+async def test_a_run_waits_for_its_session(start: Start) -> None:
+    held = HeldModel(Reply(text="One."), Reply(text="Two."))
+    await held.start()
+    api = await start(settings=held.settings)
+    first = (await submitted(api, session_id="s"))["run_id"]
+    await held.asked()
+    second = (await submitted(api, session_id="s"))["run_id"]
+    assert (await got(api, f"{RUNS}/{second}"))["status"] == "queued"
+    assert {run["run_id"] for run in (await got(api, f"{RUNS}?status=queued"))["data"]} == {second}
+    held.let_all()
+    assert [(await ended(api, run_id))["output"] for run_id in (first, second)] == ["One.", "Two."]
+    queued = (await events(api, second))[0].data
+    assert (queued["event"], queued["session_id"], queued["position"]) == ("run.queued", "s", 1)
+    await held.stop()
+
+
+# ---- following
+
+
+async def test_a_log_is_the_same_live_and_again_for_every_reader(start: Start) -> None:
+    held = HeldModel(
+        Reply(text=["Let me", " see."], reasoning=["Hm", "m."], tool_calls=[Call("todo", TODO, id="call_1")]),
+        Reply(text=["All", " done."]),
+    )
+    await held.start()
+    api = await start(settings=held.settings)
+    run_id = (await submitted(api, "shopping", session_id="s"))["run_id"]
+    shown = {"X_Hermes_Reasoning": "on"}
+    live = [asyncio.create_task(events(api, run_id, **shown)) for _ in range(2)]
+    await held.asked()
+    for _ in range(8):
+        held.let()
+        await asyncio.sleep(0)
+    held.let_all()
+    seen = await live[0]
+    assert seen == await live[1] == await events(api, run_id, **shown)
+    assert names(seen) == [
+        "run.queued", "run.started", "reasoning.delta", "message.delta", "reasoning.available", "message.completed",
+        "usage.updated", "tool.started", "tool.completed", "message.delta", "message.completed", "usage.updated",
+        "run.completed",
+    ]  # fmt: skip
+    for item in seen:
+        assert item.event is None and item.id == str(item.data["seq"])
+        assert list(item.data)[:4] == ["event", "run_id", "seq", "timestamp"]
+        assert item.data["run_id"] == run_id
+    numbers = [item.data["seq"] for item in seen]
+    assert numbers == sorted(set(numbers))
+
+    started = one(seen, "run.started")
+    assert (started["kind"], started["session_id"], started["model"]) == ("run", "s", "test-model")
+    assert one(seen, "reasoning.available")["text"] == "Hmm."
+    texts: dict[str, str] = {}
+    for item in seen:
+        if item.data["event"] == "message.delta":
+            known = texts.get(item.data["message_id"], "")
+            assert item.data["offset"] == len(known)
+            texts[item.data["message_id"]] = known + item.data["delta"]
+    said = [item.data for item in seen if item.data["event"] == "message.completed"]
+    assert {message["message_id"]: message["content"] for message in said} == texts
+    assert [message["phase"] for message in said] == ["commentary", "final_answer"]
+    begun, done = one(seen, "tool.started"), one(seen, "tool.completed")
+    assert (begun["tool"], begun["tool_call_id"], begun["arguments"], begun["iteration"]) == ("todo", "call_1", TODO, 1)
+    assert (done["tool"], done["status"], done["error"]) == ("todo", "ok", False)
+    assert len(done["result"]) == done["result_chars"]
+    assert [item.data["usage"]["total_tokens"] for item in seen if item.data["event"] == "usage.updated"] == [15, 30]
+    final = seen[-1].data
+    assert (final["output"], final["completed"], final["partial"], final["session_id"]) == (
+        "All done.",
+        True,
+        False,
+        "s",
+    )
+    assert final["pending_calls"] == [] and final["usage"]["total_tokens"] == 30
+
+    plain = await events(api, run_id)
+    assert plain == [item for item in seen if not item.data["event"].startswith("reasoning.")]
+    for at in (3, 7, len(seen) - 1):
+        seq = seen[at].data["seq"]
+        later = [item for item in seen if item.data["seq"] > seq]
+        assert await events(api, run_id, Last_Event_ID=str(seq), **shown) == later
+        assert await events(api, run_id, f"?starting_after={seq}", Last_Event_ID="1", **shown) == later
+    named = await events(api, run_id, "?event_names=true")
+    assert [item.event for item in named] == [item.data["event"] for item in plain]
+    await held.stop()
+
+
+async def test_a_reader_that_leaves_changes_nothing(start: Start) -> None:
+    held = HeldModel(Reply(text=["Hel", "lo", "."]))
+    await held.start()
+    api = await start(settings=held.settings)
+    run_id = (await submitted(api))["run_id"]
+    async with api.get(f"{RUNS}/{run_id}/events") as response:
+        stream = Stream(response)
+        held.let(2)
+        await stream.until(lambda item: item.data["event"] == "message.delta")
+    held.let_all()
+    assert (await ended(api, run_id))["output"] == "Hello."
+    await held.stop()
+
+
+async def test_the_events_of_every_turn_can_be_followed(api: Api) -> None:
+    api.model.script = [Reply(text="Hello.")]
+    async with api.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}) as response:
+        run_id = response.headers["X-Hermes-Run-Id"]
+    seen = await events(api, run_id)
+    assert one(seen, "run.started")["kind"] == "chat" and seen[-1].data["output"] == "Hello."
+    async with api.client.head(f"{api.url}{RUNS}/{run_id}/events") as response:
+        assert response.status == 200 and response.headers["Content-Type"] == "text/event-stream"
+
+
+async def test_calls_of_the_clients_end_the_answer(api: Api) -> None:
+    api.model.script = [Reply(text="I call.", tool_calls=[Call("lamp", {"on": True}, id="call_9")])]
+    lamp = {"type": "function", "function": {"name": "lamp", "parameters": {"type": "object"}}}
+    body = {"messages": [{"role": "user", "content": "light"}], "tools": [lamp]}
+    async with api.post("/v1/chat/completions", body, headers={"X-Hermes-Session-Id": "s"}) as response:
+        run_id = response.headers["X-Hermes-Run-Id"]
+    seen = await events(api, run_id)
+    assert one(seen, "message.completed")["phase"] == "final_answer"
+    assert [call["id"] for call in seen[-1].data["pending_calls"]] == ["call_9"]
+    async with api.post(RUNS, {"input": "and?", "session_id": "s"}) as response:
+        await refused(response, 400, "tool_output_missing")
+
+
+async def test_events_that_are_kept_no_longer_are_gone(api: Api) -> None:
+    api.model.script = [Reply(text="Hello.")]
+    run = await ran(api)
+    api.app.store.blocking.runs.sweep({"": 1000.0}, {"run": 0.0}, 1000, now=run["finished_at"] + 10)
+    async with api.get(f"{RUNS}/{run['run_id']}/events") as response:
+        await refused(response, 410, "events_expired")
+    assert (await got(api, f"{RUNS}/{run['run_id']}"))["output"] == "Hello."
+
+
+@pytest.mark.parametrize(
+    ("query", "header", "param"),
+    [
+        ("?starting_after=x", "", "starting_after"),
+        ("?starting_after=-1", "", "starting_after"),
+        ("", "x", "Last-Event-ID"),
+    ],
+)
+async def test_a_place_that_is_no_number_is_refused(api: Api, query: str, header: str, param: str) -> None:
+    async with api.get(f"{RUNS}/run_x/events{query}", headers={"Last-Event-ID": header}) as response:
+        await refused(response, 400, "invalid_value", param)
+
+
+# ---- lists
+
+
+async def test_runs_are_listed_page_by_page(api: Api) -> None:
+    api.model.script = [Reply(text=f"Answer {n}.") for n in range(5)]
+    made = [(await ran(api, session_id=f"s{n % 2}"))["run_id"] for n in range(5)]
+    seen: list[Json] = []
+    cursor = ""
+    while True:
+        page = await got(api, f"{RUNS}?limit=2{cursor}")
+        assert page["object"] == "list" and page["total"] == 5
+        seen += page["data"]
+        assert page["has_more"] == (len(seen) < 5)
+        if page["next_cursor"] is None:
+            break
+        cursor = f"&cursor={page['next_cursor']}"
+    assert [run["run_id"] for run in seen] == made[::-1]
+    assert [run["output"] for run in seen] == [f"Answer {n}." for n in range(4, -1, -1)]
+    assert seen[0] == await got(api, f"{RUNS}/{made[-1]}")
+    for query, count in (("session_id=s0", 3), ("status=completed", 5), ("status=failed", 0), ("kind=chat", 0)):
+        page = await got(api, f"{RUNS}?{query}")
+        assert (len(page["data"]), page["total"]) == (count, count)
+
+
+async def test_runs_of_subagents_and_of_others_are_not_in_the_list(api: Api) -> None:
+    runs = api.app.store.blocking.runs
+    for run_id, fields in (("run_sub", {"kind": "subagent"}), ("run_theirs", {"owner": "tablet"}), ("run_left", {})):
+        spec = RunSpec("x", "s", run_id=run_id, **fields)  # type: ignore[arg-type]
+        runs.create(spec)
+        kinds = ("run.queued", "run.interrupted")
+        runs.append(run_id, None, [Event(run_id, kind, 0, {}, at, 1.0) for at, kind in enumerate(kinds, 1)])
+    assert [run["run_id"] for run in (await got(api, RUNS))["data"]] == ["run_left"]
+    assert [run["run_id"] for run in (await got(api, f"{RUNS}?kind=subagent"))["data"]] == ["run_sub"]
+    [left] = (await got(api, f"{RUNS}?status=queued"))["data"]
+    assert (left["run_id"], left["status"]) == ("run_left", "queued"), "one that is to be taken up waits"
+    for path in ("", "/events"):
+        async with api.get(f"{RUNS}/run_theirs{path}") as response:
+            await refused(response, 404, "run_not_found")
+    async with api.post(f"{RUNS}/run_theirs/stop") as response:
+        await refused(response, 404, "run_not_found")
+
+
+async def test_a_finished_run_can_be_forgotten_and_its_session_stays(start: Start) -> None:
+    held = HeldModel(Reply(text="Hello."))
+    await held.start()
+    api = await start(settings=held.settings)
+    run_id = (await submitted(api))["run_id"]
+    await held.asked()
+    async with api.delete(f"{RUNS}/{run_id}") as response:
+        await refused(response, 409, "run_active")
+    held.let_all()
+    await ended(api, run_id)
+    async with api.delete(f"{RUNS}/{run_id}") as response:
+        assert (await told(response))["deleted"] is True
+    for method, path in (("get", ""), ("get", "/events"), ("delete", "")):
+        async with getattr(api, method)(f"{RUNS}/{run_id}{path}") as response:
+            await refused(response, 404, "run_not_found")
+    assert (await got(api, f"/api/sessions/{run_id}/messages"))["total"] == 2
+    await held.stop()
+
+
+# ---- steering
+
+
+async def test_a_run_is_stopped(start: Start) -> None:
+    held = HeldModel(Reply(text=["Hel", "lo", "."]))
+    await held.start()
+    api = await start(settings=held.settings)
+    run_id = (await submitted(api))["run_id"]
+    async with api.get(f"{RUNS}/{run_id}/events") as response:
+        stream = Stream(response)
+        held.let(2)
+        await stream.until(lambda item: item.data["event"] == "message.delta")
+        for _ in range(2):
+            async with api.post(f"{RUNS}/{run_id}/stop") as stopped:
+                if stopped.status == 409:  # it has ended between the two
+                    await refused(stopped, 409, "run_finished")
+                else:
+                    assert await told(stopped) == {"run_id": run_id, "status": "stopping"}
+        final = (await stream.rest())[-1].data
+    assert (final["event"], final["reason"]) == ("run.cancelled", "stop")
+    run = await ended(api, run_id)
+    assert (run["status"], run["interrupted"], run["partial"]) == ("cancelled", True, True)
+    assert run["output"] == final["output"] and run["output"].startswith("Hel")
+    for path, body in (("stop", None), ("steer", {"text": "x"})):
+        async with api.post(f"{RUNS}/{run_id}/{path}", body) as response:
+            await refused(response, 409, "run_finished")
+    held.let_all()
+    await held.stop()
+
+
+async def test_a_run_that_waits_is_stopped_before_it_begins(start: Start) -> None:
+    held = HeldModel(Reply(text="One."))
+    await held.start()
+    api = await start(settings=held.settings)
+    first = (await submitted(api, session_id="s"))["run_id"]
+    await held.asked()
+    second = (await submitted(api, session_id="s"))["run_id"]
+    async with api.post(f"{RUNS}/{second}/stop") as response:
+        await told(response)
+    assert (await ended(api, second))["status"] == "cancelled"
+    held.let_all()
+    assert (await ended(api, first))["status"] == "completed"
+    await held.stop()
+
+
+async def test_words_reach_a_run_with_the_next_result(api: Api) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(ctx: ToolContext, args: Json) -> Json:
+        begun.set()
+        await go_on.wait()
+        return {"ok": True}
+
+    offer(api, "slow", slow)
+    api.model.script = [Reply(tool_calls=[Call("slow", id="call_1")]), Reply(text="Aye.")]
+    run_id = (await submitted(api))["run_id"]
+    await begun.wait()
+    async with api.post(f"{RUNS}/{run_id}/steer", {"text": "Faster, please."}) as response:
+        taken = await told(response, 202)
+    assert taken == {"run_id": run_id, "steer_id": taken["steer_id"], "accepted": True}
+    go_on.set()
+    await ended(api, run_id)
+    seen = await events(api, run_id)
+    accepted, applied = one(seen, "steer.accepted"), one(seen, "steer.applied")
+    assert (accepted["steer_id"], accepted["text"]) == (taken["steer_id"], "Faster, please.")
+    assert (applied["steer_ids"], applied["where"]) == ([taken["steer_id"]], "call_1")
+    assert "Faster, please." in json.dumps(api.model.requests[1].body)
+    for body, code in (
+        ({}, "missing_required_parameter"),
+        ({"text": " "}, "invalid_value"),
+        ({"text": 5}, "invalid_type"),
+    ):
+        async with api.post(f"{RUNS}/{run_id}/steer", body) as response:
+            await refused(response, 400, code, "text")
+
+
+async def test_leave_is_asked_for_and_given(api: Api) -> None:
+    offer_dangerous(api)
+    api.model.script = [Reply(tool_calls=[Call("danger", id="call_1")]), Reply(text="Gone.")]
+    run_id = (await submitted(api))["run_id"]
+    run = await eventually(lambda: got(api, f"{RUNS}/{run_id}"), lambda run: run["status"] == "waiting_for_approval")
+    [asked] = run["pending_approvals"]
+    assert (asked["command"], asked["description"], asked["pattern_key"]) == ("rm -r x", "It deletes.", "rm")
+    assert asked["choices"] == ["once", "session", "deny"] and asked["allow_permanent"] is False
+    path = f"{RUNS}/{run_id}/approval"
+    for body, status, code in (
+        ({"choice": "perhaps"}, 400, "invalid_approval_choice"),
+        ({"choice": "always"}, 400, "invalid_approval_choice"),
+        ({"choice": "once", "approval_id": "apr_none"}, 409, "approval_not_pending"),
+        ({}, 400, "missing_required_parameter"),
+    ):
+        async with api.post(path, body) as response:
+            await refused(response, status, code)
+    async with api.post(path, {"choice": "approve", "approval_id": asked["approval_id"]}) as response:
+        assert await told(response) == {
+            "object": "hermes.run.approval_response", "run_id": run_id, "choice": "once", "resolved": 1,
+        }  # fmt: skip
+    await ended(api, run_id)
+    seen = await events(api, run_id)
+    request = one(seen, "approval.request")
+    assert {name: request[name] for name in asked} == asked
+    answered = one(seen, "approval.responded")
+    assert (answered["choice"], answered["by"], answered["approval_id"]) == ("once", "user", asked["approval_id"])
+    assert json.loads(one(seen, "tool.completed")["result"]) == {"done": True}
+    async with api.post(path, {"choice": "once"}) as response:
+        await refused(response, 409, "approval_not_active")
+
+
+async def test_all_that_is_open_is_refused_at_once(api: Api) -> None:
+    offer_dangerous(api)
+    api.model.script = [Reply(tool_calls=[Call("danger", id="call_1")]), Reply(text="Well then.")]
+    run_id = (await submitted(api))["run_id"]
+    await eventually(lambda: got(api, f"{RUNS}/{run_id}"), lambda run: run["pending_approvals"])
+    async with api.post(f"{RUNS}/{run_id}/approval", {"choice": "deny", "resolve_all": True}) as response:
+        assert (await told(response))["resolved"] == 1
+    assert (await ended(api, run_id))["output"] == "Well then."
+
+
+async def test_nobody_is_asked_where_nobody_is_to_answer(api: Api) -> None:
+    offer_dangerous(api)
+    api.model.script = [Reply(tool_calls=[Call("danger", id="call_1")]), Reply(text="Well then.")]
+    async with api.post(RUNS, {"input": "x"}, headers={"X-Hermes-Approvals": "deny"}) as response:
+        run_id = (await told(response, 202))["run_id"]
+    await ended(api, run_id)
+    assert one(await events(api, run_id), "approval.responded")["by"] == "rule"
+
+
+async def test_a_question_is_answered_once(api: Api) -> None:
+    api.model.script = [Reply(tool_calls=[Call("clarify", {"question": "Which?"}, id="call_1")]), Reply(text="Red.")]
+    run_id = (await submitted(api))["run_id"]
+    run = await eventually(lambda: got(api, f"{RUNS}/{run_id}"), lambda run: run["pending_question"])
+    assert run["status"] == "waiting_for_input" and run["pending_question"]["question"] == "Which?"
+    path, request_id = f"{RUNS}/{run_id}/clarify", run["pending_question"]["request_id"]
+    async with api.post(path, {"answer": "red", "request_id": "clr_none"}) as response:
+        await refused(response, 409, "clarify_not_pending")
+    async with api.post(path, {"answer": ""}) as response:
+        await refused(response, 400, "invalid_value", "answer")
+    async with api.post(path, {"answer": "red", "request_id": request_id}) as response:
+        assert (await told(response))["request_id"] == request_id
+    assert (await ended(api, run_id))["output"] == "Red."
+    async with api.post(path, {"answer": "blue"}) as response:
+        await refused(response, 409, "clarify_not_pending")

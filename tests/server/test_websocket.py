@@ -1,0 +1,284 @@
+"""Responses over a WebSocket: who may connect, turns one after the other, errors that leave the socket open, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import pytest
+
+from support.model_server import Call, Reply
+
+from .clients import HeldModel, Json, eventually, flat, function, sent, told
+from .conftest import Api, Start
+
+PATH = "/v1/responses"
+FINAL = ("response.completed", "response.failed", "response.incomplete")
+HALL = Call("lamp", {"room": "hall"}, id="call_lamp")
+Socket = aiohttp.ClientWebSocketResponse
+
+
+def connect(api: Api, **options: Any) -> Any:
+    return api.client.ws_connect(f"{api.url}{PATH}", **options)
+
+
+async def ask(socket: Socket, input: Any = "hi", **fields: Any) -> None:
+    await socket.send_json({"type": "response.create", "input": input, **fields})
+
+
+async def answer(socket: Socket) -> list[Json]:
+    """The events up to the end of a turn, or an error."""
+    events: list[Json] = []
+    while not events or not (events[-1]["type"] in FINAL or "status" in events[-1]):
+        events.append(await socket.receive_json(timeout=5))
+    return events
+
+
+async def turn(socket: Socket, input: Any = "hi", **fields: Any) -> Json:
+    """The object of a turn that ends in one."""
+    await ask(socket, input, **fields)
+    events = await answer(socket)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    made: Json = events[-1]["response"]
+    return made
+
+
+async def error(socket: Socket) -> Json:
+    """The error that comes next."""
+    told_error: Json = await socket.receive_json(timeout=5)
+    assert set(told_error) >= {"type", "status", "error"}
+    assert told_error["type"] == "error"
+    assert set(told_error["error"]) >= {"type", "code", "message", "param"}
+    return {"status": told_error["status"], **told_error["error"]}
+
+
+# ---- who may connect
+
+
+async def refusal(api: Api, **options: Any) -> int:
+    with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
+        async with aiohttp.ClientSession() as client, client.ws_connect(f"{api.url}{PATH}", **options):
+            pass
+    return caught.value.status
+
+
+async def test_the_key_and_the_origin_are_looked_at(api: Api) -> None:
+    assert await refusal(api) == 401
+    assert await refusal(api, headers={"Authorization": "Bearer wrong"}) == 401
+    key = {"Authorization": api.client.headers["Authorization"]}
+    assert await refusal(api, headers=key, origin="https://evil.example") == 403
+
+
+async def test_an_allowed_origin_and_the_servers_own_page_pass(start: Start) -> None:
+    api = await start(*[Reply(text="Hello.", continues=False)] * 2, cors_origins=["https://app.example"])
+    for origin in ("https://app.example", api.url):
+        async with connect(api, origin=origin) as socket:
+            assert (await turn(socket))["status"] == "completed"
+
+
+# ---- turns
+
+
+async def test_a_turn_is_a_stream_of_events_without_an_end_mark(api: Api) -> None:
+    api.model.script = [Reply(text=["Do", "ne."], continues=False)] * 2
+    async with connect(api) as socket:
+        await ask(socket)
+        events = await answer(socket)
+        types = [event["type"].removeprefix("response.") for event in events]
+        assert types[:2] == ["created", "in_progress"]
+        assert types[-1] == "completed"
+        # What comes next is the next turn.
+        assert (await turn(socket))["output"][0]["content"][0]["text"] == "Done."
+    async with api.get(f"{PATH}/{events[-1]['response']['id']}") as response:
+        assert await told(response) == events[-1]["response"]
+
+
+async def test_text_comes_as_the_model_writes_it(start: Start) -> None:
+    async with HeldModel(Reply(text=["Hello", " there"])) as model:
+        api = await start(settings=model.settings)
+        async with connect(api) as socket:
+            await ask(socket)
+            got = []
+            for _ in range(2):
+                model.let()
+                while (event := await socket.receive_json(timeout=5))["type"] != "response.output_text.delta":
+                    pass
+                got.append(event["delta"])
+            assert got == ["Hello", " there"]
+            await answer(socket)
+
+
+async def test_headers_of_the_handshake_hold_for_its_turns(api: Api) -> None:
+    todo = Call("todo", {}, id="call_todo")
+    api.model.script = [Reply(tool_calls=[todo]), Reply(text="Done.")]
+    async with connect(api, headers={"X-Hermes-Tool-Items": "mcp", "X-Hermes-Session-Id": "hall"}) as socket:
+        made = await turn(socket)
+    assert [item["type"] for item in made["output"]] == ["mcp_call", "message"]
+    async with api.get("/api/sessions/hall") as response:
+        await told(response)
+
+
+async def test_requests_wait_in_order_and_not_too_many(start: Start) -> None:
+    async with HeldModel(*[Reply(text=f"answer {n}", continues=False) for n in range(9)]) as model:
+        api = await start(settings=model.settings)
+        async with connect(api) as socket:
+            for number in range(10):
+                await ask(socket, f"question {number}", store=False)
+            events = []
+            while (event := await socket.receive_json(timeout=5))["type"] != "error":
+                events.append(event)
+            assert event["error"]["code"] == "rate_limit_exceeded"
+            assert len(model.requests) <= 1
+            model.let_all()
+            answers = []
+            while len(answers) < 9:
+                event = await socket.receive_json(timeout=5)
+                if event["type"] in FINAL:
+                    answers.append(event["response"]["output"][0]["content"][0]["text"])
+    assert answers == [f"answer {n}" for n in range(9)]
+    assert [sent(request)[-1][1] for request in model.requests] == [f"question {n}" for n in range(9)]
+
+
+async def test_chains_need_no_storing(api: Api) -> None:
+    api.model.script = [Reply(text=f"answer {n}", continues=False) for n in range(10)]
+    async with connect(api) as socket:
+        previous: Json = {}
+        for number in range(10):
+            made = await turn(socket, f"question {number}", store=False, **previous)
+            previous = {"previous_response_id": made["id"]}
+    assert [len(sent(request)) for request in api.model.requests] == [2 * n + 1 for n in range(10)]
+    async with api.get(f"{PATH}/{made['id']}") as response:
+        assert response.status == 404
+
+
+async def test_a_client_tool_goes_round_on_one_socket(api: Api) -> None:
+    api.model.script = [Reply(tool_calls=[HALL]), Reply(text="It is on.")]
+    tools = [flat(function("lamp", room={"type": "string"}))]
+    async with connect(api) as socket:
+        made = await turn(socket, "light", tools=tools, store=False)
+        assert made["output"][-1]["call_id"] == "call_lamp"
+        output = {"type": "function_call_output", "call_id": "call_lamp", "output": "done"}
+        again = await turn(socket, [output], tools=tools, store=False, previous_response_id=made["id"])
+    assert again["output"][-1]["content"][0]["text"] == "It is on."
+
+
+async def test_a_stored_response_may_be_continued_from_anywhere(api: Api) -> None:
+    api.model.script = [Reply(text=text, continues=False) for text in "abc"]
+    async with api.post(PATH, {"input": "one"}) as response:
+        first = (await told(response))["id"]
+    async with connect(api) as socket:
+        second = await turn(socket, "two", previous_response_id=first)
+    async with api.post(PATH, {"input": "three", "previous_response_id": second["id"]}) as response:
+        await told(response)
+    assert [text for _, text in sent(api.model.requests[2])] == ["one", "a", "two", "b", "three"]
+
+
+async def test_a_large_request_is_no_trouble(api: Api) -> None:
+    api.model.script = [Reply(text="Read.")]
+    async with connect(api) as socket:
+        made = await turn(socket, "short", padding="x" * 6_000_000)
+    assert made["status"] == "completed"
+
+
+# ---- errors
+
+WRONG: list[tuple[str | bytes, str, str | None]] = [
+    ("not json", "invalid_json", None),
+    ('{"type": NaN}', "invalid_json", None),
+    ("[]", "invalid_body", None),
+    ('"text"', "invalid_body", None),
+    (b"\x00\x01", "inval", None),
+    ("{}", "", "type"),
+    ('{"type": "response.cancel"}', "", "type"),
+    ('{"type": 5}', "", "type"),
+    ('{"type": "response.create"}', "missing_required_parameter", "input"),
+    ('{"type": "response.create", "input": 5}', "invalid_type", "input"),
+    ('{"type": "response.create", "input": "x", "temperature": 9}', "invalid_value", "temperature"),
+    ('{"type": "response.create", "input": "x", "stream": true}', "", "stream"),
+    ('{"type": "response.create", "input": "x", "stream_options": {}}', "", "stream_options"),
+    ('{"type": "response.create", "input": "x", "background": false}', "", "background"),
+    ('{"type": "response.create", "input": "x", "previous_response_id": "resp_0"}', "previous_response_not_found",
+     "previous_response_id"),
+]  # fmt: skip
+
+
+async def test_an_error_leaves_the_socket_open(api: Api) -> None:
+    api.model.script = [Reply(text="Hello.")]
+    async with connect(api) as socket:
+        for data, code, param in WRONG:
+            await (socket.send_bytes(data) if isinstance(data, bytes) else socket.send_str(data))
+            seen = await error(socket)
+            assert seen["status"] == 400, (data, seen)
+            assert seen["code"].startswith(code), (data, seen)
+            if param is not None:
+                assert seen["param"] == param, (data, seen)
+        assert (await turn(socket))["status"] == "completed"
+
+
+async def test_a_failed_turn_is_told_and_evicts_what_it_continued(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hermes.agent.decisions.RETRY_WAIT_S_MAX", 0.01)
+    api.model.script = [Reply(text="Hello."), Reply(status=401, error="no")]
+    async with connect(api) as socket:
+        first = await turn(socket, store=False)
+        await ask(socket, "more", store=False, previous_response_id=first["id"])
+        events = await answer(socket)
+        assert events[-1]["type"] in ("response.failed", "error")
+        assert "provider_auth_failed" in str(events)
+        await ask(socket, "more", store=False, previous_response_id=first["id"])
+        assert (await error(socket))["code"] == "previous_response_not_found"
+
+
+async def test_the_cap_holds_on_sockets(start: Start) -> None:
+    async with HeldModel(Reply(text="Hello."), Reply(text="Hello.", continues=False)) as model:
+        api = await start(settings=model.settings, max_concurrent_runs=1)
+        first = asyncio.create_task(api.ask("first"))
+        await model.asked()
+        async with connect(api) as socket:
+            await ask(socket)
+            seen = await error(socket)
+            assert (seen["status"], seen["code"]) == (429, "rate_limit_exceeded")
+            model.let_all()
+            await first
+            assert (await turn(socket))["status"] == "completed"
+
+
+# ---- the end of a socket
+
+
+async def test_a_lost_socket_ends_its_turn(start: Start) -> None:
+    async with HeldModel(Reply(text=["Half", " an answer."])) as model:
+        api = await start(settings=model.settings)
+        async with connect(api) as socket:
+            await ask(socket)
+            model.let()
+            response_id = (await socket.receive_json(timeout=5))["response"]["id"]
+            while (await socket.receive_json(timeout=5))["type"] != "response.output_text.delta":
+                pass
+            socket._response.connection.transport.abort()
+        await model.until(lambda: model.open_streams == 0, timeout=1.5)
+        assert model.requests[0].closed_early
+
+        async def look() -> Json:
+            async with api.get(f"{PATH}/{response_id}") as response:
+                return await told(response)
+
+        made = await eventually(look, lambda seen: seen["status"] != "in_progress")
+    assert (made["status"], made["incomplete_details"]) == ("incomplete", {"reason": "client_disconnected"})
+    assert made["output"][0]["content"][0]["text"] == "Half"
+
+
+async def test_a_draining_server_closes_its_sockets(api: Api) -> None:
+    async with connect(api) as socket:
+        api.adapter.drain()
+        seen = await socket.receive(timeout=5)
+        assert seen.type is aiohttp.WSMsgType.CLOSE
+        assert seen.data == 1012
+
+
+async def test_a_socket_has_its_time(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hermes.server.websocket.SOCKET_S_MAX", 0.1)
+    async with connect(api) as socket:
+        assert (await error(socket))["code"] == "websocket_connection_limit_reached"
+        seen = await socket.receive(timeout=5)
+        assert (seen.type, seen.data) == (aiohttp.WSMsgType.CLOSE, 1000)
