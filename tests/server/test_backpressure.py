@@ -19,7 +19,7 @@ from .conftest import Start
 
 DELTAS = 100_000
 # What may wait in a connection: the mark at which writing pauses, and the largest single write on top of it.
-BUFFERED_BYTES_MAX = 1 << 20
+BUFFERED_BYTES_MAX = 512 << 10
 # The stream has some 25 MB; kept as objects it would be several times that.
 GROWTH_BYTES_MAX = 64 << 20
 BATCH = 500
@@ -100,11 +100,13 @@ async def test_a_slow_reader_costs_no_memory_and_misses_nothing(start: Start, pa
     async with Flood() as model:
         settings = {**model.settings, "agent": {"api_max_retries": 0, "delta_window_ms": 0}}
         api = await start(settings=settings)
+        # What such a turn itself needs is not what this is about.
+        await api.ask("warm up")
         key = api.client.headers["Authorization"]
         async with await Wire.open(api.url, receive_buffer=8192) as wire:
             await wire.request("POST", path, body, Authorization=key)
             await wire.head()
-            await model.asked()
+            await model.asked(2)
             gc.collect()
             ours = [held for held in connections() if held.transport is not None and held._current_request is not None]
             assert ours
@@ -123,11 +125,9 @@ async def test_a_slow_reader_costs_no_memory_and_misses_nothing(start: Start, pa
                 await read(4096)
                 await asyncio.sleep(0.02)
             assert counter.bytes < 5_000_000
-            print("grown", grown >> 20, "buffered", buffered, "read", counter.bytes)
             async with asyncio.timeout(60):
                 while not counter.over:
                     await read(1 << 16)
-    print("grown", grown >> 20, "buffered", buffered, "read", counter.bytes)
     assert counter.numbers == DELTAS
     assert buffered < BUFFERED_BYTES_MAX
     assert grown < GROWTH_BYTES_MAX

@@ -357,7 +357,6 @@ async def test_some_paths_need_no_key(api: Api, path: str) -> None:
         ("GET", "/v1/runs/r/events"),
         ("GET", "/api/sessions"),
         ("POST", "/api/sessions/s/chat"),
-        ("GET", "/metrics"),
         ("GET", "/v1/skills"),
     ],
 )

@@ -195,6 +195,11 @@ class APIServerAdapter:
             return []
         return list(found) if isinstance(found, list) else []
 
+    async def session(self, session_id: str) -> Message | None:
+        """A session as it is stored."""
+        found: Message | None = await Async(self._session_db).get_session(session_id) if self._has_database() else None
+        return found
+
     async def session_waiting_for(self, results: Sequence[Mapping[str, Any]], owner: str) -> str | None:
         """The session in which these calls wait for their client."""
         if not results or not self._has_database():

@@ -178,17 +178,13 @@ async def _turn(adapter: APIServerAdapter, request: web.Request, body: Body[Chat
         session_id=wished.session_id or _derive_chat_session_id(said.system, said.first, owner),
         kind="chat",
         owner=owner,
-        session_key=wished.session_key,
         instructions=said.system,
         response_format=structure(form.type, form.json_schema) if form else None,
         client_tools=tools.schemas,
         tool_choice=tools.choice,
         allowed_tools=tools.allowed,
         results=said.results,
-        toolsets=adapter.toolsets(wished.toolsets),
-        answerable=announces if wished.approvals is None else wished.approvals == "wait",
-        on_detach="continue" if wished.detach else "cancel",
-        deadline_seconds=wished.deadline_s,
+        **wished.fields(adapter, announces=announces),
         **parameters(adapter, asked),
     )
     return await placed(adapter, request, spec, wished, said.history)

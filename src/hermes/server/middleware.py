@@ -109,7 +109,8 @@ async def envelope_middleware(request: web.Request, handler: Handler) -> web.Str
     try:
         return await handler(request)
     except web.HTTPNotFound:
-        return error_response(404, f"There is nothing at {request.method} {request.path}.", "not_found")
+        code = "profile_not_found" if request.path.startswith("/p/") else "not_found"
+        return error_response(404, f"There is nothing at {request.method} {request.path}.", code)
     except web.HTTPMethodNotAllowed as error:
         allowed = ", ".join(sorted(error.allowed_methods))
         words = f"{request.method} is not possible at {request.path}; {allowed} is."

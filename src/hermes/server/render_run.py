@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from hermes.agent.turn import COUNTS
 from hermes.limits import RESULT_SHOWN_CHARS_MAX
 from hermes.runs.events import FINAL, Event
 from hermes.server.content import text_of
@@ -30,14 +31,6 @@ _CODES = {
     "crash_loop": "server_restarted",
 }
 _CUT = ("output_truncated", "content_filter", "max_iterations")
-_COUNTS = (
-    "input_tokens",
-    "output_tokens",
-    "total_tokens",
-    "cache_read_tokens",
-    "cache_write_tokens",
-    "reasoning_tokens",
-)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -126,7 +119,7 @@ class RunRenderer:
         self._run_id, self._session_id = spec.run_id, spec.session_id
         self._client_tools = {str((tool.get("function") or tool).get("name")) for tool in spec.client_tools}
         self._redact, self._names, self._reasoning = redact, names, reasoning
-        self._used = dict.fromkeys(_COUNTS, 0)
+        self._used = dict.fromkeys(COUNTS, 0)
         for event in used:
             self._usage(event)
         self.ended = False
@@ -205,7 +198,7 @@ class RunRenderer:
     def _usage(self, event: Event) -> Json | None:
         if event.data.get("task"):
             return None  # what is done beside the turn is counted elsewhere
-        for name in _COUNTS:
+        for name in COUNTS:
             self._used[name] += event.data.get(name) or 0
         return {"usage": usage_object(self._used)}
 

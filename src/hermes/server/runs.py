@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from aiohttp import web
@@ -21,10 +22,9 @@ from hermes.server.models import ApprovalRequest, ClarifyRequest, RunRequest, St
 from hermes.server.queries import bad_cursor, cursor_of, flag, listed, number_of, shows_reasoning, whole, word
 from hermes.server.render_run import CLOSED, ROWS, THOUGHTS, RunRenderer, run_object, used_until
 from hermes.server.response_work import reader
-from hermes.server.session_chat import route_in
 from hermes.server.session_routes import unknown_session
 from hermes.server.sse import ClientGone, logged, pump
-from hermes.server.turns import Message, open_calls, parameters
+from hermes.server.turns import Message, open_calls, parameters, route_in
 from hermes.server.wishes import Wishes, session_id_of, toolsets_of, wishes
 from hermes.store.base import EventsExpired, RunRecord
 
@@ -97,12 +97,11 @@ async def _spec(adapter: APIServerAdapter, request: web.Request, body: Body[RunR
         run_id=run_id,
         kind="run",
         owner=owner,
-        session_key=wished.session_key,
         instructions="\n".join(text for text in (*given.system, *system, instructions) if text) or None,
-        toolsets=adapter.toolsets(_toolsets(asked, wished)),
-        answerable=wished.approvals != "deny",
-        on_detach="continue",
-        deadline_seconds=wished.deadline_s,
+        **{
+            **replace(wished, toolsets=_toolsets(asked, wished)).fields(adapter, announces=True),
+            "on_detach": "continue",
+        },
         **fields,
     )
     source = "stored" if stored or not history else "chain" if chain else "request"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from hermes.runs.spec import RouteChoice, RunSpec
+from hermes.runs.spec import RunSpec
 from hermes.server.bodies import Body, read
 from hermes.server.content import content
 from hermes.server.errors import ApiError, answer, invalid
@@ -19,7 +18,7 @@ from hermes.server.render_run import THOUGHTS
 from hermes.server.render_session import ROWS, SessionRenderer
 from hermes.server.session_routes import session_of
 from hermes.server.sse import ClientGone, items, pump
-from hermes.server.turns import Turn, parameters, route_of
+from hermes.server.turns import Turn, parameters, route_in
 from hermes.server.wishes import wishes
 
 if TYPE_CHECKING:
@@ -130,25 +129,11 @@ async def _turn(
         session_id=session["id"],
         kind="session",
         owner=adapter.owner_of(request),
-        session_key=wished.session_key,
         instructions=_instructions(asked, adapter.option("max_text_chars")),
-        toolsets=adapter.toolsets(wished.toolsets),
-        answerable=streamed if wished.approvals is None else wished.approvals == "wait",
-        on_detach="continue",
-        deadline_seconds=wished.deadline_s,
+        **{**wished.fields(adapter, announces=streamed), "on_detach": "continue"},
         **{**given, "route": route_in(adapter, given["route"], session)},
     )
     return Turn(adapter, request, spec, wished)
-
-
-def route_in(
-    adapter: APIServerAdapter, asked: RouteChoice | None, session: Mapping[str, Any] | None
-) -> RouteChoice | None:
-    """The route of a turn in a session: the one that is asked for, else the session's own."""
-    if asked is not None or session is None or not session["model"]:
-        return asked
-    # A name that is none of the server's stands for its default model.
-    return route_of(adapter, session["model"]) or RouteChoice()
 
 
 def _message(asked: SessionChatRequest, text_chars_max: int) -> Any:

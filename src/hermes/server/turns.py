@@ -71,6 +71,16 @@ def route_of(adapter: APIServerAdapter, model: str | None) -> RouteChoice | None
     return None
 
 
+def route_in(
+    adapter: APIServerAdapter, asked: RouteChoice | None, session: Mapping[str, Any] | None
+) -> RouteChoice | None:
+    """The route of a turn in a session: the one that is asked for, else the session's own."""
+    if asked is not None or session is None or not session["model"]:
+        return asked
+    # A name that is none of the server's stands for its default model.
+    return route_of(adapter, session["model"]) or RouteChoice()
+
+
 def client_tools(tools: Sequence[ChatTool | ResponseTool] | None, choice: str | Message | None) -> Tools:
     """The functions that a client brings, checked."""
     schemas: list[Message] = []
@@ -172,6 +182,8 @@ class Turn:
             self.history = [*spec.history]
         else:
             stored = await self.adapter.stored_history(spec.session_id)
+            if spec.route is None and spec.persist and (session := await self.adapter.session(spec.session_id)):
+                self.spec = replace(spec, route=route_in(self.adapter, None, session))
             seeded = not stored and bool(spec.history)
             self.history = list(spec.history or ()) if seeded else stored
             self.history_source = "request" if seeded else "stored"

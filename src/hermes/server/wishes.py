@@ -6,11 +6,11 @@ import functools
 import re
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from hermes.limits import SESSION_KEY_CHARS_MAX
+from hermes.limits import IDEMPOTENCY_KEY_CHARS_MAX, SESSION_KEY_CHARS_MAX
 from hermes.server.bodies import flag_of
 from hermes.server.errors import ApiError, invalid
 from hermes.store.coding import checked_id
@@ -19,6 +19,7 @@ from hermes.tools.toolsets import DEFAULTS
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
 
+_IDEMPOTENCY_KEY = re.compile(rf"[\x21-\x7e]{{1,{IDEMPOTENCY_KEY_CHARS_MAX}}}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -38,6 +39,17 @@ class Wishes:
     deadline_s: float | None = None
     strict: bool = False
 
+    def fields(self, adapter: APIServerAdapter, *, announces: bool) -> dict[str, Any]:
+        """The fields of a spec that follow. Questions are asked where somebody hears them, or is said to wait for them."""
+        return {
+            "session_key": self.session_key,
+            "toolsets": adapter.toolsets(self.toolsets),
+            "answerable": announces if self.approvals is None else self.approvals == "wait",
+            "approvals": "deny" if self.approvals == "deny" else None,
+            "on_detach": "continue" if self.detach else "cancel",
+            "deadline_seconds": self.deadline_s,
+        }
+
 
 def wishes(adapter: APIServerAdapter, request: web.Request, *, client_tools: bool = False) -> Wishes:
     """The wishes of a request, each checked."""
@@ -49,7 +61,7 @@ def wishes(adapter: APIServerAdapter, request: web.Request, *, client_tools: boo
     progress = _one_of(request, "X-Hermes-Tool-Progress", ("event", "chunk", "off")) or adapter.option("tool_progress")
     shown = _one_of(request, "X-Hermes-Tool-Items", ("function", "mcp", "none")) or adapter.option("tool_items")
     session_id = header("X-Hermes-Session-Id")
-    detach = flag_of(header("X-Hermes-Detach"), "X-Hermes-Detach", False)
+    detach = flag_of(header("X-Hermes-Detach"), "X-Hermes-Detach", False) or _has_idempotency_key(request)
     return Wishes(
         session_id=session_id_of(session_id, "X-Hermes-Session-Id") if session_id else None,
         session_key=session_key,
@@ -99,6 +111,14 @@ def _patterns(given: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
             except re.error:
                 found.append(re.compile(re.escape(line.strip()), re.IGNORECASE))
     return tuple(found)
+
+
+def _has_idempotency_key(request: web.Request) -> bool:
+    given = request.headers.get("Idempotency-Key")
+    if given is not None and not _IDEMPOTENCY_KEY.fullmatch(given):
+        words = f"An idempotency key is 1 to {IDEMPOTENCY_KEY_CHARS_MAX} visible ASCII characters."
+        raise invalid("Idempotency-Key", words, "invalid_idempotency_key")
+    return given is not None
 
 
 def _one_of(request: web.Request, name: str, words: tuple[str, ...]) -> str | None:

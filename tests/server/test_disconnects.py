@@ -1,0 +1,305 @@
+"""Clients that leave: noticed within a second wherever the turn stands, and told truthfully afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from support.model_server import Call, Reply
+
+from .clients import HeldModel, Json, Stream, Wire, chat_text, eventually, frames, told, user
+from .conftest import Api, Start
+
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+# How soon the provider must see that nobody wants its answer any more; what a loaded machine needs on top is not much.
+NOTICED_S = 1.0
+
+BODIES: dict[str, tuple[str, Json]] = {
+    "chat": (CHAT, user("hi")),
+    "chat stream": (CHAT, user("hi", stream=True)),
+    "response": (RESPONSES, {"input": "hi"}),
+    "response stream": (RESPONSES, {"input": "hi", "stream": True}),
+}
+
+
+async def gone_fin(wire: Wire) -> None:
+    await wire.close()
+
+
+async def gone_reset(wire: Wire) -> None:
+    wire.reset()
+
+
+async def gone_half(wire: Wire) -> None:
+    await wire.half_close()
+
+
+WAYS: dict[str, Callable[[Wire], Awaitable[None]]] = {"fin": gone_fin, "reset": gone_reset, "half": gone_half}
+
+
+async def send(api: Api, kind: str, **headers: str) -> Wire:
+    path, body = BODIES[kind]
+    wire = await Wire.open(api.url)
+    await wire.request("POST", path, body, Authorization=api.client.headers["Authorization"], **headers)
+    return wire
+
+
+async def runs(api: Api) -> list[Json]:
+    async with api.get("/v1/runs") as response:
+        listed: list[Json] = (await told(response))["data"]
+        return listed
+
+
+async def the_run(api: Api) -> Json:
+    """The only run there is, ended."""
+    seen = await eventually(lambda: runs(api), lambda found: found and found[0]["finished_at"])
+    assert len(seen) == 1
+    return dict(seen[0])
+
+
+async def last_event(api: Api, run_id: str) -> Json:
+    async with api.get(f"/v1/runs/{run_id}/events") as response:
+        event: Json = frames(await response.text())[-1].data
+        return event
+
+
+async def rows(api: Api, session_id: str) -> list[Json]:
+    async with api.get(f"/api/sessions/{session_id}/messages") as response:
+        found: list[Json] = (await told(response))["data"]
+        return found
+
+
+async def noticed(model: HeldModel) -> None:
+    await model.until(lambda: model.open_streams == 0, timeout=NOTICED_S)
+    assert model.requests[0].closed_early
+
+
+# ---- what ends with its client
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", BODIES)
+async def test_a_client_that_leaves_while_the_provider_is_silent(start: Start, kind: str, way: str) -> None:
+    async with HeldModel(Reply(text="Hello.")) as model:
+        api = await start(settings=model.settings)
+        wire = await send(api, kind, X_Hermes_Session_Id="hall")
+        await model.asked()
+        await WAYS[way](wire)
+        await noticed(model)
+        run = await the_run(api)
+        assert (run["status"], run["completed"], run["interrupted"]) == ("cancelled", False, True)
+        event = await last_event(api, run["run_id"])
+        assert (event["event"], event["reason"]) == ("run.cancelled", "client_disconnected")
+        question, marker = await rows(api, "hall")
+        assert (question["role"], question["content"]) == ("user", "hi")
+        assert (marker["role"], marker["synthetic"]) == ("assistant", True)
+        if "response" in kind:
+            await check_response(api, run["response_id"], "")
+        await wire.close()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", BODIES)
+async def test_a_client_that_leaves_in_the_middle_of_the_answer(start: Start, kind: str, way: str) -> None:
+    async with HeldModel(Reply(text=["Half", " an answer."])) as model:
+        api = await start(settings=model.settings)
+        wire = await send(api, kind, X_Hermes_Session_Id="hall")
+        await model.asked()
+        model.let()
+        if "stream" in kind:
+            await wire.read_until(b"Half")
+        else:
+            await eventually(lambda: texts(api), lambda found: "Half" in found)
+        await WAYS[way](wire)
+        await noticed(model)
+        run = await the_run(api)
+        assert (run["status"], run["output"]) == ("cancelled", "Half")
+        assert (await last_event(api, run["run_id"]))["reason"] == "client_disconnected"
+        _, answer = await rows(api, "hall")
+        assert (answer["content"], answer["finish_reason"], answer["synthetic"]) == ("Half", "interrupted", False)
+        if "response" in kind:
+            await check_response(api, run["response_id"], "Half")
+        await wire.close()
+
+
+async def texts(api: Api) -> str:
+    """All text that the first run has said so far."""
+    (run,) = await runs(api)
+    said = ""
+    async with api.get(f"/v1/runs/{run['run_id']}/events") as response:
+        stream = Stream(response)
+        while True:
+            event = (await stream.next()).data
+            if event["event"] == "message.delta":
+                return said + str(event["delta"])
+
+
+async def check_response(api: Api, response_id: str, text: str) -> None:
+    async with api.get(f"{RESPONSES}/{response_id}") as response:
+        made = await told(response)
+    assert (made["status"], made["incomplete_details"]) == ("incomplete", {"reason": "client_disconnected"})
+    said = [part["text"] for item in made["output"] for part in item.get("content", [])]
+    assert said == ([text] if text else [])
+
+
+async def test_a_client_that_leaves_while_it_waits_for_its_session(start: Start) -> None:
+    async with HeldModel(Reply(text="First."), Reply(text="Third.")) as model:
+        api = await start(settings=model.settings)
+        first = asyncio.create_task(api.post(CHAT, user("first"), headers={"X-Hermes-Session-Id": "hall"}))
+        await model.asked()
+        wire = await send(api, "chat stream", X_Hermes_Session_Id="hall")
+        await asyncio.sleep(0.05)
+        wire.reset()
+        await asyncio.sleep(0.05)
+        third = asyncio.create_task(api.post(CHAT, user("third"), headers={"X-Hermes-Session-Id": "hall"}))
+        model.let_all()
+        await told(await first)
+        await told(await third)
+        assert len(model.requests) == 2
+        assert [row["content"] for row in await rows(api, "hall")] == ["first", "First.", "third", "Third."]
+
+
+async def test_a_client_that_leaves_while_a_question_is_open(start: Start) -> None:
+    asking = Call("clarify", {"question": "Which room?"}, id="call_ask")
+    async with HeldModel(Reply(tool_calls=[asking])) as model:
+        api = await start(settings=model.settings)
+        model.let_all()
+        wire = await send(api, "chat stream", X_Hermes_Session_Id="hall", User_Agent="curl/8")
+        await wire.read_until(b"hermes.clarify.request")
+        wire.reset()
+        run = await the_run(api)
+        assert (run["status"], run["pending_question"]) == ("cancelled", None)
+        found = await rows(api, "hall")
+        assert [row["role"] for row in found] == ["user", "assistant", "tool", "assistant"]
+        assert "interrupted" in found[2]["content"]
+
+
+async def test_many_clients_that_leave_at_once_are_all_noticed(start: Start) -> None:
+    async with HeldModel(*[Reply(text="Hello.")] * 20) as model:
+        api = await start(settings=model.settings)
+        wires = [await send(api, kind) for kind in list(BODIES) * 5]
+        await model.until(lambda: len(model.requests) == 20)
+        for wire in wires:
+            wire.reset()
+        await model.until(lambda: model.open_streams == 0, timeout=2 * NOTICED_S)
+        seen = await eventually(lambda: runs(api), lambda found: all(run["finished_at"] for run in found))
+        assert {run["status"] for run in seen} == {"cancelled"}
+
+
+async def test_a_client_that_leaves_with_half_its_body_sent_starts_nothing(api: Api) -> None:
+    wire = await Wire.open(api.url)
+    key = api.client.headers["Authorization"]
+    await wire.send(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: {key}\r\nContent-Length: 100\r\n\r\n{{")
+    wire.reset()
+    await asyncio.sleep(0.05)
+    assert await runs(api) == []
+    assert api.model.requests == []
+
+
+# ---- what goes on
+
+
+GOES_ON: list[tuple[str, str, dict[str, str], Json]] = [
+    ("header, chat", "chat", {"X_Hermes_Detach": "true"}, {}),
+    ("header, stream", "chat stream", {"X_Hermes_Detach": "true"}, {}),
+    ("header, response", "response stream", {"X_Hermes_Detach": "true"}, {}),
+    ("setting", "chat stream", {}, {"on_disconnect": "detach"}),
+    ("key of idempotency", "chat", {"Idempotency_Key": "once"}, {}),
+    ("key, response", "response", {"Idempotency_Key": "once"}, {}),
+]
+
+
+@pytest.mark.parametrize(("kind", "headers", "options"), [row[1:] for row in GOES_ON], ids=[row[0] for row in GOES_ON])
+async def test_a_detached_turn_goes_on(start: Start, kind: str, headers: dict[str, str], options: Json) -> None:
+    async with HeldModel(Reply(text=["Half", " an answer."])) as model:
+        api = await start(settings=model.settings, **options)
+        wire = await send(api, kind, X_Hermes_Session_Id="hall", **headers)
+        await model.asked()
+        model.let()
+        wire.reset()
+        await asyncio.sleep(0.1)
+        assert model.open_streams == 1
+        model.let_all()
+        run = await the_run(api)
+        assert (run["status"], run["output"]) == ("completed", "Half an answer.")
+        assert [row["content"] for row in await rows(api, "hall")] == ["hi", "Half an answer."]
+        if "response" in kind:
+            async with api.get(f"{RESPONSES}/{run['response_id']}") as response:
+                assert (await told(response))["status"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/api/sessions/hall/chat", {"message": "hi"}), ("/api/sessions/hall/chat/stream", {"message": "hi"}),
+     ("/v1/runs", {"input": "hi", "session_id": "hall"})],
+)  # fmt: skip
+async def test_turns_of_a_session_and_runs_go_on(start: Start, path: str, body: Json) -> None:
+    async with HeldModel(Reply(text=["Half", " an answer."])) as model:
+        api = await start(settings=model.settings)
+        await told(await api.post("/api/sessions", {"id": "hall"}), 201)
+        wire = await Wire.open(api.url)
+        await wire.request("POST", path, body, Authorization=api.client.headers["Authorization"])
+        await model.asked()
+        wire.reset()
+        await asyncio.sleep(0.1)
+        assert model.open_streams == 1
+        model.let_all()
+        run = await the_run(api)
+        assert (run["status"], run["output"]) == ("completed", "Half an answer.")
+
+
+async def test_a_reader_of_a_run_that_leaves_changes_nothing(start: Start) -> None:
+    async with HeldModel(Reply(text=["Half", " an answer."])) as model:
+        api = await start(settings=model.settings)
+        async with api.post(CHAT, user(stream=True)) as response:
+            stream = Stream(response)
+            model.let()
+            await stream.until(lambda frame: chat_text([frame]) == "Half")
+            watcher = await Wire.open(api.url)
+            place = f"/v1/runs/{response.headers['X-Hermes-Run-Id']}/events"
+            await watcher.request("GET", place, Authorization=api.client.headers["Authorization"])
+            await watcher.read_until(b"Half")
+            watcher.reset()
+            await asyncio.sleep(0.05)
+            model.let_all()
+            assert chat_text(await stream.rest()) == " an answer."
+
+
+# ---- a time of grace
+
+
+async def test_grace_ends_a_turn_that_nobody_comes_back_to(start: Start) -> None:
+    async with HeldModel(Reply(text=["Half", " an answer."])) as model:
+        api = await start(settings=model.settings, disconnect_grace_seconds=0.2)
+        wire = await send(api, "response stream")
+        model.let()
+        await wire.read_until(b"Half")
+        wire.reset()
+        await asyncio.sleep(0.05)
+        assert model.open_streams == 1
+        await noticed(model)
+        assert (await the_run(api))["status"] == "cancelled"
+
+
+@pytest.mark.parametrize("by", ["run", "response"])
+async def test_grace_keeps_a_turn_that_somebody_comes_back_to(start: Start, by: str) -> None:
+    async with HeldModel(Reply(text=["Half", " an answer."])) as model:
+        api = await start(settings=model.settings, disconnect_grace_seconds=0.3)
+        wire = await send(api, "response stream")
+        model.let()
+        await wire.read_until(b"Half")
+        (run,) = await runs(api)
+        wire.reset()
+        place = {"run": f"/v1/runs/{run['run_id']}/events", "response": f"{RESPONSES}/{run['response_id']}?stream=true"}
+        async with api.get(place[by]) as response:
+            stream = Stream(response)
+            await stream.next()
+            await asyncio.sleep(0.5)
+            assert model.open_streams == 1
+            model.let_all()
+            seen: list[Any] = await stream.rest()
+        assert "an answer." in str(seen[-2:])
+        assert (await the_run(api))["status"] == "completed"
