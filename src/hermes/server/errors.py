@@ -27,6 +27,8 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.message, self.code, self.param = status, message, code, param
         self.headers, self.hermes = dict(headers or {}), dict(hermes or {})
+        if status == 409:  # clients try a conflict again unless they are told that it will not go away
+            self.headers.setdefault("x-should-retry", "false")
 
     def body(self) -> dict[str, Any]:
         """The envelope."""

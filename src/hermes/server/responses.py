@@ -81,6 +81,8 @@ async def _plain(adapter: APIServerAdapter, work: Work) -> web.Response:
         failure.headers |= headers
         failure.hermes |= {"response_id": kept.response_id, "run_id": turn.spec.run_id} if kept.store else {}
         raise failure
+    if ended.code is not None:
+        headers["x-should-retry"] = "false"
     return answer(renderer.response, 200, headers)
 
 

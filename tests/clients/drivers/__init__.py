@@ -1,0 +1,96 @@
+"""One way to drive every client: a talk with the server that goes on from question to question."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from clients.scenes import WEATHER
+
+MODEL = "hermes-agent"
+# The one function that a client has.
+OWN_TOOL = {
+    "name": "weather",
+    "description": "The weather in a city.",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+    "strict": True,
+}
+
+
+def weather(city: str) -> str:
+    """The weather in a city."""
+    return WEATHER
+
+
+@dataclass(frozen=True)
+class How:
+    """How a question is put: streamed, with the client's function, with a schema, with the last response's id."""
+
+    stream: bool = False
+    tools: bool = False
+    schema: bool = False
+    chain: bool = False
+    system: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+PLAIN = How()
+
+
+@dataclass
+class Told:
+    """What a client made of an answer: its text, the pieces it came in, its own functions that were called."""
+
+    text: str = ""
+    pieces: int = 0
+    calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    value: object = None
+    tokens: int = 0
+
+    def add(self, pieces: list[str], whole: str | None) -> None:
+        """Take in the pieces of a text that the client also has whole."""
+        assert "".join(pieces) == (whole or "")
+        self.text += "".join(pieces)
+        self.pieces += len(pieces)
+
+    def run(self, name: str, arguments: str) -> str:
+        """Do what a client does when it is told to call a function."""
+        given = json.loads(arguments)
+        self.calls.append((name, given))
+        return weather(**given) if name == "weather" else f"There is no {name} here."
+
+
+class Refused(Exception):
+    """An error as the client reported it; that of a broken stream has no status."""
+
+    def __init__(self, status: int | None, message: str) -> None:
+        super().__init__(status, message)
+        self.status = status
+        self.message = message
+
+
+class Talk:
+    """A conversation of one client through one of its protocols; each question continues the one before."""
+
+    # Whether the client can continue by the id of the last response.
+    chains = True
+    # Whether the client shows the pieces of a stream.
+    shows_pieces = True
+    # A value that no server can take, and that the client sends all the same.
+    bad_option: tuple[str, object] = ("temperature", 9)
+
+    def __init__(self, url: str, key: str, api: str) -> None:
+        self.url, self.key, self.api = url, key, api
+
+    def ask(self, prompt: str, how: How = PLAIN) -> Told:
+        """Put a question and follow it to its answer; what the client raises becomes `Refused`."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Let go of what the talk holds."""

@@ -1,0 +1,81 @@
+"""The package `openai-agents`, whose runner calls the functions itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import openai
+from agents import (
+    Agent,
+    ItemHelpers,
+    ModelSettings,
+    OpenAIChatCompletionsModel,
+    OpenAIResponsesModel,
+    RunConfig,
+    Runner,
+    function_tool,
+)
+from agents.exceptions import AgentsException
+
+from clients.drivers import MODEL, PLAIN, How, Refused, Talk, Told, weather
+from clients.drivers.openai_sdk import refusal
+from clients.drivers.shapes import Person
+
+_MODELS = {"chat": OpenAIChatCompletionsModel, "responses": OpenAIResponsesModel}
+
+
+class AgentsTalk(Talk):
+    """An agent with one function at most."""
+
+    def __init__(self, url: str, key: str, api: str) -> None:
+        super().__init__(url, key, api)
+        self.history: list[Any] = []
+        self.last: str | None = None
+
+    def ask(self, prompt: str, how: How = PLAIN) -> Told:
+        try:
+            return asyncio.run(self._ask([{"role": "user", "content": prompt}], how))
+        except openai.APIError as error:
+            raise refusal(error) from error
+        except AgentsException as error:
+            raise Refused(None, str(error)) from error
+
+    async def _ask(self, question: list[Any], how: How) -> Told:
+        given = question if how.chain else [*self.history, *question]
+        settings = {
+            "run_config": RunConfig(tracing_disabled=True),
+            "previous_response_id": self.last if how.chain else None,
+        }
+        async with openai.AsyncOpenAI(base_url=self.url, api_key=self.key) as client:
+            agent = Agent(
+                name="tester",
+                instructions=how.system or None,
+                model=_MODELS[self.api](MODEL, client),
+                tools=[function_tool(weather)] if how.tools else [],
+                output_type=Person if how.schema else None,
+                model_settings=ModelSettings(include_usage=True, **how.options),
+            )
+            pieces = None
+            if how.stream:
+                result = Runner.run_streamed(agent, given, **settings)
+                pieces = [event.data.delta async for event in result.stream_events() if _is_text(event)]
+            else:
+                result = await Runner.run(agent, given, **settings)
+        self.last = result.last_response_id
+        self.history = result.to_input_list()
+        items = result.new_items
+        texts = [ItemHelpers.text_message_output(item) for item in items if item.type == "message_output_item"]
+        calls = [item.raw_item for item in items if item.type == "tool_call_item"]
+        told = Told(
+            calls=[(call.name, json.loads(call.arguments)) for call in calls if call.type == "function_call"],
+            value=result.final_output.model_dump() if how.schema else None,
+            tokens=result.context_wrapper.usage.total_tokens,
+        )
+        told.add(texts if pieces is None else pieces, "".join(texts))
+        return told
+
+
+def _is_text(event: Any) -> bool:
+    return event.type == "raw_response_event" and event.data.type == "response.output_text.delta"

@@ -1,0 +1,101 @@
+"""The official `openai` package, in its mode that validates every answer and every event against its own types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+
+from clients.drivers import MODEL, OWN_TOOL, PLAIN, How, Refused, Talk, Told
+from clients.drivers.shapes import Person
+
+
+def client(url: str, key: str) -> openai.OpenAI:
+    """A client that takes nothing it does not know."""
+    return openai.OpenAI(base_url=url, api_key=key, _strict_response_validation=True)
+
+
+def refusal(error: openai.APIError) -> Refused:
+    """An error of this package, which many others pass on."""
+    return Refused(getattr(error, "status_code", None), error.message)
+
+
+class OpenAITalk(Talk):
+    """Chat completions and responses, with the helpers `parse` and `stream`."""
+
+    def __init__(self, url: str, key: str, api: str) -> None:
+        super().__init__(url, key, api)
+        self.client = client(url, key)
+        self.history: list[Any] = []
+        self.last: str | None = None
+
+    def close(self) -> None:
+        self.client.close()
+
+    def ask(self, prompt: str, how: How = PLAIN) -> Told:
+        self.history.append({"role": "user", "content": prompt})
+        step = self._chat if self.api == "chat" else self._responses
+        told = Told()
+        try:
+            while step(told, how):
+                pass
+        except openai.APIError as error:
+            raise refusal(error) from error
+        return told
+
+    def _chat(self, told: Told, how: How) -> bool:
+        """One request; whether another must follow."""
+        system = [{"role": "system", "content": how.system}] if how.system else []
+        request = {"model": MODEL, "messages": [*system, *self.history], **how.options}
+        if how.tools:
+            request["tools"] = [{"type": "function", "function": OWN_TOOL}]
+        if how.schema:
+            request["response_format"] = Person
+        endpoint = self.client.chat.completions
+        if how.stream:
+            with endpoint.stream(**request) as events:
+                pieces = [event.delta for event in events if event.type == "content.delta"]
+                done = events.get_final_completion()
+        else:
+            done = (endpoint.parse if how.schema else endpoint.create)(**request)
+            pieces = [done.choices[0].message.content or ""]
+        choice, message = done.choices[0], done.choices[0].message
+        told.add(pieces, message.content)
+        told.tokens += done.usage.total_tokens
+        told.value = message.parsed.model_dump() if how.schema else None
+        self.history.append(message)
+        calls = message.tool_calls or []
+        assert choice.finish_reason == ("tool_calls" if calls else "stop")
+        for call in calls:
+            output = told.run(call.function.name, call.function.arguments)
+            self.history.append({"role": "tool", "tool_call_id": call.id, "content": output})
+        return bool(calls)
+
+    def _responses(self, told: Told, how: How) -> bool:
+        """One request; whether another must follow."""
+        request = {"model": MODEL, "input": self.history, "instructions": how.system or None, **how.options}
+        if how.chain and self.last:
+            request["previous_response_id"] = self.last
+        if how.tools:
+            request["tools"] = [{"type": "function", **OWN_TOOL}]
+        if how.schema:
+            request["text_format"] = Person
+        endpoint = self.client.responses
+        if how.stream:
+            with endpoint.stream(**request) as events:
+                pieces = [event.delta for event in events if event.type == "response.output_text.delta"]
+                done = events.get_final_response()
+        else:
+            done = (endpoint.parse if how.schema else endpoint.create)(**request)
+            pieces = [done.output_text]
+        assert done.status == "completed"
+        told.add(pieces, done.output_text)
+        told.tokens += done.usage.total_tokens
+        told.value = done.output_parsed.model_dump() if how.schema else None
+        self.last = done.id
+        self.history = [] if how.chain else [*self.history, *done.output]
+        calls = [item for item in done.output if item.type == "function_call"]
+        for call in calls:
+            output = told.run(call.name, call.arguments)
+            self.history.append({"type": "function_call_output", "call_id": call.call_id, "output": output})
+        return bool(calls)

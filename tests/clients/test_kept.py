@@ -1,0 +1,63 @@
+"""Responses that the server keeps, with the official package: read and followed again, continued, deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from clients.drivers import MODEL
+from clients.drivers.openai_sdk import client
+from clients.scenes import HELLO
+from clients.server import Hermes
+
+TEXT = "".join(HELLO)
+
+
+@pytest.fixture
+def sdk(hermes: Hermes) -> Iterator[openai.OpenAI]:
+    with client(hermes.url, hermes.key) as made:
+        yield made
+
+
+def test_a_response_is_read_followed_and_deleted(sdk: openai.OpenAI) -> None:
+    made = sdk.responses.create(model=MODEL, input="say hello")
+    assert sdk.responses.retrieve(made.id) == made
+    (given,) = sdk.responses.input_items.list(made.id)
+    assert given.type == "message" and given.content[0].text == "say hello"
+    with sdk.responses.stream(response_id=made.id) as events:
+        assert events.get_final_response().output_text == TEXT
+    sdk.responses.delete(made.id)
+    with pytest.raises(openai.NotFoundError):
+        sdk.responses.retrieve(made.id)
+
+
+def test_a_response_in_the_background(sdk: openai.OpenAI) -> None:
+    made = sdk.responses.create(model=MODEL, input="use your list", background=True)
+    assert made.status in ("queued", "in_progress")
+    followed = list(sdk.responses.retrieve(made.id, stream=True))
+    assert followed[-1].type == "response.completed"
+    done = sdk.responses.retrieve(made.id)
+    assert done.status == "completed" and done == followed[-1].response
+    with pytest.raises(openai.ConflictError):
+        sdk.responses.cancel(made.id)
+
+
+def test_responses_in_a_conversation(sdk: openai.OpenAI) -> None:
+    begun = sdk.conversations.create(metadata={"about": "counting"})
+    for number in (1, 2):
+        made = sdk.responses.create(model=MODEL, input="count", conversation=begun.id)
+        assert made.output_text == f"{number} questions so far."
+        assert made.conversation is not None and made.conversation.id == begun.id
+    assert len(list(sdk.conversations.items.list(begun.id))) == 4
+    assert sdk.conversations.delete(begun.id).deleted
+
+
+def test_responses_through_a_websocket(sdk: openai.OpenAI) -> None:
+    with sdk.responses.connect() as connection:
+        connection.response.create(model=MODEL, input="count", store=False)
+        first = next(event.response for event in connection if event.type == "response.completed")
+        connection.response.create(model=MODEL, input="count", store=False, previous_response_id=first.id)
+        second = next(event.response for event in connection if event.type == "response.completed")
+    assert second.output_text == "2 questions so far."

@@ -1,0 +1,179 @@
+"""The same turns through every client: nothing crashes, no text is lost, no tool of the server is taken for the client's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from clients.drivers import MODEL, How, Refused, Talk
+from clients.scenes import CITY, FOUND, HELLO, LOOKING, PERSON, REFUSAL, TOKENS, WEATHER
+from clients.server import Hermes
+
+both_ways = pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+
+
+class Turns:
+    """What is asked of every client, through each protocol that it speaks."""
+
+    # Imported by the first test: some libraries take seconds.
+    driver: str
+    apis: tuple[str, ...] = ("chat", "responses")
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if "api" in metafunc.fixturenames:
+            metafunc.parametrize("api", self.apis)
+
+    def begin(self, hermes: Hermes, api: str, key: str) -> Talk:
+        module, name = self.driver.split(".")
+        talk: Talk = getattr(import_module(f"clients.drivers.{module}"), name)(hermes.url, key, api)
+        return talk
+
+    @pytest.fixture
+    def talk(self, hermes: Hermes, api: str) -> Iterator[Talk]:
+        talk = self.begin(hermes, api, hermes.key)
+        yield talk
+        talk.close()
+
+    @both_ways
+    def test_text_arrives_whole(self, talk: Talk, stream: bool) -> None:
+        told = talk.ask("say hello slowly", How(stream=stream))
+        assert (told.text, told.calls, told.tokens) == ("".join(HELLO), [], TOKENS)
+        assert not (stream and talk.shows_pieces) or told.pieces > 1
+
+    @both_ways
+    @pytest.mark.parametrize("tools", [False, True], ids=["alone", "beside-its-own"])
+    @pytest.mark.parametrize("using", ["use your list", "misuse your list"])
+    def test_a_tool_of_the_server_is_not_the_clients(
+        self, hermes: Hermes, talk: Talk, stream: bool, tools: bool, using: str
+    ) -> None:
+        before = len(hermes.model.requests)
+        told = talk.ask(using, How(stream=stream, tools=tools))
+        assert told.calls == []
+        assert told.text.endswith("".join(FOUND))
+        # A plain chat completion has room for the final text only.
+        assert told.text.startswith("".join(LOOKING)) or (talk.api != "responses" and not stream)
+        assert len(hermes.model.requests) - before == 2
+
+    def test_instructions_reach_the_model(self, hermes: Hermes, talk: Talk) -> None:
+        talk.ask("say hello", How(system="Speak like a sailor."))
+        assert "Speak like a sailor." in hermes.model.requests[-1].turns[0].text
+
+    @both_ways
+    def test_the_clients_own_function_is_called_by_the_client(self, talk: Talk, stream: bool) -> None:
+        told = talk.ask("use my weather", How(stream=stream, tools=True))
+        assert (told.text, told.calls) == (f"It is {WEATHER}.", [("weather", CITY)])
+
+    @both_ways
+    def test_it_is_called_twice_in_one_step(self, talk: Talk, stream: bool) -> None:
+        told = talk.ask("use my weather twice", How(stream=stream, tools=True))
+        assert told.text == f"{WEATHER} and {WEATHER}"
+        assert told.calls == [("weather", CITY), ("weather", {"city": "Rome"})]
+
+    @both_ways
+    def test_tools_of_both_sides_in_one_step(self, talk: Talk, stream: bool) -> None:
+        told = talk.ask("use both", How(stream=stream, tools=True))
+        assert (told.text, told.calls) == (f"2 results: {WEATHER}.", [("weather", CITY)])
+
+    @both_ways
+    def test_an_answer_follows_a_schema(self, talk: Talk, stream: bool) -> None:
+        assert talk.ask("name a person", How(stream=stream, schema=True)).value == PERSON
+
+    @both_ways
+    @pytest.mark.parametrize("chain", [False, True], ids=["history", "chain"])
+    def test_a_talk_goes_on(self, talk: Talk, stream: bool, chain: bool) -> None:
+        """The second question comes with the history as the client keeps it, tool items and all."""
+        if chain and not (talk.chains and talk.api == "responses"):
+            pytest.skip("this client always sends the history")
+        talk.ask("use your list", How(stream=stream, chain=chain))
+        talk.ask("use my weather", How(stream=stream, chain=chain, tools=True))
+        assert talk.ask("count", How(stream=stream, chain=chain)).text == "3 questions so far."
+
+    def test_a_wrong_key_is_reported(self, api: str, hermes: Hermes) -> None:
+        talk = self.begin(hermes, api, key="wrong")
+        with pytest.raises(Refused, match="Incorrect API key provided") as refused:
+            talk.ask("say hello")
+        assert refused.value.status == 401
+
+    @both_ways
+    def test_a_wrong_field_is_reported(self, talk: Talk, stream: bool) -> None:
+        name, value = talk.bad_option
+        with pytest.raises(Refused, match=name.removeprefix("max_")) as refused:
+            talk.ask("say hello", How(stream=stream, options={name: value}))
+        assert refused.value.status == 400
+
+    @both_ways
+    @pytest.mark.parametrize(("failing", "steps"), [("be refused", 1), ("break", 1), ("look, then break", 2)])
+    def test_a_failure_of_the_model_is_an_error_and_not_repeated(
+        self, hermes: Hermes, talk: Talk, stream: bool, failing: str, steps: int
+    ) -> None:
+        before = len(hermes.model.requests)
+        with pytest.raises(Refused, match=REFUSAL) as refused:
+            talk.ask(failing, How(stream=stream))
+        # A stream has no status of its own; some clients make one up.
+        assert refused.value.status in ((None, 500) if stream else (502,))
+        assert len(hermes.model.requests) - before == steps
+
+    def test_a_stream_that_breaks_off_is_an_error(self, talk: Talk) -> None:
+        with pytest.raises(Refused, match=REFUSAL):
+            talk.ask("break off", How(stream=True))
+
+
+class TestOpenAI(Turns):
+    driver = "openai_sdk.OpenAITalk"
+
+
+class TestOpenAINode(Turns):
+    driver = "node.OpenAINodeTalk"
+
+    def test_a_response_is_kept(self, hermes: Hermes) -> None:
+        talk: Any = self.begin(hermes, "keep", hermes.key)
+        told = talk.call()
+        assert told["texts"] == ["".join(HELLO)] * 3
+        assert told["given"] == ["say hello"]
+        assert told["after"] == 404
+        assert told["models"] == [MODEL]
+
+
+class TestVercel(Turns):
+    driver = "node.VercelTalk"
+    apis = ("chat", "responses", "compatible")
+
+
+class TestAgents(Turns):
+    driver = "agents_sdk.AgentsTalk"
+
+
+class TestLiteLLM(Turns):
+    driver = "litellm_sdk.LiteLLMTalk"
+
+    def test_a_response_is_kept(self, hermes: Hermes) -> None:
+        talk: Any = self.begin(hermes, "responses", hermes.key)
+        talk.ask("say hello")
+        assert talk.text_of(talk.last) == "".join(HELLO)
+        assert talk.delete(talk.last)
+        with pytest.raises(Refused):
+            talk.text_of(talk.last)
+
+
+class TestLangChain(Turns):
+    driver = "langchain_sdk.LangChainTalk"
+
+
+class TestPydanticAI(Turns):
+    driver = "pydantic_ai_sdk.PydanticAITalk"
+
+
+class TestLLM(Turns):
+    driver = "llm_command.LLMTalk"
+
+    def test_as_a_process(self, hermes: Hermes) -> None:
+        talk: Any = self.begin(hermes, "chat", hermes.key)
+        command = [sys.executable, "-m", "llm", "-m", "chat", "--key", hermes.key, "say hello"]
+        done = subprocess.run(command, env=os.environ | talk.environment, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "".join(HELLO) + "\n", "")

@@ -1,0 +1,128 @@
+"""Whatever bytes come over a connection, the answer is HTTP in the one form, and the server goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+
+import pytest
+
+from support.model_server import Reply
+
+from .clients import RawAnswer, Wire, check_envelope, check_headers, told, user
+from .conftest import Api, Start
+
+ROUNDS = 400
+# Pieces that mean something to a parser, put where they do not belong.
+ODD = [b"\r\n", b"\n", b"\r", b"\x00", b" ", b":", b"\t", b"\xff", b"HTTP/1.1", b"0", b"-1", b"chunked", b"Host: x\r\n",
+       b"Transfer-Encoding: chunked\r\n", b"Content-Length: 5\r\n", b"Expect: 100-continue\r\n", b"Upgrade: websocket\r\n",
+       b"Connection: upgrade\r\n", b"/../", b"%00", b"\xc3\x28", b"{", b"\"", b"A" * 300]  # fmt: skip
+
+
+def request(key: str) -> bytes:
+    body = json.dumps(user("hi")).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: {key}\r\n"
+    return head.encode() + f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def spoilt(data: bytes, luck: random.Random) -> bytes:
+    """The request with a few bytes added, taken away or changed."""
+    made = bytearray(data)
+    for _ in range(luck.randint(1, 3)):
+        at = luck.randrange(len(made))
+        match luck.randrange(4):
+            case 0:
+                made[at:at] = luck.choice(ODD)
+            case 1:
+                del made[at : at + luck.randint(1, 12)]
+            case 2:
+                made[at] = luck.randrange(256)
+            case _:
+                made[at : at + 1] = luck.choice(ODD)
+    return bytes(made)
+
+
+async def first_answer(wire: Wire) -> RawAnswer | None:
+    """The first answer on the connection but for «go on»; None when the server closed without one."""
+    try:
+        answer = await wire.head(timeout=5)
+        if answer.status == 100:
+            answer = await wire.head(timeout=5)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+    length = int(next((v for n, v in answer.headers.items() if n.lower() == "content-length"), "0"))
+    answer.body = await wire.reader.readexactly(length)
+    return answer
+
+
+async def test_no_bytes_bring_the_server_down(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hermes.server.application.HEADERS_S_MAX", 0.3)
+    monkeypatch.setattr("hermes.server.bodies.BODY_S_MAX", 0.3)
+    api = await start(handler=lambda _: Reply(text="Fine."))
+    luck, whole = random.Random(7), request(api.client.headers["Authorization"])
+    for batch in range(0, ROUNDS, 20):
+        await asyncio.gather(*(one(api, spoilt(whole, luck)) for _ in range(batch, batch + 20)))
+    async with api.get("/health") as response:
+        await told(response)
+
+
+async def one(api: Api, data: bytes) -> None:
+    async with await Wire.open(api.url) as wire:
+        await wire.send(data)
+        answer = await first_answer(wire)
+    assert answer is not None, f"no answer to {data!r}"
+    request_id = {name.lower(): value for name, value in answer.headers.items()}.get("x-request-id", "")
+    check_headers(answer.headers, None if request_id.startswith("req_") else request_id)
+    if answer.status >= 400:
+        assert answer.status < 500, (data, answer.body)
+        check_envelope(answer.status, answer.json)
+    else:
+        assert answer.status == 200, (data, answer)
+
+
+async def test_a_request_may_come_byte_by_byte(api: Api) -> None:
+    api.model.script = [Reply(text="Hello.")]
+    async with await Wire.open(api.url) as wire:
+        for byte in request(api.client.headers["Authorization"]):
+            await wire.send(bytes([byte]))
+        answer = await wire.answer()
+    assert answer.json["choices"][0]["message"]["content"] == "Hello."
+
+
+async def test_requests_sent_at_once_are_answered_in_order(api: Api) -> None:
+    api.model.script = [Reply(text=f"answer {number}", continues=False) for number in range(3)]
+    async with await Wire.open(api.url) as wire:
+        await wire.send(request(api.client.headers["Authorization"]) * 3)
+        said = [(await wire.answer()).json["choices"][0]["message"]["content"] for _ in range(3)]
+    assert said == ["answer 0", "answer 1", "answer 2"]
+
+
+async def test_a_client_that_asks_whether_it_may_send_is_told(start: Start) -> None:
+    api = await start(Reply(text="Hello."), max_body_bytes=2000)
+    key = api.client.headers["Authorization"]
+    body = json.dumps(user("hi")).encode()
+    for length, statuses in ((len(body), [100, 200]), (10_000_000, [100, 413])):
+        async with await Wire.open(api.url) as wire:
+            head = (
+                f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: {key}\r\nContent-Length: {length}\r\n"
+            )
+            await wire.send(f"{head}Expect: 100-continue\r\n\r\n")
+            seen = [(await wire.head()).status]
+            if seen == [100]:
+                await wire.send(body)
+                seen.append((await wire.answer()).status)
+        assert seen[-1] == statuses[-1]
+        assert set(seen) <= set(statuses)
+
+
+async def test_a_request_smuggled_in_a_body_is_not_served(api: Api) -> None:
+    """A body that is refused must not be read as the next request."""
+    inner = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(inner)
+    async with await Wire.open(api.url) as wire:
+        await wire.send(head + inner)
+        assert (await wire.answer()).status == 401
+        wire.writer.write_eof()
+        rest = await wire.reader.read()
+    assert b"HTTP/1.1" not in rest
