@@ -70,12 +70,12 @@ class SessionLeases:
         line.insert(1 if next_in_line else len(line), lease)
         if line[0] is lease:
             lease.turn.set_result(None)
-            if wait_s is not None:  # asking the store takes its time, however little is to be waited
-                wait_s = max(wait_s, LEASE_TRY_S)
         try:
-            async with asyncio.timeout(wait_s):
+            # Who is next and does not want to wait asks the store once, however long that takes.
+            once = wait_s == 0 and lease.turn.done()
+            async with asyncio.timeout(None if once else wait_s):
                 await lease.turn
-                await self._claim(lease)
+                await self._claim(lease, once=once)
         except StoreError:
             if not unrecorded:
                 self._leave(lease)
@@ -88,9 +88,11 @@ class SessionLeases:
             raise
         return lease
 
-    async def _claim(self, lease: Lease) -> None:
+    async def _claim(self, lease: Lease, *, once: bool) -> None:
         # Another process may hold it, and cannot tell us when it lets go.
-        while (token := await self._ask_store(lease)) is None:  # noqa: ASYNC110
+        while (token := await self._ask_store(lease)) is None:
+            if once:
+                raise TimeoutError
             await asyncio.sleep(LEASE_POLL_S)
         lease.token = token
         self._hold(lease)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import inspect
 import logging
@@ -44,6 +45,7 @@ from hermes.server.settings import Platform, PlatformConfig, api_server_options
 from hermes.server.sse import EventStream
 from hermes.server.wishes import session_key_fault
 from hermes.store import sessions
+from hermes.store.base import StoreError
 from hermes.store.bundle import Async
 from hermes.store.parts import Part
 from hermes.store.responses import ResponseStore
@@ -197,8 +199,12 @@ class APIServerAdapter:
 
     async def session(self, session_id: str) -> Message | None:
         """A session as it is stored."""
-        found: Message | None = await Async(self._session_db).get_session(session_id) if self._has_database() else None
-        return found
+        if not self._has_database():
+            return None
+        with contextlib.suppress(StoreError):
+            found: Message | None = await Async(self._session_db).get_session(session_id)
+            return found
+        return None
 
     async def session_waiting_for(self, results: Sequence[Mapping[str, Any]], owner: str) -> str | None:
         """The session in which these calls wait for their client."""

@@ -16,11 +16,11 @@ from hermes.server.bodies import Body, read
 from hermes.server.content import content, text_of
 from hermes.server.errors import ApiError, answer, invalid
 from hermes.server.models import ChatMessage, ChatRequest
-from hermes.server.outcome import Outcome, outcome_of, raised
+from hermes.server.outcome import Outcome
 from hermes.server.render_chat import ChatRenderer
 from hermes.server.session_ids import _derive_chat_session_id
 from hermes.server.sse import ClientGone, items, pump
-from hermes.server.turns import Message, Turn, client_tools, leave, parameters
+from hermes.server.turns import Message, Turn, client_tools, ended_of, leave, parameters
 from hermes.server.wishes import wishes
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ async def write_stream(
                 await stream.write(data)
             async with contextlib.aclosing(items(stream_q, task, turn.admission if turn else None)) as source:
                 await pump(source, renderer, stream)
-            await stream.write(renderer.finish(await _ended(adapter, task, turn)))
+            await stream.write(renderer.finish(await ended_of(adapter, task, turn)))
     except ClientGone:
         await gone()
     except asyncio.CancelledError:
@@ -115,28 +115,11 @@ async def write_stream(
     return stream.response
 
 
-async def _ended(adapter: APIServerAdapter, task: asyncio.Future[Any], turn: Turn | None) -> Outcome:
-    try:
-        if turn is not None:
-            return await turn.ended(task)
-        result, usage = await task
-    except ApiError as error:
-        return Outcome(code=error.code, error=error.message, failed=True)
-    except Exception as error:  # noqa: BLE001  (whatever the agent raised is told in the stream)
-        return raised(error, adapter.redact)
-    return outcome_of(result, usage, adapter.redact)
-
-
 def _told(
     body: Body[ChatRequest], turn: Turn, ended: Outcome, completion_id: str, created: int, model: str
 ) -> web.Response:
     """The answer of a turn that was not streamed."""
-    body.ignored += ended.ignored
-    headers = {**turn.headers(ended), **body.headers()}
-    if not ended.stands:
-        failure = ended.failure()
-        failure.headers |= headers
-        raise failure
+    headers = turn.told(ended, body)
     message: Message = {"role": "assistant", "content": ended.text, "refusal": None, "annotations": []}
     if ended.calls:
         message["content"] = ended.text or None
@@ -155,7 +138,6 @@ def _told(
     }
     if (flags := ended.flags()) is not None:
         told["hermes"] = flags
-        headers["x-should-retry"] = "false"
     return answer(told, 200, headers)
 
 

@@ -17,14 +17,15 @@ from hermes.server import outcome
 from hermes.server.bodies import flag_of, read
 from hermes.server.errors import ApiError, answer, invalid
 from hermes.server.models import CompactRequest, ResponseRequest
-from hermes.server.outcome import Outcome, outcome_of, raised
+from hermes.server.outcome import Outcome
+from hermes.server.queries import ID_MAX, whole, word
 from hermes.server.render_responses import ROWS, ResponseRenderer
 from hermes.server.response_items import Json
 from hermes.server.response_kept import Kept, blank, follow, reported, turn_messages
 from hermes.server.response_work import Work, prepare, reader
 from hermes.server.sealing import seal_of
 from hermes.server.sse import ClientGone, EventStream, Item, items, logged
-from hermes.server.turns import Turn, leave, route_of
+from hermes.server.turns import Turn, ended_of, leave, route_of
 from hermes.server.wishes import wishes
 from hermes.store.sessions import new_session_id
 
@@ -74,16 +75,8 @@ async def _plain(adapter: APIServerAdapter, work: Work) -> web.Response:
     """Run the turn, and answer with the response as it ends."""
     turn, kept = work.turn, work.kept
     renderer, ended = await run(adapter, work)
-    work.body.ignored += ended.ignored
-    headers = {**turn.headers(ended), **work.body.headers()}
-    if not ended.stands:
-        failure = ended.failure()
-        failure.headers |= headers
-        failure.hermes |= {"response_id": kept.response_id, "run_id": turn.spec.run_id} if kept.store else {}
-        raise failure
-    if ended.code is not None:
-        headers["x-should-retry"] = "false"
-    return answer(renderer.response, 200, headers)
+    named = {"response_id": kept.response_id, "run_id": turn.spec.run_id} if kept.store else {}
+    return answer(renderer.response, 200, turn.told(ended, work.body, **named))
 
 
 async def run(adapter: APIServerAdapter, work: Work, write: Any = None) -> tuple[ResponseRenderer, Outcome]:
@@ -118,7 +111,7 @@ async def _carry(
     async for batch in source:
         data = renderer.feed(batch)
         if renderer.ended and ended is None:
-            ended = await _ended(adapter, task, turn)
+            ended = await ended_of(adapter, task, turn)
             await kept.keep(adapter, renderer.response, ended)
             if ended.calls and turn is not None and not turn.spec.persist:
                 ids = [call["id"] for call in ended.calls]
@@ -126,7 +119,7 @@ async def _carry(
         if data and write:
             await write(data)
     if ended is None:
-        ended = await _ended(adapter, task, turn)
+        ended = await ended_of(adapter, task, turn)
         if renderer.handed_on:
             return ended
         if not renderer.ended and turn is not None and not (turn.admission and turn.admission.begun):
@@ -139,18 +132,6 @@ async def _carry(
         if data and write:
             await write(data)
     return ended
-
-
-async def _ended(adapter: APIServerAdapter, task: asyncio.Future[Any], turn: Turn | None) -> Outcome:
-    try:
-        if turn is not None:
-            return await turn.ended(task)
-        result, usage = await task
-    except ApiError as error:
-        return Outcome(code=error.code, error=error.message, failed=True)
-    except Exception as error:  # noqa: BLE001  (whatever the agent raised is the turn's outcome)
-        return raised(error, adapter.redact)
-    return outcome_of(result, usage, adapter.redact)
 
 
 async def _lost(adapter: APIServerAdapter, work: Work, task: asyncio.Future[Any], renderer: ResponseRenderer) -> None:
@@ -284,7 +265,7 @@ async def get(adapter: APIServerAdapter, request: web.Request) -> web.StreamResp
     response_id, record = await _stored(adapter, request)
     if not flag_of(request.query.get("stream"), "stream", False):
         return answer(record["response"])
-    after = whole(request.query.get("starting_after"), "starting_after", -1, low=0)
+    after = whole(request, "starting_after", -1, 0, ID_MAX)
     return await _replayed(adapter, request, Kept.of(response_id, record), after, {})
 
 
@@ -348,10 +329,8 @@ async def input_items(adapter: APIServerAdapter, request: web.Request) -> web.St
 
 def page(found: list[Json], request: web.Request) -> Json:
     """A page of items as the query wants it."""
-    limit = whole(request.query.get("limit"), "limit", 20, low=1, high=100)
-    order = request.query.get("order") or "desc"
-    if order not in ("asc", "desc"):
-        raise invalid("order", "order is asc or desc.")
+    limit = whole(request, "limit", 20, 1, 100)
+    order = word(request, "order", ("asc", "desc")) or "desc"
     ordered = found if order == "asc" else found[::-1]
     after = request.query.get("after")
     if after:
@@ -362,21 +341,6 @@ def page(found: list[Json], request: web.Request) -> Json:
     shown = ordered[:limit]
     ends = {"first_id": shown[0]["id"] if shown else None, "last_id": shown[-1]["id"] if shown else None}
     return {"object": "list", "data": shown, **ends, "has_more": len(ordered) > limit}
-
-
-def whole(given: str | None, name: str, default: int, low: int | None = None, high: int | None = None) -> int:
-    """A whole number of the query."""
-    if given is None or given == "":
-        return default
-    try:
-        value = int(given) if given.isascii() and len(given) < 20 else None
-    except ValueError:
-        value = None
-    if value is None or (low is not None and value < low) or (high is not None and value > high):
-        bounds = f" from {low}" if low is not None else ""
-        bounds += f" to {high}" if high is not None else ""
-        raise invalid(name, f"{name} is a whole number{bounds}.")
-    return value
 
 
 # --- compacting ------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from hermes.server.render_run import THOUGHTS
 from hermes.server.render_session import ROWS, SessionRenderer
 from hermes.server.session_routes import session_of
 from hermes.server.sse import ClientGone, items, pump
-from hermes.server.turns import Turn, parameters, route_in
+from hermes.server.turns import Turn, ended_of, parameters, route_in
 from hermes.server.wishes import wishes
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ async def _write(
                 await written.write(data)
             async with contextlib.aclosing(items(turn.queue, task, turn.admission, rows)) as source:
                 await pump(source, renderer, written)
-            await written.write(renderer.finish(await _ended(turn, task)))
+            await written.write(renderer.finish(await ended_of(turn.adapter, task, turn)))
     except ClientGone:
         await turn.leave(task)
     except asyncio.CancelledError:
@@ -77,21 +77,9 @@ async def _write(
     return written.response
 
 
-async def _ended(turn: Turn, task: asyncio.Future[Any]) -> Outcome:
-    try:
-        return await turn.ended(task)
-    except ApiError as error:
-        return Outcome(code=error.code, error=error.message, failed=True)
-
-
 def _told(body: Body[SessionChatRequest], turn: Turn, ended: Outcome) -> web.Response:
     """The answer of a turn that was not streamed."""
-    body.ignored += ended.ignored
-    headers = {**turn.headers(ended), **body.headers()}
-    if not ended.stands:
-        failure = ended.failure()
-        failure.headers |= headers
-        raise failure
+    headers = turn.told(ended, body)
     message = {"role": "assistant", "content": ended.text}
     if ended.reasoning and _shows_reasoning(body, turn):
         message["reasoning_content"] = ended.reasoning
@@ -107,7 +95,6 @@ def _told(body: Body[SessionChatRequest], turn: Turn, ended: Outcome) -> web.Res
     }
     if (flags := ended.flags()) is not None:
         told["hermes"] = flags
-        headers["x-should-retry"] = "false"
     return answer(told, 200, headers)
 
 

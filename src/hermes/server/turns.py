@@ -16,6 +16,7 @@ from hermes.runs.engine import Admission, Refused
 from hermes.runs.events import Event
 from hermes.runs.spec import RouteChoice, RunSpec
 from hermes.server import outcome
+from hermes.server.bodies import Body
 from hermes.server.errors import ApiError, invalid
 from hermes.server.models import ChatTool, Parameters, ResponseTool
 from hermes.server.outcome import Outcome
@@ -304,6 +305,19 @@ class Turn:
             with contextlib.suppress(StoreError):
                 await self.admission.give_up()
 
+    def told(self, ended: Outcome, body: Body[Any], **named: str) -> dict[str, str]:
+        """The headers of a plain answer; an end that leaves nothing to show is raised as the error it is."""
+        body.ignored += ended.ignored
+        headers = {**self.headers(ended), **body.headers()}
+        if not ended.stands:
+            failure = ended.failure()
+            failure.headers |= headers
+            failure.hermes |= named
+            raise failure
+        if ended.code is not None:
+            headers["x-should-retry"] = "false"
+        return headers
+
     def headers(self, ended: Outcome | None = None) -> dict[str, str]:
         """What the answer says about the turn."""
         told = f"{self.history_source}; messages={len(self.history)}; ignored={self.ignored_messages}"
@@ -317,6 +331,19 @@ class Turn:
             if ended.served_by:
                 headers["X-Hermes-Model"] = ended.served_by
         return headers
+
+
+async def ended_of(adapter: APIServerAdapter, task: asyncio.Future[Any], turn: Turn | None) -> Outcome:
+    """How a turn ended, for a stream: there even a refusal is told as an end."""
+    try:
+        if turn is not None:
+            return await turn.ended(task)
+        result, usage = await task
+    except ApiError as error:
+        return Outcome(code=error.code, error=error.message, failed=True)
+    except Exception as error:  # noqa: BLE001  (whatever the agent raised is the turn's outcome)
+        return outcome.raised(error, adapter.redact)
+    return outcome.outcome_of(result, usage, adapter.redact)
 
 
 async def leave(task: asyncio.Future[Any], agent_ref: list[Any] | None, joined: bool = False) -> None:
