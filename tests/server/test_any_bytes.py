@@ -13,7 +13,7 @@ from support.model_server import Reply
 from .clients import RawAnswer, Wire, check_envelope, check_headers, told, user
 from .conftest import Api, Start
 
-ROUNDS = 400
+ROUNDS = 200
 # Pieces that mean something to a parser, put where they do not belong.
 ODD = [b"\r\n", b"\n", b"\r", b"\x00", b" ", b":", b"\t", b"\xff", b"HTTP/1.1", b"0", b"-1", b"chunked", b"Host: x\r\n",
        b"Transfer-Encoding: chunked\r\n", b"Content-Length: 5\r\n", b"Expect: 100-continue\r\n", b"Upgrade: websocket\r\n",

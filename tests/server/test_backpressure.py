@@ -26,16 +26,22 @@ BATCH = 500
 
 
 class Flood(HeldModel):
-    """A provider whose answer has very many pieces, made while they are sent."""
+    """A provider whose answer has very many pieces, made while they are sent, and perhaps no end."""
+
+    def __init__(self, pieces: int = DELTAS, ends: bool = True) -> None:
+        super().__init__()
+        self._pieces, self._ends = pieces, ends
 
     async def _answer(self, raw: web.Request, record: Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(raw)
         head, piece, *tail = (data for _, data in stream_parts("chat", Reply(text="@@"), record.body))
         await response.write(head)
-        for start in range(0, DELTAS, BATCH):
+        for start in range(0, self._pieces, BATCH):
             batch = (piece.replace(b"@@", b"%05d " % number) for number in range(start, start + BATCH))
             await response.write(b"".join(batch))
+        if not self._ends:
+            await asyncio.Event().wait()
         await response.write(b"".join(tail))
         return response
 
@@ -51,9 +57,9 @@ def connections() -> list[RequestHandler[Any]]:
     return [held for held in gc.get_objects() if isinstance(held, RequestHandler)]
 
 
-ROUTES: list[tuple[str, Json]] = [
+ROUTES = [
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "count"}], "stream": True}),
-    ("/v1/responses", {"input": "count", "stream": True}),
+    pytest.param("/v1/responses", {"input": "count", "stream": True}, marks=pytest.mark.long),
 ]
 
 

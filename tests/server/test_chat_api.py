@@ -394,6 +394,7 @@ async def test_a_busy_session_is_refused_with_its_holder(start: Start) -> None:
     async with HeldModel(Reply(text="Hello.")) as model:
         api = await start(settings=model.settings, session_wait_seconds=0)
         async with api.post(CHAT, user(stream=True), headers={"X-Hermes-Session-Id": "hall"}) as holder:
+            assert holder.status == 200, await holder.text()
             await model.asked()
             async with api.post(CHAT, user(), headers={"X-Hermes-Session-Id": "hall"}) as response:
                 await refused(response, 409, "session_busy")
@@ -402,6 +403,18 @@ async def test_a_busy_session_is_refused_with_its_holder(start: Start) -> None:
                 assert response.headers["X-Hermes-Run-Id"] == holder.headers["X-Hermes-Run-Id"]
             model.let_all()
             await holder.read()
+
+
+async def test_a_free_session_is_not_busy_however_slow_the_store_is(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hermes.runs.leases.LEASE_TRY_S", 0.0, raising=False)
+    api = await start(Reply(text="Hello."), Reply(text="Fine."), Reply(text="Named."), session_wait_seconds=0)
+    _, first = await ask(api, user("hi"))
+    longer = [*user("hi")["messages"], {"role": "assistant", "content": "Hello."}, *user("ok?")["messages"]]
+    _, second = await ask(api, {"messages": longer})
+    assert second["X-Hermes-Session-Id"] == first["X-Hermes-Session-Id"]
+    await ask(api, user("hi"), X_Hermes_Session_Id="hall")
 
 
 async def test_a_second_turn_waits_for_the_first_and_sees_what_it_said(start: Start) -> None:

@@ -642,10 +642,12 @@ async def test_a_question_in_a_stream_is_answered_through_the_run(api: Api) -> N
     assert '"red"' in one(seen, "tool.completed")["result"]
 
 
-async def test_the_output_of_a_tool_is_streamed_while_it_works(api: Api) -> None:
+async def test_the_output_of_a_tool_is_streamed_while_it_works(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hermes.tools.shaping._SHARE_OF_WINDOW", 1.0)
+
     async def work(ctx: ToolContext, args: Json) -> Json:
         ctx.emit("stdout", "half way\n")
-        return {"text": "x" * 30_000}
+        return {"text": "x" * 22_000}
 
     offer(api, "work", work)
     api.model.script = [Reply(tool_calls=[Call("work", id="call_1")]), Reply(text="Done.")]
