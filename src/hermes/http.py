@@ -147,7 +147,7 @@ class Exchange:
         )
         try:
             self._response = await self._client.session.request(
-                method, url, headers=headers, data=body, timeout=limits, allow_redirects=False
+                method, url, headers=headers, data=body or None, timeout=limits, allow_redirects=False
             )
         except Exception as error:
             raise _ours(error, answered=False, timeouts=self._timeouts) from error

@@ -18,6 +18,8 @@ _NAME = (
     r"password|passwd|pwd)(?![A-Za-z])[\\\"']*\s*[:=]\s*)"
 )
 _TYPES = r"(?:string|number|boolean|undefined|object|str|int|bool|None|null|true|false)\b"
+# A secret that is hidden already, here or in the content of a file, where the mark tells its kind.
+_HIDDEN = r"\[redacted\]|«redacted:[a-z_]+»"
 _KEY = r"(?=[A-Za-z0-9_-]*[0-9])[A-Za-z0-9_-]"
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern, flags), replacement)
@@ -38,9 +40,9 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}(?:\.[A-Za-z0-9_-]*)?", MARK, 0),
         (r"(\bAuthorization[\"']?\s*[:=]\s*[\"']?(?:[A-Za-z]{1,12}\s+)?)[A-Za-z0-9._~+/=-]{8,}", r"\1" + MARK, re.I),
         (r"\b((?:Bearer|Basic)\s+)[A-Za-z0-9._~+/=-]{8,}", r"\1" + MARK, re.I),
-        (r"([a-z][a-z0-9+.-]{0,30}://[^\s/:@]{0,200}:)(?!\[redacted\]@)[^\s/]+(@)", r"\1" + MARK + r"\2", re.I),
-        (_NAME + r"(\\?[\"'])(?!\[redacted\])((?:(?!\2).){6,500}?)(\2)", r"\1\2" + MARK + r"\4", re.I),
-        (_NAME + rf"(?!\[redacted\]|{_TYPES})[^\s\"'\\&,;{{}}\[\]]{{6,}}", r"\1" + MARK, re.I),
+        (rf"([a-z][a-z0-9+.-]{{0,30}}://[^\s/:@]{{0,200}}:)(?!(?:{_HIDDEN})@)[^\s/]+(@)", r"\1" + MARK + r"\2", re.I),
+        (_NAME + rf"(\\?[\"'])(?!{_HIDDEN})((?:(?!\2).){{6,500}}?)(\2)", r"\1\2" + MARK + r"\4", re.I),
+        (_NAME + rf"(?!{_HIDDEN}|{_TYPES})[^\s\"'\\&,;{{}}\[\]]{{6,}}", r"\1" + MARK, re.I),
     ]
 )
 

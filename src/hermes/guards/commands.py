@@ -1,0 +1,481 @@
+"""The verdict on a command line: which rules it falls under. Pure; nothing is run, opened or looked up."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import shlex
+from collections.abc import Callable
+
+from hermes.guards import rules, snippets
+from hermes.guards.shell import HERE
+from hermes.guards.verdict import BARE, DECODER, KILL, LOOSE, NET, PIDS, SINK, Facts, Hit, Verdict, covered, form
+from hermes.guards.words import GLOBS, UNKNOWN, Unparsable, Value, clean, plain
+
+__all__ = ["Facts", "Hit", "check", "detaches", "simple_forms"]
+
+WRAPPERS_MAX = 5
+_DEVICE = re.compile(r"/dev/(?:null|zero|full|tty|stdin|stdout|stderr|fd/|pts/|shm/|u?random)|&?\d*-?$")
+_STDIN = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.A)
+_RUNNING = re.compile(r"(?:\w+_)?(?:PAGER|EDITOR|VISUAL|BROWSER|ASKPASS)|GIT_\w*COMMAND")
+_WORLD = re.compile(r"[0-7]*[2367]|(?:.*,)?[ug]*[oa][ugoa]*[+=][rxXst]*w.*")
+_SETUID = re.compile(r"0*[4-7][0-7]{3}|(?:.*,)?(?:[goa]*u[ugoa]*|a)?[+=][rwxXt]*s.*")
+_OPTION_RUNS = re.compile(
+    r"(?:--(?:checkpoint-action=exec|to-command|use-compress-program|rsh|rsync-path|pager|editor)"
+    r"|(?i:alias\.\w+=!|core\.(?:pager|editor|sshcommand|fsmonitor)|(?:-o)?(?:proxy|local)command))=?(.+)",
+    re.S,
+)
+
+
+def check(command: str, cwd: str, facts: Facts, exists: Callable[[str], bool] | None = None) -> list[Hit]:
+    """The rules a command line falls under; without `exists` every file that is written to is taken to exist."""
+    return _Judge(cwd, facts, exists).begin(command).hits()
+
+
+def detaches(command: str) -> bool:
+    """Whether a command line leaves something running behind it."""
+    return _Judge("/", Facts((), "/", "/")).begin(command).detached
+
+
+def simple_forms(command: str, cwd: str = "/", facts: Facts | None = None) -> list[str]:
+    """Each simple command, and each redirect that writes, in normal form; none when something is hidden."""
+    judge = _Judge(cwd, facts or Facts((), "~", "~/.hermes")).begin(command)
+    return [] if judge.opaque else [form(*part) for stage in judge.stages for part in _apart(*stage) if any(part)]
+
+
+def _apart(argv: list[str], files: list[str]) -> list[tuple[list[str], list[str]]]:
+    return [(argv, []), *(([], [file]) for file in files)]
+
+
+def _options(argv: list[str], values: str) -> tuple[set[str], dict[str, str], list[str]]:
+    """Options before the first operand, the values of those that take one, and all from that operand on."""
+    takes, seen, given, at = values.split(), set(), {}, 1
+    while at < len(argv) and argv[at][:1] == "-" and argv[at] != "-":
+        arg = argv[at]
+        at += 1
+        if arg == "--":
+            break
+        name, equals, value = arg.partition("=")
+        seen.add(name)
+        if name in takes and (equals or len(name) > 2):
+            given[name] = value if equals else "".join(argv[at : at + 1])
+            at += not equals
+        elif not arg.startswith("--"):
+            for number, letter in enumerate(arg[1:], 2):
+                seen.add("-" + letter)
+                if "-" + letter in takes:
+                    given["-" + letter] = arg[number:] or "".join(argv[at : at + 1])
+                    at += len(arg) == number
+                    break
+    return seen, given, argv[at:]
+
+
+def _joined(argv: list[str]) -> str:
+    return " ".join(shlex.quote(plain(arg)) for arg in argv)
+
+
+def _deep(argv: list[str], letters: str) -> bool:
+    """Whether there is an option for whole trees among the arguments."""
+    short = any(arg[:1] == "-" and arg[1:2] != "-" and not set(letters).isdisjoint(arg) for arg in argv[1:])
+    return short or any(len(arg) > 2 and "--recursive".startswith(arg) for arg in argv)
+
+
+class _Judge(Verdict):
+    """Judges each command of a command line."""
+
+    def __init__(self, cwd: str, facts: Facts, exists: Callable[[str], bool] | None = None) -> None:
+        super().__init__(cwd, facts, exists)
+        self.level, self.root, self.many = 0, False, False  # commands around this one; run as root; on many files
+        self.stdin: str | None = None  # what `exec <` has left for the commands after it
+
+    def begin(self, command: str) -> _Judge:
+        """Follow the whole command line."""
+        try:
+            self.inside(clean(command), self.script)
+        except Unparsable as error:
+            self.hidden(str(error))
+        return self
+
+    def run(self, argv: list[str], redirects: list[tuple[str, str]], names: list[str], feed: str | None) -> str | None:
+        """Judge a simple command with its redirects."""
+        files = [target for op, target in redirects if op not in ("<", "<&") and not _DEVICE.match(target)]
+        if not self.level:
+            sets = [f"{name}={' '.join(self.vars.get(name) or [UNKNOWN])}" for name in names]
+            self.stages.append((sets + argv, files))
+        for name in names:
+            self.assigned(name)
+        for op, target in redirects:
+            feed = self.read(target) if op == "<" else feed
+        if argv == ["exec"] and feed is not None:
+            self.stdin = feed
+        net = self.counts[NET]
+        out = self.call(argv, self.stdin if feed is None else feed) if argv else ""
+        for target in files:
+            path = self.write(target)
+            old = self.files.get(path, "")
+            self.files[path] = (
+                None if self.counts[NET] > net or old is None else old + (UNKNOWN if out is None else out)
+            )
+            kept = path[0] == UNKNOWN or path.startswith(("/dev/", "/proc/")) or self.inner(path)
+            kept = kept or any(op.endswith(">>") for op, _ in redirects)
+            if not kept and (self.exists is None or self.exists(plain(path))):
+                self.hit("delete")
+        return None if any(">" in op for op, _ in redirects) else out
+
+    def assigned(self, name: str) -> None:
+        """Judge a variable that was set."""
+        if name.startswith("HERMES_"):
+            self.hit("agent")
+        elif name in rules.HIDING:
+            self.hidden("a variable that runs something")
+        elif _RUNNING.fullmatch(name):
+            self.enter(" ".join(self.vars.get(name) or [UNKNOWN]))
+
+    def enter(
+        self, what: list[str] | str, feed: str | None = None, args: Value = None, child: bool = True
+    ) -> str | None:
+        """Judge a command or a text that another command runs, so many deep."""
+        if self.level >= WRAPPERS_MAX:
+            self.hidden("nested too deep")
+            return None
+        self.level += 1
+        try:
+            return self.call(what, feed) if isinstance(what, list) else self.follow(what, feed, args, child)
+        finally:
+            self.level -= 1
+
+    def call(self, argv: list[str], feed: str | None) -> str | None:
+        """Judge one command; what it prints, when that is known."""
+        name = argv[0].rpartition("/")[2].lower()
+        if not name or UNKNOWN in name or (argv[0] != GLOBS[2] and not set(argv[0]).isdisjoint(GLOBS)):
+            self.count(BARE)
+            self.hidden("the name of a command")
+            return None
+        if name in rules.RESERVED or _ASSIGNMENT.match(argv[0]) or argv[0].startswith("/proc/"):
+            self.hidden("a name that is none")
+        if body := self.functions.pop(argv[0], ""):
+            self.spend(len(body))
+            self.enter(body, feed, argv[1:], child=False)
+            self.known(name, argv, feed)  # perhaps it is not defined when it comes to that
+            self.functions[argv[0]] = body
+            return None
+        return self.known(name, argv, feed)
+
+    def known(self, name: str, argv: list[str], feed: str | None) -> str | None:
+        """Judge a command that is what its name says."""
+        if UNKNOWN in argv[1:]:  # may be nothing at all
+            self.known(name, [arg for arg in argv if arg != UNKNOWN], feed)
+        if "/" in argv[0] and self.resolve(argv[0]) in self.files:
+            return self.written("sh", argv, feed)
+        for arg in argv:
+            if "=" in arg and (match := _OPTION_RUNS.match(arg)):
+                self.enter(plain(match[1]))
+        name = rules.name_of(name)
+        argv = [name, *argv[1:]]
+        self.builtin(name, argv)
+        self.detached = self.detached or (self.top and name in ("nohup", "setsid", "disown"))
+        while name in rules.VALUES:
+            argv = [name, *_options(argv, rules.VALUES[name])[2]]
+            if argv[1:2] != ["compose"]:
+                break
+            name, argv = "docker-compose", ["docker-compose", *argv[2:]]
+        for rule in rules.hits(argv, self.root):
+            self.hit(rule)
+        self.count(NET, name in rules.NETWORK)
+        self.count(PIDS, name in rules.PIDS)
+        self.count(SINK, name in rules.SINKS and feed is not None)
+        if needed := rules.DECODERS.get(name):
+            self.count(DECODER, not _options(argv, "")[0].isdisjoint(needed.split()))
+        self.count(DECODER, needed == "")
+        for words in (1, 2, 3):
+            if (wrapper := " ".join(argv[:words])) in rules.WRAPPERS:
+                return self.wrapped(wrapper, argv[words - 1 :], feed)
+        return _KINDS.get(name, _Judge.others)(self, argv, feed)
+
+    def wrapped(self, wrapper: str, argv: list[str], feed: str | None) -> str | None:
+        """A command that runs another."""
+        how = rules.WRAPPERS[wrapper].split()
+        seen, given, rest = _options(argv, rules.WRAPPERS[wrapper])
+        rest = rest[next((int(word) for word in how if word.isdigit()), 0) :]
+        if wrapper == "sudo" and feed is not None and seen & {"-S", "--stdin"}:
+            self.hit("hard")
+        if wrapper == "command" and seen & {"-v", "-V"}:
+            return snippets.printed(["which", *rest], "")
+        if wrapper == "sudo" and seen & {"-e", "--edit"}:
+            return self.others(["sudoedit", *rest], feed)
+        text = given.get("-S") or given.get("--split-string") if wrapper == "env" else None
+        if "c" in how:
+            at = next((i for i, arg in enumerate(argv) if re.match(r"-[a-z]*c$|--command", arg)), len(argv))
+            text = " ".join(argv[at : at + 1]).partition("=")[2] or " ".join(argv[at + 1 : at + 2])
+        mark, root = len(self.changes), self.root
+        while "env" in how and rest and (_ASSIGNMENT.match(rest[0]) or rest[0] == "-"):
+            name, _, value = rest.pop(0).partition("=")
+            self.set(name, [plain(value)])
+            self.exported.add(name)
+            self.assigned(name)
+        rest = rest[1:] if rest[:1] == ["--"] else rest
+        self.root = root or wrapper in rules.ROOT
+        if text or ("text" in how and rest):
+            out = self.enter(f"{plain(text)} {_joined(rest)}" if text else " ".join(map(plain, rest)), feed, [])
+        elif rest:
+            out = self.enter(rest, feed)
+        else:
+            out = self.shell(["sh"], feed) if feed is not None and (self.root or wrapper in ("ssh", "chroot")) else None
+        self.root = root
+        if wrapper not in ("command", "builtin", "exec", "time"):
+            self.undo(mark)
+        return out
+
+    def written(self, interpreter: str, argv: list[str], feed: str | None) -> str | None:
+        """A file is run that this command line has written."""
+        text = self.files[self.resolve(argv[0])]
+        if text is None:
+            self.hit("remote")
+        elif interpreter in rules.CODE or re.match(r"#!.*(?:python|perl|ruby|node|php)", text):
+            self.code(text, interpreter)
+        else:
+            self.enter(text, feed, argv[1:])
+        return None
+
+    def elsewhere(self, fed: bool = True) -> None:
+        """An interpreter is given a text that is not known, or nothing as yet."""
+        self.count(BARE)
+        self.count(LOOSE, not fed)
+        if fed:
+            self.hidden("a text that is run")
+
+    def taken(self, text: str) -> str:
+        """A text from standard input that is run: it belongs to the form of its command."""
+        self.stages[-1][0].extend(("<<<", text))
+        return text
+
+    def shell(self, argv: list[str], feed: str | None) -> str | None:
+        """A shell with a text, a file or its standard input."""
+        seen, _, rest = _options([arg for arg in argv if arg[:1] != "+"], "-o -O --rcfile --init-file")
+        if "-c" in seen and rest:
+            self.count(BARE, UNKNOWN in rest[0])
+            return self.enter(plain(rest[0]), feed, rest[2:])
+        if rest and "-s" not in seen:
+            path = self.resolve(rest[0])
+            if path in self.files:
+                return self.written("sh", rest, feed)
+            if not path.startswith(_STDIN):
+                return self.others(argv, feed)
+            feed = UNKNOWN if UNKNOWN in path else feed
+        if feed is None or feed == UNKNOWN:
+            self.elsewhere(feed is not None)
+            return None
+        return self.enter(self.taken(feed), None, rest)
+
+    def interpreter(self, argv: list[str], feed: str | None) -> str | None:
+        """An interpreter of another language with code, a file or its standard input."""
+        name, options = argv[0], rules.CODE[argv[0]].split()
+        others = "-m -W -X" if name.startswith("py") else "-f -v -F" if "awk" in name else "-I -M"
+        _, given, rest = _options(argv, f"{rules.CODE[name]} {others}")
+        if "-m" in given and name.startswith("py"):
+            return self.enter([given["-m"] or UNKNOWN, *rest], feed)
+        codes = [value for option, value in given.items() if option in options]
+        if "awk" in name:
+            codes = rest[:1] if "-f" not in given else [""]
+        if not codes and rest and rest[0] != "-":
+            path = self.resolve(rest[0])
+            if path in self.files:
+                self.written(name, rest, feed)
+            elif path.startswith(_STDIN):
+                self.elsewhere()
+        elif not codes and feed is not None:
+            codes = [self.taken(feed)]
+        for code in codes:
+            if UNKNOWN in code:
+                self.count(BARE)
+            if code == UNKNOWN:
+                self.elsewhere()
+            self.code(plain(code), name)
+        return self.others(argv, feed)
+
+    def code(self, text: str, language: str) -> None:
+        """Code of another language: what is in it, what it runs and what it may read."""
+        for rule in snippets.rules_of(text):
+            self.hit(rule)
+            self.opaque = self.opaque or rule == "opaque"
+        for command in snippets.commands_of(text, language):
+            self.enter(command)
+        for literal in {each for each in snippets.literals_of(text) if "/" in each or each[:1] == "."}:
+            self.read(re.sub("^~(?=/)", self.home, literal))
+
+    def evaluate(self, argv: list[str], feed: str | None) -> str | None:
+        """eval: its arguments are a script for this shell."""
+        text = " ".join(map(plain, argv[1:]))
+        if UNKNOWN in text:
+            self.elsewhere()
+        return self.enter(text, feed, child=False)
+
+    def source(self, argv: list[str], feed: str | None) -> str | None:
+        """source: a file is a script for this shell."""
+        path = self.resolve(argv[1]) if len(argv) > 1 else ""
+        if path.startswith(_STDIN):
+            if feed is None or UNKNOWN in path + feed:
+                self.elsewhere()
+            else:
+                self.enter(self.taken(feed), child=False)
+        elif path in self.files:
+            self.written("sh", argv[1:], feed)
+        elif path and not covered(self.short(path), rules.START_FILES):
+            self.read(path)
+        return None
+
+    def later(self, argv: list[str], feed: str | None) -> str | None:
+        """trap, alias, at: a script that is run later."""
+        if argv[0] in ("at", "batch"):
+            return self.shell(["sh"], feed)
+        for arg in argv[1:2] if argv[0] == "trap" else argv[1:]:
+            text = plain(arg).partition("=")[2] if argv[0] == "alias" else plain(arg)
+            if text not in ("-", ""):
+                self.enter(text)
+        return None
+
+    def xargs(self, argv: list[str], feed: str | None) -> str | None:
+        """xargs, parallel: a command with what standard input brings."""
+        _, given, rest = _options(
+            argv, "-a -d -E -I -j -L -n -N -P -s -S --arg-file --delimiter --max-args --max-procs --jobs"
+        )
+        if argv[0] == "parallel" and not rest:
+            return self.shell(["sh"], feed)
+        words = self.taken(feed).split()[:100] if feed and UNKNOWN not in feed else [UNKNOWN]
+        words = [] if ":::" in rest else words
+        rest = [arg for arg in rest if arg != ":::"] or ["echo"]
+        place = given.get("-I")
+        if place:
+            rest = [
+                new for arg in rest for new in ([arg.replace(place, word) for word in words] if place in arg else [arg])
+            ]
+        inner = rest if place else [*rest, *words]
+        return self.several(inner) if argv[0] == "xargs" else self.enter(" ".join(map(plain, inner)))
+
+    def several(self, argv: list[str]) -> str | None:
+        """A command that is run on many files."""
+        mark, many, self.many = len(self.changes), self.many, True
+        out = self.enter(argv)
+        self.many = many
+        self.undo(mark)
+        return out
+
+    def find(self, argv: list[str], feed: str | None) -> str | None:
+        """find: where it begins, what it deletes and what it runs."""
+        args = [arg for arg in argv[1:] if arg not in ("-H", "-L", "-P")]
+        start = next((i for i, arg in enumerate(args) if arg[:1] in ("-", "(", "!")), len(args))
+        actions: list[list[str]] = []
+        picks, open_action = False, False
+        for at, arg in enumerate(args[start:], start):
+            if open_action:
+                open_action = arg != ";" and (arg != "+" or args[at - 1] != "{}")
+                actions[-1] += [arg] if open_action else []
+            elif arg in ("-exec", "-execdir", "-ok", "-okdir"):
+                open_action = True
+                actions.append([])
+            elif arg == "-delete":
+                actions.append(["rm", "-r", "{}"])
+            else:
+                picks = picks or (arg[:1] == "-" and arg not in rules.FIND_WALKS)
+        for root in args[:start] or ["."]:
+            self.read(root)
+            for action in filter(None, actions[:50]):
+                self.several([arg.replace("{}", f"{root}/{UNKNOWN}" if picks else root) for arg in action])
+        return None
+
+    def remove(self, argv: list[str], feed: str | None) -> str | None:
+        """rm: how much it takes with it."""
+        deep = _deep(argv, "rR")
+        perhaps = any(arg[:1] == UNKNOWN for arg in argv)
+        targets = [arg for arg in argv[1:] if arg[:1] != "-"]
+        if deep or self.many or any(not set(arg).isdisjoint(GLOBS) for arg in targets):
+            self.hit("delete")
+        for path in map(self.write, targets):
+            if (deep or perhaps) and self.vital(path):
+                self.hit("hard") if deep else self.hidden("how much is deleted")
+            elif deep and (
+                path[0] == UNKNOWN or (UNKNOWN in path and self.vital(posixpath.normpath(path.replace(UNKNOWN, ""))))
+            ):
+                self.hidden("what is deleted")
+        return None
+
+    def modes(self, argv: list[str], feed: str | None) -> str | None:
+        """chmod, chown and what else sets modes."""
+        _, given, rest = _options(argv, "-m --mode -o -g" if argv[0] in ("install", "mkdir") else "")
+        mode = given.get("-m") or given.get("--mode") or (rest[0] if argv[0] == "chmod" and rest else "")
+        outside = any(arg[:1] != "-" and not self.inner(self.resolve(arg)) for arg in rest[1:])
+        if _WORLD.fullmatch(mode) or _SETUID.fullmatch(mode) or (argv[0][:2] == "ch" and outside and _deep(argv, "R")):
+            self.hit("perms")
+        return self.others(argv, feed)
+
+    def kill(self, argv: list[str], feed: str | None) -> str | None:
+        """kill: everything, or with force what a pattern finds."""
+        seen, given, _ = _options(argv, "-s -n --signal")
+        signal = " ".join([*seen, *given.values()]).upper()
+        self.count(KILL, "9" in signal or "KILL" in signal)
+        if "-1" in argv[2:] or argv[1:] == ["-1"]:
+            self.hit("hard")
+        return None
+
+    def sql(self, argv: list[str], feed: str | None) -> str | None:
+        """A client of a database: the statements it is given."""
+        if snippets.destroys(f"{' '.join(map(plain, argv[1:]))};{feed or ''}"):
+            self.hit("data")
+        return self.others(argv, feed)
+
+    def transfer(self, argv: list[str], feed: str | None) -> str | None:
+        """What sends files elsewhere, or brings them."""
+        name, operands = argv[0], [arg for arg in argv[1:] if arg[:1] != "-"]
+        into = "-O --output-document" if name == "wget" else "-o --output"
+        seen, given, rest = _options(argv, f"-T --upload-file --post-file --body-file {into}")
+        sent = [arg.rpartition("@")[2].partition(";")[0] for arg in argv[1:] if "@" in arg]
+        sent += [given[option] for option in given if option not in into.split()]
+        if name not in ("curl", "wget") and operands and re.match(r"[^/]*:", operands[-1]):
+            sent += operands[:-1]
+        if argv[:3] == ["gh", "gist", "create"]:
+            sent += operands[2:]
+        self.count(SINK, feed is not None and not {"-", "."}.isdisjoint(sent))
+        if any(each not in ("", "-") and "://" not in each and not self.inner(self.resolve(each)) for each in sent):
+            self.hit("remote")
+        got = [given[option] for option in given if option in into.split()]
+        if name == "wget" or seen & {"-O", "--remote-name"}:
+            got += [url.rpartition("/")[2] for url in rest if "/" in url]
+        self.files |= {self.resolve(each): None for each in got if each}
+        return self.others(argv, feed)
+
+    def others(self, argv: list[str], feed: str | None) -> str | None:
+        """Judge the files that a command names; what it prints, when that is known."""
+        name = argv[0]
+        if name in rules.PRINTS:
+            return snippets.printed(argv, (self.vars.get(HERE) or [UNKNOWN])[0])
+        outputs = rules.OUTPUTS.get(name, "").split()
+        operands = [at for at, arg in enumerate(argv) if at and arg[:1] != "-"]
+        in_place = name in rules.IN_PLACE and any(arg.startswith(("-i", "--in-place", "-pi")) for arg in argv)
+        how = "all" if in_place else rules.WRITES.get(name)
+        written = operands if how == "all" else operands[-1:] if how else []
+        for at, arg in enumerate(argv[1:], 1):
+            key, equals, value = arg.partition("=")
+            if argv[at - 1] in outputs or key in outputs:
+                self.write(value if equals else arg)
+            elif at >= (written or [len(argv)])[0] and arg[:1] != "-" and not (name in ("scp", "rsync") and ":" in arg):
+                self.write(arg)
+            elif name not in ("scp", "rsync", "sftp") or argv[at - 1] != "-i":
+                self.read(value if equals else arg.removeprefix("@"))
+        return feed if name == "tee" or (name == "cat" and all(argv[at] == "-" for at in operands)) else None
+
+
+_KINDS: dict[str, Callable[[_Judge, list[str], str | None], str | None]] = {
+    "eval": _Judge.evaluate,
+    "find": _Judge.find,
+    "kill": _Judge.kill,
+    **dict.fromkeys(("rm", "srm"), _Judge.remove),
+    **dict.fromkeys(("xargs", "parallel"), _Judge.xargs),
+    **dict.fromkeys((".", "source"), _Judge.source),
+    **dict.fromkeys(("alias", "trap", "at", "batch"), _Judge.later),
+    **dict.fromkeys(("chmod", "chown", "chgrp", "install", "mkdir"), _Judge.modes),
+    **dict.fromkeys(rules.TRANSFERS, _Judge.transfer),
+    **dict.fromkeys(rules.SQL, _Judge.sql),
+    **dict.fromkeys(rules.SHELLS, _Judge.shell),
+    **dict.fromkeys(rules.CODE, _Judge.interpreter),
+}

@@ -1,0 +1,124 @@
+"""Names, certificates and connections for the URL guard, so made that a connection goes where its check said."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import aiohttp
+import aiohttp.abc
+
+from hermes.guards.addresses import unwrapped
+from hermes.http import HttpClient, Pending
+
+RESOLVE_S_MAX = 5.0
+CONNECT_S_MAX = 10.0
+
+
+class Network:
+    """The outside as the guard sees it; one per process. `lookup` hands a function to a thread."""
+
+    def __init__(
+        self,
+        lookup: Callable[[Callable[[], Any]], Pending],
+        *,
+        ca_bundle: str | None = None,
+        proxy: str | None = None,
+    ) -> None:
+        self._lookup, self._ca_bundle, self._proxy = lookup, ca_bundle, proxy
+        self._tls: ssl.SSLContext | None = None
+
+    async def addresses(self, host: str, port: int) -> list[str]:
+        """Every address of a name. Raises OSError, TimeoutError among them."""
+        async with asyncio.timeout(RESOLVE_S_MAX):
+            found = await self._in_thread(partial(socket.getaddrinfo, host, port, 0, socket.SOCK_STREAM))
+        return list(dict.fromkeys(at[0] for *_, at in found))
+
+    def dial(self, address: str, port: int) -> tuple[str, int]:
+        """Where an address and port are reached."""
+        return address, port
+
+    def is_here(self, address: str) -> bool:
+        """Whether an address is one of this machine's: only those can be bound."""
+        return any(_can_bind(str(found)) for found in unwrapped(address))
+
+    async def client(self, host: str, addresses: list[str]) -> HttpClient:
+        """A client for one exchange with this host, at these addresses and no others."""
+        if self._tls is None:
+            self._tls = await self._in_thread(partial(ssl.create_default_context, cafile=self._ca_bundle))
+        # A proxy is the operator's: it is told the name that was checked, and looks it up for itself.
+        pin = _Pin(self, None if self._proxy else {host: addresses})
+        return _PinnedClient(self._tls, pin, self._proxy)
+
+    async def _in_thread(self, function: Callable[[], Any]) -> Any:
+        job = self._lookup(function)
+        try:
+            return await job.future
+        except asyncio.CancelledError:
+            job.abandon()
+            raise
+
+
+def _can_bind(address: str) -> bool:
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+class _Pin(aiohttp.abc.AbstractResolver):
+    """Knows a host by the addresses that were checked, whatever its name may stand for by now; a proxy by any."""
+
+    def __init__(self, network: Network, known: dict[str, list[str]] | None) -> None:
+        self._network, self._known = network, known
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[aiohttp.abc.ResolveResult]:
+        found = await self._network.addresses(host, port) if self._known is None else self._known.get(host, [])
+        if not found:
+            raise OSError("there is no address that may be used")
+        places = [self._network.dial(address, port) for address in found]
+        return [
+            aiohttp.abc.ResolveResult(hostname=host, host=at, port=number, family=family, proto=0, flags=0)
+            for at, number in places
+        ]
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+
+class _Connector(aiohttp.TCPConnector):
+    """A connector with one limit for all that it takes to be connected."""
+
+    async def connect(self, *args: Any, **options: Any) -> Any:
+        async with asyncio.timeout(CONNECT_S_MAX):
+            return await super().connect(*args, **options)
+
+
+class _PinnedClient(HttpClient):
+    """The HTTP client without a pool, with its addresses given and bodies as they come."""
+
+    def __init__(self, tls: ssl.SSLContext, pin: _Pin, proxy: str | None) -> None:
+        self._tls, self._pin, self._proxy = tls, pin, proxy
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=_Connector(ssl=self._tls, resolver=self._pin, use_dns_cache=False, force_close=True),
+                auto_decompress=False,
+                trust_env=False,
+                proxy=self._proxy or None,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                skip_auto_headers=("User-Agent", "Content-Type"),
+                headers={"User-Agent": "hermes"},
+            )
+        return self._session

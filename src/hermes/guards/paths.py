@@ -1,0 +1,313 @@
+"""The one way to files for the model: where it may read and write, and opening that no swapped link leads astray."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from io import BufferedReader
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from hermes.guards.path_lists import APART, PRIVATE_KEY, Lists, Mode, below, plain
+from hermes.home import DEFAULT_PROFILE, Home
+
+PATH_BYTES_MAX = 4096
+SNIFFED_BYTES = 64 * 1024
+
+# A folder on the way need not be readable, only passable; not every system has a way to say so.
+_STEP = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
+# Without waiting for the other end of a pipe, and without taking on a terminal.
+_LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_DRAFT = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# A real path holds no link: one that is met on the way was put there after the check.
+_KINDS = {stat.S_IFREG: "", stat.S_IFDIR: "", stat.S_IFLNK: "changed", stat.S_IFSOCK: "socket", stat.S_IFIFO: "pipe"}
+
+
+class PathRefused(Exception):
+    """A path that is not for the model. Names the rule, and nothing of what is there."""
+
+    code = "path_refused"
+
+    def __init__(self, rule: str) -> None:
+        super().__init__(f"This path is refused by the rule '{rule}'.")
+        self.rule = rule
+
+
+class Written(NamedTuple):
+    """Where the file really is, and whether it is new."""
+
+    path: Path
+    created: bool
+
+
+class Paths:
+    """The files of one run. Everything here blocks: it belongs in a thread.
+
+    `roots_rw` and `roots_ro` are the workspace and the mounts; the innermost one counts. With `isolated` there is
+    nothing outside them. `own_spill` is the run's own folder of long answers, `safe_root` bounds all writing, and
+    `stores` are databases that lie elsewhere than in the home.
+    """
+
+    def __init__(
+        self,
+        *,
+        cwd: Path,
+        home: Home,
+        roots_rw: tuple[Path, ...] = (),
+        roots_ro: tuple[Path, ...] = (),
+        isolated: bool = False,
+        safe_root: tuple[Path, ...] = (),
+        own_spill: Path | None = None,
+        stores: tuple[Path, ...] = (),
+        user_home: Path | None = None,
+    ) -> None:
+        self.cwd = cwd
+        self._user_home = user_home or Path.home()
+        self._lists = Lists(home.path, self._user_home, stores)
+        self._isolated = isolated
+        self._home, self._top = os.path.realpath(home.path), os.path.realpath(home.root)
+        self._is_default = home.profile == DEFAULT_PROFILE
+        self._roots = {os.path.realpath(root): True for root in roots_rw}
+        self._roots |= {os.path.realpath(root): False for root in (*roots_ro, own_spill) if root is not None}
+        self._granted: tuple[str, ...] = ()
+        self._safe = tuple(os.path.realpath(root.expanduser()) for root in safe_root)
+
+    # ---- verdicts
+
+    def check(self, path: str, mode: Mode) -> Path:
+        """The real path, or PathRefused. It need not be there yet; whoever opens it is told."""
+        real = self._decide(path, mode)
+        with contextlib.suppress(OSError):
+            found = os.lstat(real)
+            self._examine(found)
+            if mode == "read" and stat.S_ISREG(found.st_mode):
+                os.close(self._look(real))
+        return real
+
+    def needs_grant(self, path: Path) -> Path | None:
+        """The folder to be approved before this (real) path may be written to."""
+        return None if self._isolated or self._root_of(str(path)) else path.parent
+
+    def grant(self, folder: Path) -> None:
+        """Writing below this (real) folder is approved; to control files of a repository only if it lies there."""
+        self._granted = (*self._granted, str(folder))
+        self._roots = {**self._roots, str(folder): True}
+
+    def lets_read(self, real: str) -> bool:
+        """Whether a real path may be read, by its name alone: nothing on the disk is looked at."""
+        try:
+            self._judge(real, real, "read")
+        except PathRefused:
+            return False
+        return True
+
+    def _decide(self, path: str, mode: Mode) -> Path:
+        try:
+            fits = 0 < len(os.fsencode(path)) <= PATH_BYTES_MAX and "\0" not in path
+        except UnicodeError:
+            fits = False
+        if not fits:
+            raise PathRefused("bad_path")
+        if path == "~" or path.startswith("~/"):
+            path = f"{self._user_home}{path[1:]}"
+        given = os.path.join(self.cwd, os.path.expanduser(path))
+        try:
+            real = os.path.realpath(given)
+        except OSError:
+            raise PathRefused("changed") from None
+        self._judge(os.path.normpath(given), real, mode)
+        return Path(real)
+
+    def _judge(self, given: str, real: str, mode: Mode) -> None:
+        for rule in self._lists.hits(given, real, mode):
+            granted = [folder for folder in self._granted if ".git" in folder.split("/") and below(real, folder)]
+            if rule != "git_control" or not granted:
+                raise PathRefused(rule)
+        self._bound(real, mode)
+
+    def _bound(self, real: str, mode: Mode) -> None:
+        """Refuse what belongs to another profile, run or owner, and what is outside the roots."""
+        # As in the lists, what is refused is refused in any spelling; what is allowed is so in the right one only.
+        text, root = plain(real), self._root_of(real)
+        mine = not below(text, plain(f"{self._top}/profiles")) if self._is_default else below(real, self._home)
+        if below(text, plain(self._top)) and not mine:
+            raise PathRefused("other_profile")
+        for area in (f"{self._home}/{area}" for area in APART):
+            if below(text, plain(area)) and not (root and root != area and below(root, area)):
+                raise PathRefused("other_session")
+        if self._isolated and root is None:
+            raise PathRefused("outside_sandbox")
+        if mode == "write" and root is not None and not self._roots[root]:
+            raise PathRefused("read_only")
+        if mode == "write" and not self._is_safe(real):
+            raise PathRefused("outside_safe_root")
+
+    def _is_safe(self, real: str) -> bool:
+        return not self._safe or any(below(real, safe) for safe in self._safe)
+
+    def _root_of(self, path: str) -> str | None:
+        """The innermost root that holds this path."""
+        return max((root for root in self._roots if below(path, root)), key=len, default=None)
+
+    def _examine(self, found: os.stat_result) -> None:
+        """Refuse what is neither file nor folder, and a second name of a refused file."""
+        if rule := _KINDS.get(stat.S_IFMT(found.st_mode), "device"):
+            raise PathRefused(rule)
+        is_linked = stat.S_ISREG(found.st_mode) and found.st_nlink > 1
+        if is_linked and (found.st_dev, found.st_ino) in self._lists.sealed():
+            raise PathRefused("hard_link")
+
+    # ---- files
+
+    def open(self, path: str) -> BinaryIO:
+        """A file for reading. Raises OSError as the built-in does."""
+        return _file(self._look(self._decide(path, "read")))
+
+    def names(self, path: str) -> list[str]:
+        """What a folder holds. Raises OSError as listing does."""
+        fd = self._look(self._decide(path, "read"))
+        try:
+            return os.listdir(fd)
+        finally:
+            os.close(fd)
+
+    def digest(self, path: str) -> str | None:
+        """The SHA-256 of a file that may be written, also where it may not be read; None where there is none."""
+        try:
+            fd = self._look(self._decide(path, "write"), for_digest=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        with _file(fd) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def replace(self, path: str, data: bytes, like: os.stat_result | None = None) -> Written:
+        """Write a file in one step: readers see the old content or the new. Mode, owner and links to it stay.
+
+        A new file gets the mode and owner of `like`.
+        """
+        real = self._decide_writing(path)
+        with self._folder(real.parent, make=True) as folder:
+            before = self._before(folder, real.name)
+            model = before or like
+            draft = f".hermes-{os.urandom(8).hex()}.tmp"
+            try:
+                fd = os.open(draft, _DRAFT, 0o666 if model is None else 0o600, dir_fd=folder)
+                with os.fdopen(fd, "wb") as file:
+                    if model is not None:
+                        _keep(fd, model)
+                    file.write(data)
+                    file.flush()
+                    os.fsync(fd)
+                os.rename(draft, real.name, src_dir_fd=folder, dst_dir_fd=folder)
+            except BaseException:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(draft, dir_fd=folder)
+                raise
+            _sync(folder)
+        return Written(real, before is None)
+
+    def remove(self, path: str) -> Path:
+        """Delete a file; of a link, what it leads to."""
+        real = self._decide_writing(path)
+        with self._folder(real.parent) as folder:
+            self._before(folder, real.name)
+            os.unlink(real.name, dir_fd=folder)
+            _sync(folder)
+        return real
+
+    def _decide_writing(self, path: str) -> Path:
+        real = self._decide(path, "write")
+        if self.needs_grant(real) is not None:
+            raise PathRefused("not_granted")
+        return real
+
+    def _before(self, folder: int, name: str) -> os.stat_result | None:
+        """The file that is to be replaced or removed, if there is one and it may be."""
+        try:
+            found = os.stat(name or ".", dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        self._examine(found)
+        if not os.access(name or ".", os.W_OK, dir_fd=folder):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
+        return found
+
+    def _look(self, real: Path, *, for_digest: bool = False) -> int:
+        """A descriptor for reading; unless only a digest is wanted, the content is seen to be no private key."""
+        name = real.name or "."
+        with self._folder(real.parent) as folder:
+            self._examine(os.stat(name, dir_fd=folder, follow_symlinks=False))
+            fd = os.open(name, _LOOK, dir_fd=folder)
+        try:
+            found = os.fstat(fd)
+            self._examine(found)
+            sniffed = b"" if for_digest or not stat.S_ISREG(found.st_mode) else os.pread(fd, SNIFFED_BYTES, 0)
+            if PRIVATE_KEY.search(sniffed):
+                raise PathRefused("private_key")
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    @contextlib.contextmanager
+    def _folder(self, real: Path, *, make: bool = False) -> Iterator[int]:
+        """A descriptor of the folder, entered name by name from the top without following links."""
+        fd, here = os.open("/", _STEP), ""
+        try:
+            for name in real.parts[1:]:
+                here += f"/{name}"
+                inner = self._enter(fd, name, make and self._may_make(here))
+                os.close(fd)
+                fd = inner
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _enter(self, folder: int, name: str, make: bool) -> int:
+        try:
+            return os.open(name, _STEP, dir_fd=folder)
+        except FileNotFoundError:
+            if not make:
+                raise
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, dir_fd=folder)
+            return self._enter(folder, name, False)
+        except OSError:
+            self._examine(os.stat(name, dir_fd=folder, follow_symlinks=False))
+            raise
+
+    def _may_make(self, folder: str) -> bool:
+        """Whether a missing folder may be made: in a root, or on the way to one that was granted."""
+        inside = self._root_of(folder) is not None or any(below(granted, folder) for granted in self._granted)
+        return inside and self._is_safe(folder)
+
+
+def _file(fd: int) -> BufferedReader:
+    try:
+        return os.fdopen(fd, "rb")
+    except OSError:
+        os.close(fd)
+        raise
+
+
+def _keep(fd: int, before: os.stat_result) -> None:
+    """Give a draft the owner and mode of the file that it replaces."""
+    now = os.fstat(fd)
+    if (now.st_uid, now.st_gid) != (before.st_uid, before.st_gid):
+        os.fchown(fd, before.st_uid, before.st_gid)
+    # What is new never runs with another's rights.
+    os.fchmod(fd, stat.S_IMODE(before.st_mode) & 0o777)
+
+
+def _sync(folder: int) -> None:
+    # A folder that can be written to but not listed cannot be opened for this; the rename stands all the same.
+    with contextlib.suppress(PermissionError):
+        fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

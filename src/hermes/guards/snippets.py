@@ -1,0 +1,97 @@
+"""Texts that commands are given: code of other languages, SQL, what echo and printf print. Judged by pattern; pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from hermes.guards.words import GLOBS, UNKNOWN, clean, unescape
+
+_SQL = re.compile(
+    r"\bdrop\s+(?:table|database|schema|view|index|column|user|role|keyspace|materialized|type|function|owned)\b"
+    r"|\btruncate\s+\w|\bflush(?:all|db)\b|\bdropdatabase\(|\.drop\(\s*\)|\b(?:deletemany|remove)\(\s*\{\s*\}"
+)
+_SQL_ALL = re.compile(r"\bdelete\s+from\b|\bupdate\s+\S+\s+set\b")
+_FORKS = re.compile(r"fork\s+while\s+fork|while\s+(?:True|1)\s*:\s*(?:os\.)?fork\(|loop\s*\{\s*fork")
+_RUNS = re.compile(
+    r"(?:system|[pP]open|check_\w+|spawn\w*|\bexec(?:Sync|File\w*|[vl]p?e?)?|getoutput|passthru|\bqx|%x|do shell script"
+    r"|\b(run|call))\s*[\[({ ]+([^][(){}]*)|`([^`]*)`"
+)
+_REMOVES = re.compile(
+    r"(?:rmtree|remove_tree|rm_rf?|rmSync|rmdirSync|rimraf|remove_dir_all)\s*[( ]\s*(?:['\"]([^'\"\n]*))?"
+)
+_LITERAL = re.compile(r"'([^'\\\n]*+(?:\\.[^'\\\n]*+)*+)'|\"([^\"\\\n]*+(?:\\.[^\"\\\n]*+)*+)\"")
+_JOINED = re.compile(r"['\"]\s*[+.]\s*\w|\+\s*['\"]|\bchr$|join$|decode|\[::-1")
+_DECODES = re.compile(r"b64decode|fromhex|unhexlify|rot.?13|decompress|\bchr\(|marshal|atob\(|['\"]base64['\"]|pack\(")
+_EVALUATES = re.compile(r"\b(?:exec|eval|compile|loadstring|instance_eval|Function|__import__)\s*[( ]")
+_FETCHES = re.compile(r"urlopen|urllib|requests\.|http\.client|https?\.get|fetch\(|LWP|Net::HTTP")
+_REVERSES = re.compile(r"dup2|pty\.spawn|/bin/(?:ba|z|da)?sh|cmd\.exe")
+_UNMATCHED = dict.fromkeys(map(ord, GLOBS), UNKNOWN)
+
+
+def rules_of(code: str) -> Iterator[str]:
+    """The rules that code of another language falls under by what is in it."""
+    if _FORKS.search(code):
+        yield "hard"
+    evaluates = _EVALUATES.search(code)
+    if evaluates and _DECODES.search(code):
+        yield "opaque"
+    if (evaluates and _FETCHES.search(code)) or ("socket" in code.lower() and _REVERSES.search(code)):
+        yield "remote"
+    if "execute" in code and destroys(code):
+        yield "data"
+    if any(_JOINED.search(match[2] or "") and _LITERAL.search(match[2]) for match in _RUNS.finditer(code)):
+        yield "opaque"
+
+
+def commands_of(code: str, language: str) -> Iterator[list[str] | str]:
+    """The commands that code of another language runs, as arguments or as a text for a shell."""
+    for match in _REMOVES.finditer(code):
+        yield ["rm", "-rf", clean(match[1] or "") or UNKNOWN]
+    for match in _RUNS.finditer(code):
+        found = [match[3]] if match[3] and language in ("perl", "ruby", "php") else literals_of(match[2] or "")
+        if found and (not match[1] or "subprocess" in code):
+            yield found if len(found) > 1 and " " not in found[0] else found[0]
+
+
+def literals_of(code: str) -> list[str]:
+    """The strings in code."""
+    return [clean(one or two) for one, two in _LITERAL.findall(code)]
+
+
+def destroys(sql: str) -> bool:
+    """Whether statements drop something, or change every row."""
+    first, *others = sql.lower().split("/*")
+    text = " ".join([first, *(other.partition("*/")[2] for other in others)])
+    text = " ".join(line.partition("-- ")[0] for line in text.splitlines())
+    return bool(_SQL.search(text)) or any(_SQL_ALL.search(part) and "where" not in part for part in text.split(";"))
+
+
+def printed(argv: list[str], here: str) -> str | None:
+    """What echo, printf, pwd and which print, when that is known; others print nothing."""
+    name, args = argv[0], [arg.translate(_UNMATCHED) for arg in argv[1:]]
+    if name == "pwd":
+        return f"{here}\n"
+    if name == "which":
+        return f"/usr/bin/{args[-1]}\n" if args else None
+    if name == "echo":
+        options = ""
+        while args and re.fullmatch(r"-[neE]+", args[0]):
+            options += args.pop(0)
+        text = " ".join(args)
+        if "\\" in text and "e" not in options:  # some shells decode it anyway
+            return None
+        return (unescape(text) if "e" in options else text) + ("" if "n" in options else "\n")
+    if name != "printf":
+        return ""
+    if not args or args[0][:1] == "-" or re.search(r"%(?![sbd%])", args[0]):
+        return None
+    whole, values = unescape(args[0]), iter(args[1:])
+    places = len(re.findall("%[sbd]", whole))
+
+    def value(match: re.Match[str]) -> str:
+        text = "%" if match[1] == "%" else next(values, "")
+        return unescape(text) if match[1] == "b" else text
+
+    rounds = -(-len(args[1:]) // places) if places else 1
+    return "".join(re.sub("%([sbd%])", value, whole) for _ in range(max(1, rounds)))

@@ -1,0 +1,254 @@
+"""The one way to URLs for tools: each is checked at every hop, and the connection goes where the check said."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import zlib
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urljoin
+
+from hermes.guards.addresses import kinds as kinds_of_address
+from hermes.guards.network import Network
+from hermes.guards.secrets import Secrets
+from hermes.guards.url_text import FetchFailed, Target, UrlRefused, has_secret, parse
+from hermes.http import Answer, RequestTimeout, StaleStream, Timeouts, TlsFailed, TransportError
+
+if TYPE_CHECKING:
+    from hermes.config import Settings
+
+__all__ = ["DOCUMENTS", "IMAGES", "FetchFailed", "Fetched", "Opened", "UrlGuard", "UrlRefused"]
+
+REDIRECTS_MAX = 5
+FETCH_S_MAX = 30.0
+FETCHED_BYTES_MAX = 10 * 1024 * 1024
+INFLATED_RATIO_MAX = 100
+# A page that is small enough may be as repetitive as it likes.
+SMALL_BYTES = 1024
+PIECE_BYTES_MAX = 64 * 1024
+TIMEOUTS = Timeouts(FETCH_S_MAX, FETCH_S_MAX)
+
+DOCUMENTS = frozenset({"text", "html", "json", "xml", "pdf"})
+IMAGES = frozenset({"image"})
+_KINDS = [
+    (re.compile(r"text/html|application/xhtml\+xml"), "html"),
+    (re.compile(r"(application|text)/json|.*\+json"), "json"),
+    (re.compile(r"(application|text)/xml|.*\+xml"), "xml"),
+    (re.compile(r"application/pdf"), "pdf"),
+    (re.compile(r"image/.*"), "image"),
+    (re.compile(r"text/.*|application/(javascript|x-javascript|yaml|x-yaml|toml|x-ndjson)"), "text"),
+]
+_METADATA = re.compile(
+    r"(.*\.)?(metadata|metadata\.(google\.internal|goog|azure\.(internal|com)|tencentyun\.com|packet\.net|"
+    r"platformequinix\.com)|instance-data(\.ec2\.internal)?|rancher-metadata)"
+)
+# What no setting lifts.
+_FIXED = frozenset({"metadata", "link_local"})
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+# What another server may be told of a request; everything else may be a credential.
+_CARRIED = frozenset({"accept", "accept-encoding", "accept-language", "content-type", "user-agent"})
+
+
+class Fetched(NamedTuple):
+    """What a URL gave, decompressed and whole."""
+
+    final_url: str
+    status: int
+    content_type: str
+    charset: str
+    data: bytes
+
+
+class Opened:
+    """An answer being received."""
+
+    def __init__(self, url: str, answer: Answer, bytes_max: int | None) -> None:
+        self.url, self.status, self.headers = url, answer.status, answer.headers
+        self._answer, self._bytes_max = answer, bytes_max
+        self._encoding = answer.headers.get("Content-Encoding", "").strip().lower().removeprefix("identity")
+        if self._encoding not in ("", "gzip", "x-gzip", "deflate"):
+            raise FetchFailed("encoding", "The answer is compressed in an unknown way.")
+        self._inflater: zlib._Decompress | None = None
+        self._waiting, self._has_more = b"", False
+        self._received = self._given = 0
+
+    async def read(self) -> bytes:
+        """The next piece, decompressed; empty at the end. Raises FetchFailed past a limit."""
+        piece = b""
+        while not piece:
+            data = self._waiting if self._has_more else await self._receive()
+            if not data and not self._has_more:
+                return b""
+            piece = self._inflate(data) if self._encoding else data
+            # Much can come out of little: others have their turn in between.
+            await asyncio.sleep(0)
+        self._given += len(piece)
+        if self._bytes_max is not None and self._given > self._bytes_max:
+            raise FetchFailed("too_large", f"The answer is longer than {self._bytes_max} bytes.")
+        if self._encoding and self._given > INFLATED_RATIO_MAX * max(self._received, SMALL_BYTES):
+            raise FetchFailed("too_large", f"The answer inflates to more than {INFLATED_RATIO_MAX} times its size.")
+        return piece
+
+    async def _receive(self) -> bytes:
+        try:
+            data = await self._answer.read()
+        except TransportError as error:
+            raise _failed(error) from error
+        if not data and self._inflater is not None and not self._inflater.eof:
+            raise FetchFailed("broken", "The compressed answer was cut.")
+        self._received += len(data)
+        return data
+
+    def _inflate(self, data: bytes) -> bytes:
+        if self._inflater is None:
+            # Some send what is called deflate without its header.
+            bare = self._encoding == "deflate" and data[0] & 0x0F != 8
+            self._inflater = zlib.decompressobj(-zlib.MAX_WBITS if bare else zlib.MAX_WBITS | 32)
+        try:
+            piece = self._inflater.decompress(data, PIECE_BYTES_MAX)
+        except zlib.error:
+            raise FetchFailed("broken", "The answer cannot be decompressed.") from None
+        if self._inflater.unused_data:
+            raise FetchFailed("broken", "There is more after the end of the compressed answer.")
+        self._waiting = self._inflater.unconsumed_tail
+        self._has_more = len(piece) == PIECE_BYTES_MAX
+        return piece
+
+
+def _failed(error: TransportError) -> FetchFailed:
+    """A failure of the exchange in words of ours: the library's may hold the URL."""
+    if isinstance(error, TlsFailed):
+        return FetchFailed("tls", "The certificate could not be verified.")
+    if isinstance(error, RequestTimeout | StaleStream):
+        return FetchFailed("timeout", "The answer took too long.")
+    if error.answered:
+        return FetchFailed("broken", "The answer was cut, or is not what it says it is.")
+    return FetchFailed("connect", "No connection could be made.")
+
+
+class UrlGuard:
+    """The URLs of one run. `own_ports` tells where Hermes itself listens."""
+
+    def __init__(
+        self, network: Network, settings: Settings, secrets: Secrets, own_ports: Callable[[], Collection[int]] = tuple
+    ) -> None:
+        self._network, self._secrets, self._own_ports = network, secrets, own_ports
+        self._private_ok = settings.get("security.allow_private_urls", bool)
+        self._blocked = tuple(map(_domain, settings.get("security.website_blocklist", list)))
+
+    def check(self, url: str, *, trusted: bool = False) -> Target:
+        """The verdict on what a URL says; what its name stands for is looked up when it is opened."""
+        target, secrets = parse(url), self._secrets
+        if trusted:
+            # Everything in .env counts as secret, also the address of a server that the operator names there.
+            secrets = Secrets(value for value in secrets.values if not url.startswith(value.rstrip("/")))
+        if has_secret(url, secrets):
+            raise UrlRefused("url_has_secret")
+        if _METADATA.fullmatch(target.host):
+            raise UrlRefused("metadata")
+        if f".{target.host}".endswith(self._blocked):
+            raise UrlRefused("website_blocklist")
+        return target
+
+    async def fetch(
+        self,
+        url: str,
+        *,
+        kinds: frozenset[str] = DOCUMENTS,
+        bytes_max: int = FETCHED_BYTES_MAX,
+        seconds: float = FETCH_S_MAX,
+        trusted: bool = False,
+        method: str = "GET",
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+    ) -> Fetched:
+        """The whole answer, if it is of one of these kinds. Raises UrlRefused, FetchFailed."""
+        opening = self.open(
+            url, trusted=trusted, method=method, headers=headers, body=body, bytes_max=bytes_max,
+            timeouts=Timeouts(seconds, seconds),
+        )  # fmt: skip
+        pieces: list[bytes] = []
+        try:
+            async with asyncio.timeout(seconds), opening as opened:
+                content_type, _, more = opened.headers.get("Content-Type", "").lower().partition(";")
+                content_type = content_type.strip()
+                while piece := await opened.read():
+                    if not any(kind in kinds and pattern.fullmatch(content_type) for pattern, kind in _KINDS):
+                        raise FetchFailed("content_type", "The answer is of a type that is not taken here.")
+                    pieces.append(piece)
+        except TimeoutError:
+            raise FetchFailed("timeout", f"The answer took longer than {seconds:g} s.") from None
+        charset = re.search(r"charset=[\"']?([\w.:-]+)", more)
+        return Fetched(opened.url, opened.status, content_type, charset[1] if charset else "", b"".join(pieces))
+
+    @asynccontextmanager
+    async def open(
+        self,
+        url: str,
+        *,
+        trusted: bool = False,
+        method: str = "GET",
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        bytes_max: int | None = FETCHED_BYTES_MAX,
+        timeouts: Timeouts = TIMEOUTS,
+    ) -> AsyncIterator[Opened]:
+        """The answer after all redirects, to be read piece by piece. `trusted`: the operator named this server."""
+        first = target = self.check(url, trusted=trusted)
+        sent = {"Accept-Encoding": "gzip, deflate", **(headers or {})}
+        for _ in range(REDIRECTS_MAX + 1):
+            is_named = trusted and target.host == first.host and target.port in (first.port, 443)
+            client = await self._network.client(target.host, await self._addresses(target, is_named))
+            try:
+                async with client.send(method, target.url, sent, body, timeouts) as answer:
+                    place = answer.headers.get("Location") if answer.status in _REDIRECTS else None
+                    if place is None:
+                        yield Opened(target.url, answer, bytes_max)
+                        return
+            except TransportError as error:
+                raise _failed(error) from error
+            finally:
+                await client.close()
+            before, target = target, self._next(target, place)
+            if answer.status == 303 or (answer.status < 303 and method == "POST"):
+                method, body = "GET", b""
+            if target.origin != before.origin:
+                sent = {name: value for name, value in sent.items() if name.lower() in _CARRIED}
+                if body:
+                    raise UrlRefused("redirected_body")
+        raise UrlRefused("redirects")
+
+    def _next(self, target: Target, place: str) -> Target:
+        try:
+            found = self.check(urljoin(target.url, place))
+        except ValueError:
+            raise UrlRefused("malformed") from None
+        if target.scheme == "https" and found.scheme == "http":
+            raise UrlRefused("downgrade")
+        return found
+
+    async def _addresses(self, target: Target, trusted: bool) -> list[str]:
+        """The addresses of a host, every one fit to be connected to."""
+        try:
+            found = [target.host] if target.is_address else await self._network.addresses(target.host, target.port)
+        except (OSError, UnicodeError):
+            found = []
+        if not found:
+            raise UrlRefused("unresolvable")
+        for address in found:
+            against = kinds_of_address(address)
+            if against and (not (trusted or self._private_ok) or _FIXED.intersection(against)):
+                raise UrlRefused(against[0])
+            if target.port in self._own_ports() and self._network.is_here(address):
+                raise UrlRefused("own_listener")
+        return found
+
+
+def _domain(entry: object) -> str:
+    """A domain of the settings as the end of the hosts it blocks; one that is no host name blocks nothing."""
+    try:
+        return "." + parse(f"http://{str(entry).strip().removeprefix('*').strip('.')}").host
+    except UrlRefused:
+        return "\0"

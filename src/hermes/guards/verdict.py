@@ -1,0 +1,205 @@
+"""What a command line was found to do: rules noted while it is followed, and the paths it touches judged. Pure."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import translate
+from functools import lru_cache
+
+from hermes.guards import rules
+from hermes.guards.shell import HERE, Shell
+from hermes.guards.words import GLOBS, UNKNOWN, Value, clean, plain
+
+PATTERN_WORK, PATTERN_CHAR_WORK = 200, 20
+STAGES_SHOWN_MAX = 20
+# What matters together with other commands of a pipeline: downloads, decoders, interpreters of an unknown text, those
+# whose text may come from around them, what sends its input away, reads outside the workspace, lists and kills.
+NET, DECODER, BARE, LOOSE, SINK, OUTSIDE, PIDS, KILL = range(8)
+
+_RAW = re.compile(
+    r"/dev/(?:r?disk\d|[shv]d[a-z]|xvd[a-z]|nvme\d|mmcblk\d|md\d|dm-\d|mapper/|loop\d|nbd\d|sr\d|zd\d|ram\d|pmem\d"
+    r"|k?mem\b|port\b|block/|disk/)|/proc/sysrq-trigger"
+)
+_SOCKET = re.compile(r"/dev/(?:tcp|udp)/")
+_OTHER_ROOT = re.compile(r"^/proc/(?:self|thread-self|\d+)/root(?=/|$)")
+_HOMES = re.compile(r"/root(?=/|$)|/(?:home|Users)/[^/]+(?=/|$)|\0[^/]*(?=/)")
+_ANYTHING = re.compile(r"\x13[^]]*\]|[\x11\x12.]")
+_SECRETS = re.compile(r"\.env|auth|.*\.db")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known about where a command would run; `env`: its whole environment, when that is known."""
+
+    workspace: tuple[str, ...]
+    home: str
+    hermes_home: str
+    env: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A rule that a command falls under; `detail` is the simple command or pipeline in normal form."""
+
+    rule: str
+    klass: str
+    detail: str
+
+
+def form(argv: list[str], files: Iterable[str] = ()) -> str:
+    """A simple command in one way of writing; what is not known is …"""
+    words = [plain(arg) if arg == "<<<" or not set(arg).isdisjoint(GLOBS) else shlex.quote(arg) for arg in argv]
+    return " ".join([*words, *(f"> {shlex.quote(plain(file))}" for file in files)]).replace(UNKNOWN, "…")
+
+
+@lru_cache(256)
+def _pattern(text: str) -> re.Pattern[str]:
+    return re.compile(translate(plain(text)))
+
+
+def _like(pattern: str, name: str) -> bool:
+    """Whether one part of a path, perhaps a pattern, can be this name."""
+    if pattern == name or set(pattern).isdisjoint(GLOBS):
+        return pattern == name
+    return not (name[:1] == "." and pattern[0] in GLOBS) and _pattern(pattern).match(name) is not None
+
+
+def covered(path: str, folders: tuple[str, ...]) -> bool:
+    """Whether a path, perhaps a pattern, is one of these folders (given with a slash at the end) or in one."""
+    if set(path).isdisjoint(GLOBS):
+        return f"{path}/".startswith(folders)
+    parts = path.split("/")
+    wanted = (folder.rstrip("/").split("/") for folder in folders)
+    return any(len(parts) >= len(names) and all(map(_like, parts, names)) for names in wanted)
+
+
+class Verdict(Shell):
+    """The rules noted so far, and what is known of the files."""
+
+    def __init__(self, cwd: str, facts: Facts, exists: Callable[[str], bool] | None = None) -> None:
+        known: dict[str, Value] = {"HOME": [facts.home], "PWD": [cwd], HERE: [cwd], "HERMES_HOME": [facts.hermes_home]}
+        known |= {"IFS": [" \t\n"]} | {name: [clean(value)] for name, value in (facts.env or {}).items()}
+        super().__init__(known, facts.env is not None)
+        self.exists = exists
+        self.home, self.hermes = posixpath.normpath(facts.home), (facts.hermes_home.rstrip("/") + "/",)
+        self.workspace = tuple(f"{each.rstrip('/')}/" for each in facts.workspace)
+        self.found: dict[tuple[str, str, int, int], None] = {}  # a rule, why, from which stage to which
+        self.stages: list[tuple[list[str], list[str]]] = []  # each simple command, and what its redirects write
+        self.files: dict[str, str | None] = {}  # what this command line has written; None: it was downloaded
+        self.counts = [0] * 8
+        self.opaque = False
+
+    def hit(self, rule: str, since: int = -1, why: str = "") -> None:
+        """Note a rule, with the simple command it is about, or the pipeline that began at a stage."""
+        end = len(self.stages)
+        self.found[rule, why, max(end - 1, 0) if since < 0 else since, end] = None
+
+    def hidden(self, why: str, since: int = -1) -> None:
+        """Note that something cannot be followed."""
+        self.opaque = True
+        self.hit("opaque", since, why)
+
+    def bomb(self) -> None:
+        """Note a function that multiplies itself."""
+        self.hit("hard")
+
+    def hits(self) -> list[Hit]:
+        """What was noted."""
+        made: dict[Hit, None] = {}
+        for rule, why, start, end in self.found:
+            text = " | ".join(form(*stage) for stage in self.stages[start:end][-STAGES_SHOWN_MAX:])
+            made[Hit(rule, rules.CLASSES[rule], f"{text} ({why})" if why else text)] = None
+        return list(made)
+
+    def count(self, what: int, some: bool = True) -> None:
+        """Count what matters together with others."""
+        self.counts[what] += some
+
+    def seen(self) -> tuple[list[int], int]:
+        """What was run so far."""
+        return self.counts.copy(), len(self.stages)
+
+    def together(self, before: tuple[list[int], int], fed: bool) -> None:
+        """Judge what was run since then as one pipeline."""
+        if self.counts == before[0]:
+            return
+        net, decoder, bare, loose, sink, outside, pids, kill = map(int.__gt__, self.counts, before[0])
+        if loose and fed:
+            self.hidden("a text that is run", before[1])
+        if (bare and (net or decoder)) or (sink and outside):
+            self.hit("remote", before[1])
+        if kill and pids:
+            self.hit("procs", before[1])
+
+    def resolve(self, arg: str) -> str:
+        """A path made whole; its patterns stay."""
+        if arg[:1] not in ("/", UNKNOWN):
+            here = self.vars.get(HERE)
+            arg = f"{here[0] if here else UNKNOWN}/{arg}"
+        path = posixpath.normpath(arg)
+        path = path[1:] if path.startswith("//") else path
+        path = path if path[:1] in ("/", UNKNOWN) else f"{UNKNOWN}/{path}"
+        if not set(path).isdisjoint(GLOBS):
+            self.spend(PATTERN_WORK + PATTERN_CHAR_WORK * len(path))
+        return _OTHER_ROOT.sub("", path) or "/"
+
+    def short(self, path: str) -> str:
+        """A path with ~ for a home folder."""
+        if f"{path}/".startswith(self.home.rstrip("/") + "/") and self.home != "/":
+            return "~" + path[len(self.home) :]
+        return _HOMES.sub("~", path, count=1) if _HOMES.match(path) else path
+
+    def inner(self, path: str) -> bool:
+        """Whether a path is in the workspace."""
+        return f"{path}/".startswith(self.workspace)
+
+    def vital(self, path: str) -> bool:
+        """Whether deleting this folder, or all that is in it, ends the system or takes a home folder."""
+        folder, _, last = path.rpartition("/")
+        if not set(last).isdisjoint(GLOBS) and not _ANYTHING.sub("", last):
+            path = folder or "/"
+        if (
+            path in rules.SYSTEM_FOLDERS
+            or self.short(path) == "~"
+            or f"{self.home}/".startswith(f"{path.rstrip('/')}/")
+        ):
+            return True
+        parts = path.split("/")
+        return not set(path).isdisjoint(GLOBS) and any(
+            len(parts) == name.count("/") + 1 and all(map(_like, parts, name.split("/")))
+            for name in (*rules.SYSTEM_FOLDERS, self.home)
+        )
+
+    def write(self, arg: str) -> str:
+        """Judge a path that is written to; the whole path."""
+        path = self.resolve(arg)
+        short = self.short(path)
+        if _RAW.match(path):
+            self.hit("hard")
+        if _SOCKET.match(path):
+            self.hit("remote")
+        if covered(short, rules.SYSTEM_WRITES):
+            self.hit("system")
+        if covered(short, rules.PRIVATE):
+            self.hit("creds")
+        if covered(path, self.hermes) and not self.inner(path):
+            self.hit("agent")
+        return path
+
+    def read(self, arg: str) -> str:
+        """Judge a path that is read; what is in the file, as far as this command line tells."""
+        path = self.resolve(arg)
+        if _SOCKET.match(path):
+            self.hit("remote")
+        own = covered(path, self.hermes) and not self.inner(path)
+        secret = covered(self.short(path), rules.PRIVATE)
+        if (secret and not path.endswith((".pub", "/known_hosts"))) or (
+            own and _SECRETS.match(path[len(self.hermes[0]) :])
+        ):
+            self.hit("creds")
+        self.count(OUTSIDE, not self.inner(path) and not path.startswith("/dev/"))
+        return self.files.get(path) or UNKNOWN

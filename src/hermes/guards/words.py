@@ -1,0 +1,394 @@
+"""Words of a shell command expanded as bash would, as far as the text tells. Pure.
+
+A word is expanded in one reading, left to right, into text with marks in it; what only running the command would tell
+is the mark `UNKNOWN`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from itertools import pairwise
+from typing import TypeVar
+
+DEPTH_MAX = 30
+WORDS_MAX = 256
+WORK_MAX = 200_000  # how much is followed, in characters of expanded text
+LEVEL_WORK, WORD_WORK = 20, 8
+UNKNOWN = "\0"
+GLOBS = "\x11\x12\x13"  # `*`, `?` and `[` where they are patterns and not just characters
+# Braces that expand; the end of a field; what was quoted; the end of a name that may go on.
+_OPEN, _COMMA, _CLOSE, _BREAK, _QUOTED, _EDGE = "\x14\x15\x16\x17\x18\x19"
+_BRACES = _OPEN + _COMMA + _CLOSE
+_TO_GLOBS, _TO_PATTERN = str.maketrans("*?[", GLOBS), str.maketrans("*?[{,}", GLOBS + _BRACES)
+_TO_FIELD = str.maketrans(_BRACES, "{,}", _QUOTED + _EDGE)
+_TO_PLAIN = str.maketrans(GLOBS + _BRACES, "*?[{,}", _BREAK + _QUOTED + _EDGE)
+_TO_CLEAN = str.maketrans(dict.fromkeys(UNKNOWN + GLOBS + _BRACES + _BREAK + _QUOTED + _EDGE, "\ufffd"))
+_UNCLEAR = re.compile(_EDGE + r"\w", re.A)
+
+_RUNS = {
+    "word": re.compile(r"[^ \t\n;|&<>()'\"\\$`]+"),
+    "brace": re.compile(r"[^}'\"\\$`]+"),
+    "brace in quotes": re.compile(r"[^}\"\\$`]+"),
+    "double": re.compile(r"[^\"\\$`]+"),
+    "here": re.compile(r"[^\\$`]+"),
+    "sum": re.compile(r"[^()'\"\\$`]+"),
+}
+_NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]", re.A)
+_PARAMETER = re.compile(
+    r"\{([!#]?)([A-Za-z_]\w*|[0-9]+|[@*#?$!-])(?:\[((?:[^]\n$`]|\$(?!\())*)\])?(:?[-=+?]|:|##?|%%?|/[/#%]?|\^\^?|,,?|@)?",
+    re.A,
+)
+_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{1,2}|[0-7]{1,3}|u[0-9a-fA-F]{1,4}|U[0-9a-fA-F]{1,8}|c.|.)", re.S)
+_ANSI, _BACKTICK = (re.compile(rf"[^{c}\\]*+(?:\\.[^{c}\\]*+)*+{c}", re.S) for c in "'`")
+_SEQUENCE = re.compile(r"(?:(-?\d{1,9})\.\.(-?\d{1,9})|([A-Za-z])\.\.([A-Za-z]))(\.\.-?\d{1,9})?", re.A)
+_TILDE = re.compile(r"((?:[A-Za-z_]\w*=)?)~([\w.+-]*)(?=/|[ \t\n;|&<>()}]|$)", re.A)
+_CHARS = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "E": "\x1b", "f": "\f", "v": "\v"}
+# Variables that the shell itself gives a value.
+_DYNAMIC = re.compile(
+    r"[^A-Za-z]\w*|BASH\w*|S?RANDOM|SECONDS|LINENO|EPOCH\w+|PPID|E?UID|HOST\w+|OSTYPE|MACHTYPE|SHL?\w+|OPT\w+|REPLY|PATH"
+    r"|PIPESTATUS|FUNCNAME|DIRSTACK|GROUPS|MAPFILE|COPROC\w*|COMP_\w+|OLDPWD|TERM|COLUMNS|LINES|PS\d",
+    re.A,
+)
+T = TypeVar("T")
+Value = list[str] | None  # the fields of a variable; None when only running would tell
+
+
+class Unparsable(Exception):
+    """The text is no shell command, or one that is nested too deep."""
+
+
+def unescape(text: str) -> str:
+    """Text with the escapes of $'…' and printf decoded."""
+
+    def char(match: re.Match[str]) -> str:
+        code = match[1]
+        if code[0] in "xuU" and len(code) > 1:
+            return chr(min(int(code[1:], 16), 0x10FFFF))
+        if code[0] in "01234567":
+            return chr(int(code, 8) & 255)
+        return chr(ord(code[1]) & 31) if code[0] == "c" and len(code) > 1 else _CHARS.get(code, code)
+
+    return _ESCAPE.sub(char, text)
+
+
+def clean(text: str) -> str:
+    """Text from outside without the characters that are used as marks."""
+    return text.translate(_TO_CLEAN)
+
+
+def plain(text: str) -> str:
+    """A word as it is when its patterns match nothing."""
+    return text.translate(_TO_PLAIN)
+
+
+def _braced(text: str, depth: int = 0) -> list[str]:
+    """The words that brace expansion makes of one; too many are Unparsable."""
+    stack: list[list[int]] = []
+    groups: list[list[int]] = []  # of each outermost group: its opening brace, its commas, its closing brace
+    for at, char in enumerate(text):
+        if char == _OPEN:
+            stack.append([at])
+        elif char == _COMMA and stack:
+            stack[-1].append(at)
+        elif char == _CLOSE and stack:
+            group = [*stack.pop(), at]
+            while groups and groups[-1][0] > group[0]:
+                groups.pop()
+            groups.append(group)
+    if depth > DEPTH_MAX or len(groups) > WORDS_MAX:
+        raise Unparsable("too many braces")
+    made, done = [""], 0
+    for marks in groups:
+        start, end = marks[0], marks[-1]
+        if len(marks) > 2:
+            options = [w for a, b in pairwise(marks) for w in _braced(text[a + 1 : b], depth + 1)]
+        else:
+            inner = text[start + 1 : end]
+            options = _sequence(inner) or [_OPEN + each + _CLOSE for each in _braced(inner, depth + 1)]
+        if len(made) * len(options) > WORDS_MAX:
+            raise Unparsable("too many words")
+        made = [one + text[done:start] + other for one in made for other in options]
+        done = end + 1
+    return [one + text[done:] for one in made]
+
+
+def _sequence(text: str) -> list[str]:
+    """The items of {a..b}, or none when it is no sequence."""
+    match = _SEQUENCE.fullmatch(text)
+    if not match:
+        return []
+    first, last = (int(match[1]), int(match[2])) if match[1] else (ord(match[3]), ord(match[4]))
+    if abs(last - first) >= WORDS_MAX:
+        return [UNKNOWN]
+    step = 1 if first <= last else -1
+    return [str(item) if match[1] else chr(item) for item in range(first, last + step, step)]
+
+
+class Words:
+    """A place in a text, and the variables as far as the text so far tells them.
+
+    Every change of a variable is noted, so that a subshell is undone and what perhaps does not run becomes unknown.
+    """
+
+    def __init__(self, variables: dict[str, Value], complete: bool) -> None:
+        self.s, self.i, self.n, self.depth, self.here = "", 0, 0, 0, (-1, -1)
+        self.vars: dict[str, Value] = {"@": [], **variables}
+        self.exported, self.complete = set(self.vars), complete
+        self.top = True  # here `&` leaves something behind
+        self.changes: list[tuple[str, Value, bool]] = []
+        self.room = WORK_MAX
+
+    def script(self, closer: str = "", feed: str | None = None) -> str | None:
+        """Follow commands up to a closing word or sign; what they print, when that is known."""
+        raise NotImplementedError
+
+    def hidden(self, why: str) -> None:
+        """Called when something cannot be followed."""
+        raise NotImplementedError
+
+    def inside(self, text: str, work: Callable[[], T]) -> T:
+        """Do something at the beginning of another text, then come back."""
+        kept = self.s, self.i, self.n, self.here, self.depth
+        self.s, self.i, self.n, self.here = text, 0, len(text), (-1, -1)
+        try:
+            self.deeper()
+            return work()
+        finally:
+            self.s, self.i, self.n, self.here, self.depth = kept
+
+    def deeper(self) -> None:
+        """One level down."""
+        self.depth += 1
+        self.spend(LEVEL_WORK)
+        if self.depth > DEPTH_MAX:
+            raise Unparsable("nested too deep")
+
+    def spend(self, work: int) -> None:
+        """Take some of the work that is done for one command line; when there is none left, it cannot be followed."""
+        self.room -= work
+        if self.room < 0:
+            raise Unparsable("too much to follow")
+
+    def need(self, text: str) -> None:
+        """Go past a text that must come next."""
+        if not self.s.startswith(text, self.i):
+            raise Unparsable(f"{text} is missing")
+        self.i += len(text)
+
+    def set(self, name: str, value: Value) -> None:
+        """Give a variable its value."""
+        self.changes.append((name, self.vars.get(name), name in self.vars))
+        self.vars[name] = value
+
+    def undo(self, mark: int) -> None:
+        """Forget the changes since a mark, as the end of a subshell does."""
+        while len(self.changes) > mark:
+            name, value, was = self.changes.pop()
+            if was:
+                self.vars[name] = value
+            else:
+                self.vars.pop(name, None)
+
+    def merge(self, mark: int) -> None:
+        """Make unknown what was changed since a mark by something that perhaps does not run."""
+        for name, value, was in self.changes[mark:]:
+            if not was or value != self.vars.get(name):
+                self.vars[name] = None
+
+    def word(self, mode: str = "word", split: bool = False) -> str:
+        """A word (or the inside of quotes, of ${…}, of a here-document) expanded, with marks for `fields`."""
+        s, run, out = self.s, _RUNS[mode], []
+        quoted = mode in ("double", "here", "brace in quotes")
+        if not quoted and (match := _TILDE.match(s, self.i)):
+            out.append(match[1] + self.tilde(match[2]))
+            self.i = match.end()
+        while self.i < self.n:
+            if match := run.match(s, self.i):
+                cut = dict.fromkeys(map(ord, self.signs()), _BREAK) if mode == "brace" and split else {}
+                text = match[0].translate(cut)
+                out.append(text if quoted else text.translate(_TO_PATTERN if mode == "word" else _TO_GLOBS))
+                self.i = match.end()
+                continue
+            char = s[self.i]
+            if char == "\\":
+                after = s[self.i + 1 : self.i + 2]
+                self.i = min(self.n, self.i + 2)
+                if quoted and (after not in '$`\\\n"' or (after == '"' and mode == "here")):
+                    out.append("\\" + after)
+                elif after != "\n":
+                    out.append(_QUOTED + (after or "\\"))
+            elif char == "$":
+                out.append(self.dollar(quoted, split))
+            elif char == "`":
+                end = _BACKTICK.match(s, self.i + 1)
+                if not end:
+                    raise Unparsable("an open `")
+                self.i = end.end()
+                inner = re.sub(r"\\([$`\\\"])" if quoted else r"\\([$`\\])", r"\1", end[0][:-1])
+                out.append(self.put([self.inside(inner, self.output)], quoted, split))
+            elif char == '"' and mode != "double":
+                self.i += 1
+                empty = s.startswith('"', self.i)
+                text = self.word("double", split)
+                out.append(_QUOTED + text if text or empty else "")  # "$@" is no field when there are no arguments
+                self.need('"')
+            elif char == "'":
+                close = s.find("'", self.i + 1)
+                if close < 0:
+                    raise Unparsable("an open quote")
+                out.append(_QUOTED + s[self.i + 1 : close])
+                self.i = close + 1
+            elif mode == "word" and s.startswith(("<(", ">("), self.i):
+                self.i += 2
+                self.output(")", UNKNOWN)
+                out.append("/dev/fd/" + UNKNOWN)
+            else:
+                break
+        return "".join(out)
+
+    def tilde(self, user: str) -> str:
+        """The folder that ~user means."""
+        name = {"": "HOME", "+": "PWD", "-": "OLDPWD"}.get(user)
+        folder = self.vars.get(name) if name else ["/root" if user == "root" else f"/home/{user}"]
+        return folder[0] if folder else UNKNOWN
+
+    def text(self) -> str:
+        """A word that is neither split nor matched, as in an assignment or after <<<."""
+        self.spend(WORD_WORK)
+        return plain(self.word())
+
+    def fields(self, word: str) -> list[str]:
+        """The arguments that an expanded word becomes."""
+        words = [word]
+        if _OPEN in word:
+            try:
+                words = _braced(word)
+                if any(map(_UNCLEAR.search, words)) or any(all(map(each.__contains__, _BRACES)) for each in words):
+                    raise Unparsable("braces that may mean more than one thing")
+                words = [
+                    self.tilde(match[2]) + each[match.end() :] if (match := _TILDE.match(each)) else each
+                    for each in words
+                ]
+            except Unparsable as error:
+                self.hidden(str(error))
+                words = [UNKNOWN]
+        made = [each.translate(_TO_FIELD) for word in words for each in word.split(_BREAK) if each and each != _EDGE]
+        self.spend(WORD_WORK * (1 + len(made)))
+        return made
+
+    def put(self, value: Value, quoted: bool, split: bool, index: str = "") -> str:
+        """A value as it goes into a word; in quotes with the index `*` as one field, with `@` perhaps as none."""
+        texts = [UNKNOWN] if value is None else value if value or index == "@" else [""]
+        self.spend(sum(map(len, texts)))
+        signs = self.signs()
+        if index == "*" and (quoted or not split):
+            texts = [signs[:1].join(texts)]
+        if not split:
+            return " ".join(texts)
+        if quoted:
+            return _BREAK.join(_QUOTED + text for text in texts)
+        if signs == UNKNOWN:
+            return UNKNOWN
+        cut = dict.fromkeys(map(ord, signs), _BREAK)
+        return _BREAK.join(text.translate(cut).translate(_TO_GLOBS) for text in texts)
+
+    def signs(self) -> str:
+        """The signs that part fields."""
+        ifs = self.vars.get("IFS")
+        return " \t\n" if ifs == [] else UNKNOWN if ifs is None or UNKNOWN in ifs[0] else ifs[0]
+
+    def output(self, closer: str = "", feed: str | None = None) -> str:
+        """What a substitution prints; what it does to variables stays in it."""
+        mark, top, self.top = len(self.changes), self.top, False
+        text = self.script(closer, feed)
+        self.undo(mark)
+        self.top = top
+        return UNKNOWN if text is None else text.rstrip("\n")
+
+    def dollar(self, quoted: bool, split: bool) -> str:
+        """What a dollar sign begins."""
+        s, i = self.s, self.i
+        after = s[i + 1 : i + 2]
+        if after == "(":
+            if s.startswith("$((", i) and (number := self.arithmetic(i + 3)):
+                return number
+            self.i = i + 2
+            return self.put([self.output(")")], quoted, split)
+        if after == "{" and (match := _PARAMETER.match(s, i + 1)):
+            self.i, arg = match.end(), ""
+            if match[4]:
+                self.deeper()
+                arg = self.word("brace in quotes" if quoted else "brace", split)
+                self.depth -= 1
+            self.need("}")
+            value, instead = self.parameter(match[2], match[3] or "", "!" if match[1] else match[4] or "", plain(arg))
+            if instead:
+                return (_QUOTED if quoted and split else "") + arg
+            return self.put(value, quoted, split, match[3] or match[2])
+        if after == "'" and not quoted:
+            close = _ANSI.match(s, i + 2)
+            if not close:
+                raise Unparsable("an open quote")
+            self.i = close.end()
+            return _QUOTED + clean(unescape(close[0][:-1]).partition("\0")[0])
+        if after in ("{", "[") or s.startswith("\\\n", i + 1):
+            raise Unparsable("a substitution of an unknown kind")
+        match = _NAME.match(s, i + 1)
+        self.i = match.end() if match else i + 1
+        if match:
+            text = self.put(self.parameter(match[0], "", "", "")[0], quoted, split, match[0])
+            if match[0][0].isdigit() or not match[0][0].isidentifier():
+                return text
+            if s.startswith("\\\n", self.i):
+                raise Unparsable("a name that goes on")
+            return text + _EDGE if s.startswith(("{", ",", "}"), self.i) and not quoted else text
+        return "" if after == '"' and not quoted else "$"
+
+    def lookup(self, name: str) -> Value:
+        """A variable's value; an empty list when it is not set."""
+        if name.isdigit() and name != "0":
+            args = self.vars["@"]
+            return None if args is None else args[int(name[:4]) - 1 : int(name[:4])]
+        name = "@" if name == "*" else name
+        if name in self.vars:
+            return self.vars[name]
+        return [] if self.complete and not _DYNAMIC.fullmatch(name) else None
+
+    def parameter(self, name: str, index: str, op: str, arg: str) -> tuple[Value, bool]:
+        """The value of $name or ${name…}, and whether it is the word given with it."""
+        value = self.lookup(name)
+        if value is not None and index not in ("@", "*") and name not in ("@", "*"):
+            value = value[int(index) :][:1] if re.fullmatch(r"\d{1,4}", index, re.A) else None if index else value[:1]
+        unset = not value if value is not None else name not in self.vars
+        unset = unset or (value == [""] and op[:1] == ":")
+        kind = op[-1:] if op[-1:] in ("-", "=", "+", "?") else op
+        if kind in ("-", "=") and unset:
+            if kind == "=":
+                self.set(name, [arg])
+            return [arg], True
+        if value is None or op == "!" or (kind == "+" and not unset and UNKNOWN in "".join(value)):
+            return None, False
+        if kind == "+":
+            return [], not unset
+        if op == ":" and (match := re.fullmatch(r"\s*(\d{1,6})(?::(\d{1,6}))?", arg, re.A)):
+            return [text[int(match[1]) :][: int(match[2] or WORK_MAX)] for text in value], False
+        return (value if kind in ("", "-", "=", "?") else None), False
+
+    def arithmetic(self, start: int) -> str:
+        """Go past arithmetic whose inside begins here, following what it runs; its number; empty when it is none."""
+        self.deeper()
+        before, self.i, depth = self.i, start, 0
+        while depth >= 0:
+            self.word("sum")
+            if self.i >= self.n:
+                raise Unparsable("unfinished")
+            depth += 1 if self.s[self.i] == "(" else -1
+            self.i += 1
+        self.depth -= 1
+        if not self.s.startswith(")", self.i):
+            self.i = before
+            return ""
+        self.i += 1
+        text = self.s[start : self.i - 2].strip()
+        return text if re.fullmatch(r"-?\d{1,9}", text, re.A) else UNKNOWN

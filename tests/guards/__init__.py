@@ -1,0 +1,1 @@
+"""The guards: what they refuse, and that nothing leads around them."""
