@@ -26,6 +26,7 @@ from hermes.errors import ConfigError, HermesError
 from hermes.home import Home, is_served
 from hermes.logs import logging_to
 from hermes.runs.spec import RunSpec
+from hermes.sandbox.choose import choice
 from hermes.server import runner
 from hermes.server.exposure import bind, is_loopback, resolved
 from hermes.server.runner import GatewayRunner, raise_file_limit
@@ -33,6 +34,7 @@ from hermes.server.status import HomeServed, hold, read_runtime_status
 from support.model_server import ModelServer, Reply
 
 GOOD_KEY = "q7Zr-4fJ0_pW2xLs9TnB6vYc1HdK8mGa"
+LOCAL = "terminal: {backend: local}"
 UNTITLED = "auxiliary: {title_generation: {enabled: false}}\n"
 
 
@@ -95,7 +97,8 @@ async def test_the_ready_line_names_version_address_model_auth_sandbox_and_store
         pass
     printed = capsys.readouterr().out
     auth = "open: hermes gateway key makes a key"
-    facts = f"model custom/m, auth {auth}, sandbox local, store {home.state_db}"
+    sandbox = choice(config.load(home)).name
+    facts = f"model custom/m, auth {auth}, sandbox {sandbox}, store {home.state_db}"
     assert printed == f"Hermes {hermes.__version__} listening on {url} ({facts})\n"
 
 
@@ -180,8 +183,7 @@ KEYS = "api_server: {keys: [%s]}"
         ("api_server: {key: your-api-key-here}", {"host": "0.0.0.0"}, 78, "is a placeholder"),
         ("api_server: {key: sk-xxxxxxxxxxxxxxxx}", {"host": "0.0.0.0"}, 78, "is a placeholder"),
         (KEYS % "{name: a, key: short, scopes: [chat]}", {"host": "0.0.0.0"}, 78, "'a' of api_server.keys has fewer"),
-        (f"api_server: {{key: {GOOD_KEY}}}", {"host": "0.0.0.0"}, 78, "without a sandbox"),
-        ("terminal: {backend: docker}", {}, 78, "no sandbox 'docker'"),
+        (f"api_server: {{key: {GOOD_KEY}}}\n{LOCAL}", {"host": "0.0.0.0"}, 78, "without a sandbox"),
         ("storage: {url: 'mysql://u:hunter2@h/d'}", {}, 78, "no store of the kind 'mysql'"),
         (
             f"api_server: {{key: {GOOD_KEY}}}\nterminal: {{allow_exposed_local: true}}",

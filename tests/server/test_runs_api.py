@@ -78,7 +78,7 @@ def offer(api: Api, name: str, run: Any) -> None:
 def offer_dangerous(api: Api) -> None:
     async def danger(ctx: ToolContext, args: Json) -> Json:
         leave = ApprovalRequest(ctx.call_id, "command", "rm -r x", "It deletes.", ("rm",), ("once", "session", "deny"))
-        allowed, _ = await ctx.asking.approve(leave)
+        allowed = (await ctx.asking.approve(leave)).allowed
         return {"done": allowed}
 
     offer(api, "danger", danger)

@@ -284,7 +284,7 @@ async def capabilities(adapter: APIServerAdapter, request: web.Request) -> web.S
                 "mode": "server_agent",
                 "tool_execution": "server",
                 "split_runtime": False,
-                "sandbox": _sandbox(settings),
+                "sandbox": await asyncio.to_thread(_sandbox, settings),
                 "description": _DESCRIPTION,
             },
             "features": _features(adapter),

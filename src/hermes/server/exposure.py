@@ -112,12 +112,10 @@ def _weakness(key: str) -> str:
 
 
 def sandbox_backend(settings: config.Settings) -> str:
-    """The sandbox that commands run in. One that is named and not there is an error, never a silent step down."""
-    wanted = settings.get("terminal.backend")
-    if wanted in ("auto", "local"):
-        return "local"
-    message = f"There is no sandbox {wanted!r} in this installation."
-    raise ConfigError(message, where="terminal.backend", hint="hermes config set terminal.backend auto")
+    """The sandbox that commands run in. One that is named and does not work is an error, never a silent step down."""
+    from hermes.sandbox.choose import choice
+
+    return choice(settings).name
 
 
 # --- the address ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,319 @@
+"""The interface of every sandbox, and the process that it starts: its output, its end, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
+
+from hermes.errors import HermesError
+from hermes.home import make_private_folder, private_opener
+from hermes.limits import CHUNK_BYTES_MAX as CHUNK_BYTES_MAX
+
+if TYPE_CHECKING:
+    from io import FileIO
+
+    from hermes.sandbox.mounts import Mount, Place
+
+log = logging.getLogger(__name__)
+Ended = Literal["exit", "timeout", "interrupted", "killed"]
+Parts = tuple["subprocess.Popen[bytes]", "FileIO"]
+
+# How a command is told to end: each signal with the seconds it has before the next.
+LADDER = ((signal.SIGINT, 2.0), (signal.SIGTERM, 3.0), (signal.SIGKILL, 10.0))
+_EXIT_CODES: dict[Ended, int] = {"timeout": 124, "interrupted": 130, "killed": 137}
+
+
+class SandboxError(HermesError):
+    """A command that cannot be started, or a place where none may run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What is to be started."""
+
+    argv: Sequence[str]
+    cwd: str
+    env: Mapping[str, str]
+    network: bool
+    seconds: float | None
+
+
+class Handle(Protocol):
+    """What a backend knows of a process it has started."""
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the command's whole group; SIGKILL reaches everything the command has started."""
+
+    async def sweep(self) -> None:
+        """The command has ended: end what it left behind, and let go of what was held for it."""
+
+
+class Group:
+    """A process group of its own, or a reaper that passes signals on to one."""
+
+    def __init__(self, pid: int, *, reaped: bool = False) -> None:
+        self._pid, self._reaped = pid, reaped
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if not self._reaped:
+                os.killpg(self._pid, number)
+                return
+            os.kill(self._pid, signal.SIGUSR1 if number == signal.SIGKILL else number)
+            os.kill(self._pid, signal.SIGCONT)
+
+    async def sweep(self) -> None:
+        if not self._reaped:
+            self.signal(signal.SIGKILL)
+
+
+class Process:
+    """A command that runs, or has run. Use it in `async with`: at its end the command is gone, however that came about.
+
+    Nobody but the reader of `chunks` takes output from the pipe: a command whose output is not read waits.
+    """
+
+    def __init__(
+        self, parts: Parts, handle: Handle, seconds: float | None, done: Callable[[Process], None] = lambda _: None
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self._child, self._output = parts
+        self._handle, self._seconds, self._done = handle, seconds, done
+        self._stop: asyncio.Future[Ended] = loop.create_future()
+        self._hurry: asyncio.Future[None] = loop.create_future()
+        self._gone: asyncio.Future[int] = loop.create_future()
+        self.pid = self._child.pid
+        self.ended_by: Ended = "exit"
+        self._task = loop.create_task(self._supervise())
+        self._task.add_done_callback(self._finish)
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The output as it comes, to the end of the command."""
+        while True:
+            data = self._output.read(CHUNK_BYTES_MAX)
+            if data:
+                yield data
+                await asyncio.sleep(0)  # a flood leaves room for others
+            elif data == b"" or self._gone.done():  # what still holds the pipe then is out of reach
+                return
+            else:
+                await readable(self._output.fileno(), self._gone)
+
+    async def wait(self) -> int:
+        """The exit code, once everything that the command had started is gone: 124 after its time, 130 interrupted."""
+        return await asyncio.shield(self._gone)
+
+    def interrupt(self) -> None:
+        """Ask the command to end: SIGINT, after 2 s SIGTERM, after 3 more SIGKILL."""
+        if not self._stop.done():
+            self._stop.set_result("interrupted")
+
+    def kill(self) -> None:
+        """End the command and everything it has started at once."""
+        if not self._stop.done():
+            self._stop.set_result("killed")
+        if not self._hurry.done():
+            self._hurry.set_result(None)
+
+    def close(self) -> None:
+        """Read no more."""
+        self._output.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.interrupt()
+        try:
+            await self.wait()
+        finally:
+            self.close()
+
+    async def _supervise(self) -> int:
+        exited = asyncio.ensure_future(self._exited())
+        await _first(self._seconds, exited, self._stop)
+        if not exited.done():
+            self.ended_by = self._stop.result() if self._stop.done() else "timeout"
+            await self._end(exited)
+        await self._handle.sweep()
+        return _EXIT_CODES.get(self.ended_by) or exited.result()
+
+    def _finish(self, task: asyncio.Task[int]) -> None:
+        failed = task.cancelled() or task.exception() is not None
+        if failed and not task.cancelled():
+            log.error("process %s is no longer looked after", self.pid, exc_info=task.exception())
+        if failed and self._child.poll() is None:  # the loop ends: there is nobody to wait for it but us
+            self._handle.signal(signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(timeout=LADDER[0][1])
+        self._gone.set_result(_EXIT_CODES["killed"] if failed else task.result())
+        self._done(self)
+
+    async def _end(self, exited: asyncio.Future[int]) -> None:
+        for number, pause in LADDER if self.ended_by == "interrupted" else LADDER[-1:]:
+            self._handle.signal(number)
+            await _first(pause, exited, *([] if number == signal.SIGKILL else [self._hurry]))
+            if exited.done():
+                return
+        log.warning("process %s does not end", self.pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    async def _exited(self) -> int:
+        try:
+            pidfd = os.pidfd_open(self.pid)
+        except (AttributeError, OSError):  # not on every system; a thread can wait everywhere
+            code = await asyncio.to_thread(self._child.wait)
+        else:
+            try:
+                await readable(pidfd)
+            finally:
+                os.close(pidfd)
+            code = self._child.wait()
+        return 128 - code if code < 0 else code
+
+
+class Sandbox:
+    """Where the commands of one session run. `isolated` ones show nothing of the machine but `mounts`."""
+
+    name: ClassVar[str] = ""
+    isolated: ClassVar[bool] = False
+    python: str = "python3"
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._live: set[Process] = set()
+
+    def mounts(self) -> list[Mount]:
+        """What an isolated sandbox shows, each at its own path, and how. Blocks."""
+        return []
+
+    async def spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        seconds: float | None = None,
+        network: bool | None = None,
+    ) -> Process:
+        """Start a command. What is not given: the workspace, the environment of the place, no time limit, its network."""
+        place = self.place
+        env, network = place.env if env is None else env, place.network if network is None else network
+        command = Command(argv, cwd or str(place.workspace), env, network, seconds)
+        starting = asyncio.ensure_future(self._begin(command))
+        try:
+            # A start is never cut short: what began to run must be known, to be ended.
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            starting.add_done_callback(_drop)
+            raise
+
+    async def _begin(self, command: Command) -> Process:
+        process = Process(*await self._start(command), command.seconds, self._leave)
+        self._live.add(process)
+        return process
+
+    def _leave(self, process: Process) -> None:
+        self._live.discard(process)
+
+    async def _start(self, command: Command) -> tuple[Parts, Handle]:
+        raise NotImplementedError
+
+    async def stop(self) -> None:
+        """End every command that still runs here."""
+        for process in (live := list(self._live)):
+            process.kill()
+        for process in live:
+            await process.wait()
+
+
+class Record:
+    """A file that a command writes to by its name. We hold it open: nothing else is read in its stead. Blocks."""
+
+    def __init__(self, folder: Path) -> None:
+        make_private_folder(folder)
+        self.path = folder / f".hermes-{os.urandom(8).hex()}"
+        self._fd = private_opener(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+
+    def read(self, bytes_max: int) -> bytes:
+        return os.pread(self._fd, bytes_max, 0)
+
+    def close(self) -> None:
+        os.close(self._fd)
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+
+
+def launch(
+    argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None = None, pass_fds: Sequence[int] = ()
+) -> Parts:
+    """Start a process in a session of its own, without input; both its outputs are one pipe.
+
+    It belongs to the calling thread: what dies with its parent dies with that thread.
+    """
+    ours, theirs = os.pipe()
+    os.set_blocking(ours, False)
+    output = open(ours, "rb", buffering=0)  # noqa: SIM115  (closed by the process it is of)
+    null = subprocess.DEVNULL
+    try:
+        child = subprocess.Popen(  # noqa: S603  (what may be started was decided before)
+            argv, cwd=cwd, env=env, stdin=null, stdout=theirs, stderr=theirs, start_new_session=True, pass_fds=pass_fds
+        )
+    except (OSError, ValueError) as error:
+        output.close()
+        raise SandboxError(f"The command cannot be started: {error}.") from None
+    finally:
+        os.close(theirs)
+    return child, output
+
+
+def failure_of(argv: Sequence[str], env: Mapping[str, str], seconds: float, pass_fds: Sequence[int] = ()) -> str:
+    """Run something to see whether it works: what it says when it does not. Blocks."""
+    null = subprocess.DEVNULL
+    try:
+        done = subprocess.run(  # noqa: S603
+            argv, env=env, timeout=seconds, pass_fds=pass_fds, stdin=null, capture_output=True, check=False
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    said = done.stderr.decode(errors="replace").strip()[-500:]
+    return "" if done.returncode == 0 else said or f"{argv[0]} ended with code {done.returncode}."
+
+
+async def readable(fd: int, unless: asyncio.Future[int] | None = None) -> None:
+    """Wait until there is something to read, or until `unless` is done."""
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+
+    def wake(*_: object) -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_reader(fd, wake)
+    if unless is not None:
+        unless.add_done_callback(wake)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(fd)
+        if unless is not None:
+            unless.remove_done_callback(wake)
+
+
+async def _first(seconds: float | None, *futures: asyncio.Future[Any]) -> None:
+    await asyncio.wait(futures, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _drop(starting: asyncio.Future[Process]) -> None:
+    if not starting.cancelled() and starting.exception() is None:
+        starting.result().kill()
+        starting.result().close()

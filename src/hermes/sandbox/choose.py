@@ -1,0 +1,169 @@
+"""Which sandbox the settings mean, where its commands work, and the sandboxes of all sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+import shutil
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from hermes.errors import ConfigError
+from hermes.home import Home, make_private_folder
+from hermes.sandbox import bubblewrap, docker
+from hermes.sandbox.base import Sandbox, SandboxError
+from hermes.sandbox.bubblewrap import Bubblewrap
+from hermes.sandbox.docker import Docker
+from hermes.sandbox.local import Local
+from hermes.sandbox.mounts import Place
+from hermes.sandbox.shell import Shell
+
+if TYPE_CHECKING:
+    from hermes.config import Settings
+
+_INHERITED = ("PATH", "HOME", "USER", "LANG", "TERM", "TMPDIR", "TZ")
+_STANDARD = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME": "/", "LANG": "C.UTF-8", "TERM": "dumb"}
+_OUR_VARIABLES = ("HERMES_", "API_SERVER_")
+
+
+class Choice(NamedTuple):
+    """The backend in use; `failure` says why a stronger one is not."""
+
+    name: str
+    isolated: bool
+    failure: str = ""
+
+
+def choice(settings: Settings) -> Choice:
+    """The backend that the settings mean. Blocks the first time. One that is named and does not work is an error."""
+    wanted = settings.get("terminal.backend", str)
+    if wanted == "local":
+        return Choice("local", isolated=False)
+    found = docker.probe(settings.get("terminal.docker_image")) if wanted == "docker" else bubblewrap.probe().failure
+    if not found:
+        return Choice("bubblewrap" if wanted == "auto" else wanted, isolated=True)
+    if wanted == "auto":
+        return Choice("local", isolated=False, failure=found)
+    message = f"The sandbox {wanted!r} does not work here: {found}"
+    raise ConfigError(message, where="terminal.backend", hint="hermes config set terminal.backend auto")
+
+
+def workspace_of(
+    home: Home, settings: Settings, owner: str, key: str | None, workdir: str | None = None, here: Path | None = None
+) -> Path:
+    """Where commands work. `here` is the folder of a user at a terminal; without, it lies in the home, made if need be.
+
+    `workdir` is a folder that a caller names, inside `terminal.workspaces`.
+    """
+    if workdir is not None:
+        wanted, roots = _real(workdir), [_real(root) for root in settings.get("terminal.workspaces")]
+        if any(wanted.is_relative_to(root) for root in roots) and wanted.is_dir():
+            return wanted
+        raise SandboxError(f"{workdir} is no folder inside terminal.workspaces.", where="workdir")
+    if here is not None:
+        return _real(here / Path(settings.get("terminal.cwd", str)).expanduser())
+    scopes = home.workspace / "scopes"
+    make_private_folder(scopes)  # before any command works beside it: so it is hidden from every one
+    if owner == "default" and key is None:
+        return home.workspace
+    folder = scopes / hashlib.sha256(f"{owner}\0{key or ''}".encode()).hexdigest()[:32]
+    make_private_folder(folder)
+    return folder
+
+
+def _real(path: str | Path) -> Path:
+    return Path(os.path.realpath(Path(path).expanduser()))
+
+
+def folder_name(session_id: str) -> str:
+    """The name of a session's folder: its id, or where that is no plain name one that no other session has."""
+    if re.fullmatch(r"[\w@-][\w.@-]{0,199}", session_id, re.ASCII):
+        return session_id
+    return f"~{hashlib.sha256(session_id.encode()).hexdigest()[:32]}"
+
+
+def child_env(settings: Settings, backend: str, private: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of commands, built from nothing: no key of a provider is in it, and no variable of our own."""
+    from hermes.providers.registry import KNOWN_PROVIDERS
+
+    env = _STANDARD | {name: value for name, value in environ.items() if name in _INHERITED or name.startswith("LC_")}
+    env["SHELL"] = shell_of(backend)
+    if backend != "local":
+        env |= {"HOME": str(private), "TMPDIR": "/tmp"}  # noqa: S108
+    if backend == "docker":
+        del env["PATH"]  # the image has its own
+    keys = {known.key_env for known in KNOWN_PROVIDERS.values()}
+    keys |= {provider.get("key_env") for provider in settings.section("providers").values()}
+    for name in settings.get("terminal.env_passthrough"):
+        value = settings.variable(name)
+        if value is not None and name not in keys and not name.startswith(_OUR_VARIABLES):
+            env[name] = value
+    return env
+
+
+def shell_of(backend: str) -> str:
+    """The shell of commands: bash where it is; an image may be without."""
+    return "/bin/sh" if backend == "docker" else shutil.which("bash", path="/bin:/usr/bin:/usr/local/bin") or "/bin/sh"
+
+
+def shell_in(sandbox: Sandbox) -> Shell:
+    """A shell for one task."""
+    place = sandbox.place
+    return Shell(place.private, str(place.workspace), place.env, shell_of(sandbox.name))
+
+
+class Sandboxes:
+    """The sandboxes of a process, one per session and place, for as long as anybody uses them."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._known: weakref.WeakValueDictionary[str, Sandbox] = weakref.WeakValueDictionary()
+
+    async def start(self, settings: Settings) -> Choice:
+        """Try what the settings mean, and clear away what an earlier process has left."""
+        chosen = await asyncio.to_thread(choice, settings)
+        if chosen.name == "docker":
+            await docker.sweep(self._home)
+        return chosen
+
+    async def of(self, settings: Settings, session_id: str, workspace: Path, *, git_writable: bool = False) -> Sandbox:
+        """The sandbox of a session that works in this folder; `git_writable` after a grant."""
+        backend = (await asyncio.to_thread(choice, settings)).name
+        place = self._place(settings, backend, session_id, _real(workspace), git_writable)
+        image = settings.get("terminal.docker_image", str)
+        key = repr((backend, image, session_id, place))
+        if (found := self._known.get(key)) is None:
+            if backend == "docker":
+                found = Docker(place, image, session_id)
+            elif backend == "bubblewrap":
+                found = Bubblewrap(place, bubblewrap.probe().features)
+            else:
+                found = Local(place)
+            self._known[key] = found
+        return found
+
+    def _place(self, settings: Settings, backend: str, session_id: str, workspace: Path, git_writable: bool) -> Place:
+        name = folder_name(session_id)
+        private = self._home.sandbox / name / "home"
+        return Place(
+            home=self._home,
+            workspace=workspace,
+            private=private,
+            uploads=self._home.uploads / name,
+            ro=tuple(_real(path) for path in settings.get("terminal.sandbox_ro")),
+            rw=tuple(_real(path) for path in settings.get("terminal.sandbox_rw")),
+            git_writable=git_writable,
+            network=settings.get("terminal.network", bool),
+            memory_mb=settings.get("terminal.container_memory", int),
+            cpus=settings.get("terminal.container_cpu", float),
+            env=child_env(settings, backend, private, os.environ),
+        )
+
+    async def close(self) -> None:
+        """End everything that runs in any of them."""
+        for sandbox in list(self._known.values()):
+            await sandbox.stop()

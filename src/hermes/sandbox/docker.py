@@ -1,0 +1,256 @@
+"""A container per session. It is made with its first command, removed when idle, and swept should its maker be gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import csv
+import functools
+import hashlib
+import io
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+
+from hermes.home import Home
+from hermes.limits import (
+    CONTAINER_CALL_S_MAX,
+    CONTAINER_IDLE_S_MAX,
+    CONTAINER_PULL_S_MAX,
+    CONTAINER_VARIABLE_BYTES_MAX,
+    SANDBOX_PROCESSES_MAX,
+)
+from hermes.processes import is_gone, this_process
+from hermes.sandbox.base import (
+    Command,
+    Group,
+    Handle,
+    Parts,
+    Process,
+    Record,
+    Sandbox,
+    SandboxError,
+    failure_of,
+    launch,
+)
+from hermes.sandbox.mounts import Mount, Place, plan, trial
+
+_CLIENT_VARIABLES = ("DOCKER_", "XDG_", "PATH", "HOME")
+# `$0` is a file in the private folder, which both sides see at the same path.
+_KEEPER = 'echo $$ >"$0"; exec tail -f /dev/null'
+_RUNNER = 'echo $$ >"$0"; exec "$@"'
+_SWEEPER = """read keeper <"$0" || exit
+n=0
+while left= && [ $n -lt 5000 ]; do
+  for p in /proc/[0-9]*; do
+    case ${p#/proc/} in 1|$keeper|$$) ;; *) kill -s KILL ${p#/proc/} 2>/dev/null && left=1 ;; esac
+  done
+  [ "$left" ] || break
+  n=$((n + 1))
+done"""
+
+
+class Docker(Sandbox):
+    """Commands see the image, the workspace, their HOME, and what the settings add.
+
+    What a container shows is settled when it is made. When something else is to be shown, or the network is granted,
+    a new one takes its place; commands that still run in the old one stay there.
+    """
+
+    name = "docker"
+    isolated = True
+
+    def __init__(self, place: Place, image: str, session_id: str) -> None:
+        super().__init__(place)
+        self._image, self._session_id = image, session_id
+        self._containers: dict[tuple[str, ...], Container] = {}
+        self.making = asyncio.Lock()
+
+    def mounts(self) -> list[Mount]:
+        return plan(self.place)
+
+    async def _start(self, command: Command) -> tuple[Parts, Handle]:
+        arguments = await asyncio.to_thread(_isolation, self.place, command.network)
+        async with self.making:
+            container = await self._container((*arguments, self._image))
+            container.enter()
+        try:
+            record = await asyncio.to_thread(Record, self.place.private)
+            try:
+                listed, options = _variables(command.env)
+                options += ["--workdir", command.cwd, container.name, "/bin/sh", "-c", _RUNNER, str(record.path)]
+                try:
+                    parts = _docker("exec", *options, *command.argv, pass_fds=[listed])
+                finally:
+                    os.close(listed)
+            except BaseException:
+                record.close()
+                raise
+        except BaseException:
+            await container.leave()
+            raise
+        return parts, Exec(container, record)
+
+    async def _container(self, arguments: tuple[str, ...]) -> Container:
+        for other in [key for key, found in self._containers.items() if key != arguments and not found.active]:
+            await self._containers.pop(other).remove()
+        if (found := self._containers.get(arguments)) and not found.doomed and await found.runs():
+            return found
+        labels = {"home": _home_label(self.place.home), "holder": this_process(), "session": self._session_id}
+        options = [part for name, value in labels.items() for part in ("--label", f"hermes.{name}={value}")]
+        made = Container(self)
+        await made.make(*options, *arguments, "-c", _KEEPER)
+        self._containers[arguments] = made
+        return made
+
+    async def expire(self, container: Container) -> None:
+        """Remove a container that has been idle for long enough, and still is."""
+        async with self.making:
+            if not container.active:
+                self._containers = {key: other for key, other in self._containers.items() if other is not container}
+                await container.remove()
+
+    async def stop(self) -> None:
+        """End every command, and remove the containers."""
+        await super().stop()
+        async with self.making:
+            while self._containers:
+                await self._containers.popitem()[1].remove()
+
+
+class Container:
+    """One container, and how many commands are in it."""
+
+    def __init__(self, owner: Docker) -> None:
+        self.name = f"hermes-{os.urandom(8).hex()}"
+        self.active, self.doomed = 0, False
+        self._owner = owner
+        self._keeper = owner.place.private / f".keeper-{self.name}"
+        self._idle: asyncio.TimerHandle | None = None
+
+    async def make(self, *options: str) -> None:
+        options = ("--detach", "--rm", "--name", self.name, *options, str(self._keeper))
+        code, said = await _call("run", *options, seconds=CONTAINER_PULL_S_MAX)
+        if code:
+            raise SandboxError(f"The container could not be started: {said.strip()[-500:]}", hint="hermes doctor")
+
+    async def runs(self) -> bool:
+        return (await _call("inspect", "--format", "{{.State.Running}}", self.name))[1].strip() == "true"
+
+    def enter(self) -> None:
+        self.active += 1
+        if self._idle is not None:
+            self._idle.cancel()
+
+    async def leave(self) -> None:
+        """A command has ended. With the last one everything ends that any of them has left behind."""
+        async with self._owner.making:
+            if self.active == 1 and not self.doomed:
+                await _call("exec", self.name, "/bin/sh", "-c", _SWEEPER, str(self._keeper))
+            self.active -= 1
+        if not self.active:
+            loop = asyncio.get_running_loop()
+            self._idle = loop.call_later(CONTAINER_IDLE_S_MAX, lambda: loop.create_task(self._owner.expire(self)))
+
+    async def remove(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+        await _call("rm", "--force", self.name)
+        with contextlib.suppress(OSError):
+            self._keeper.unlink()
+
+
+class Exec:
+    """A command in a container. A signal to the client would not reach it: signals are sent from within."""
+
+    def __init__(self, container: Container, record: Record) -> None:
+        self._container, self._record = container, record
+        self._sent: list[subprocess.Popen[bytes]] = []
+
+    def signal(self, number: int) -> None:
+        name, pid = self._container.name, self._record.read(20).strip()
+        if number == signal.SIGKILL and self._container.active == 1:
+            self._container.doomed = True
+            self._send("rm", "--force", name)
+        elif pid.isdigit():
+            self._send("exec", name, "/bin/sh", "-c", f"kill -s {signal.Signals(number).name[3:]} -- -{int(pid)}")
+
+    def _send(self, *arguments: str) -> None:
+        child, output = _docker(*arguments)
+        output.close()
+        self._sent.append(child)
+
+    async def sweep(self) -> None:
+        for child in self._sent:
+            await asyncio.to_thread(child.wait)
+        self._record.close()
+        await self._container.leave()
+
+
+def _isolation(place: Place, network: bool) -> list[str]:
+    """What keeps a container apart. Looks at the disk."""
+    memory = f"{place.memory_mb}m"
+    arguments = ["--init", "--read-only", "--network", "bridge" if network else "none", "--cap-drop", "ALL"]
+    arguments += ["--security-opt", "no-new-privileges", "--user", f"{os.getuid()}:{os.getgid()}"]
+    arguments += ["--memory", memory, "--memory-swap", memory, "--cpus", f"{place.cpus:g}"]
+    arguments += ["--pids-limit", str(SANDBOX_PROCESSES_MAX), "--tmpfs", f"/tmp:rw,exec,mode=1777,size={memory}"]  # noqa: S108
+    for mount in plan(place):
+        if mount.mode == "hide" and mount.is_dir:
+            fields = ["type=tmpfs", f"target={mount.path}"]
+        else:
+            source = "/dev/null" if mount.mode == "hide" else mount.path
+            fields = ["type=bind", f"source={source}", f"target={mount.path}"]
+            fields += [] if mount.mode == "rw" else ["readonly"]
+        csv.writer(line := io.StringIO(), lineterminator="").writerow(fields)
+        arguments += ["--mount", line.getvalue()]
+    return [*arguments, "--workdir", str(place.workspace), "--env", f"HOME={place.private}", "--entrypoint", "/bin/sh"]
+
+
+def _variables(env: Mapping[str, str]) -> tuple[int, list[str]]:
+    """The variables in a file that nobody else can read, and as options those that fit into no line of one."""
+    listed = os.memfd_create("variables")
+    options = ["--env-file", f"/proc/self/fd/{listed}"]
+    with open(listed, "wb", closefd=False) as file:
+        for line in (os.fsencode(f"{name}={value}") for name, value in env.items()):
+            if b"\n" in line or b"\r" in line or len(line) > CONTAINER_VARIABLE_BYTES_MAX or not line[:1].isalpha():
+                options += ["--env", os.fsdecode(line)]
+            else:
+                file.write(line + b"\n")
+    return listed, options
+
+
+def _docker(*arguments: str, pass_fds: list[int] | None = None) -> Parts:
+    return launch(["docker", *arguments], env=_client_env(), pass_fds=pass_fds or ())
+
+
+def _client_env() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(_CLIENT_VARIABLES)}
+
+
+def _home_label(home: Home) -> str:
+    return hashlib.sha256(os.fsencode(home.path)).hexdigest()[:32]
+
+
+async def _call(*arguments: str, seconds: float = CONTAINER_CALL_S_MAX) -> tuple[int, str]:
+    parts = _docker(*arguments)
+    async with Process(parts, Group(parts[0].pid), seconds) as process:
+        said = b"".join([chunk async for chunk in process.chunks()])
+        return await process.wait(), said.decode(errors="replace")
+
+
+async def sweep(home: Home) -> None:
+    """Remove the containers of this home whose makers are gone."""
+    wanted = ("--filter", f"label=hermes.home={_home_label(home)}", "--format", '{{.Names}} {{.Label "hermes.holder"}}')
+    code, said = await _call("ps", "--all", *wanted)
+    for name, _, holder in (line.partition(" ") for line in said.splitlines() if not code):
+        if is_gone(holder):
+            await _call("rm", "--force", name)
+
+
+@functools.cache
+def probe(image: str) -> str:
+    """Run the whole list of arguments once with `true`: why that fails. Blocks, and may fetch the image; kept."""
+    with trial() as place:
+        argv = ["docker", "run", "--rm", *_isolation(place, network=False), image, "-c", "true"]
+        return failure_of(argv, _client_env(), CONTAINER_PULL_S_MAX)

@@ -1,0 +1,40 @@
+"""Run by a user without rights: says whether a sandbox works, hides the home, bounds processes, and ends whole."""
+
+import asyncio
+import contextlib
+import tempfile
+from pathlib import Path
+
+from hermes.home import Home
+from hermes.sandbox import bubblewrap
+from hermes.sandbox.mounts import Place
+
+
+async def output(sandbox: bubblewrap.Bubblewrap, script: str, seconds: float | None = None) -> str:
+    async with await sandbox.spawn(["/bin/sh", "-c", script], seconds=seconds) as process:
+        return b"".join([chunk async for chunk in process.chunks()]).decode()
+
+
+async def main(folder: Path) -> None:
+    home = Home(folder / "home")
+    home.workspace.mkdir(parents=True)
+    (home.path / ".env").write_text("KEY=planted")
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(home.sandbox / "s/home")}
+    place = Place(home, home.workspace, home.sandbox / "s/home", env=env)
+    sandbox = bubblewrap.Bubblewrap(place, bubblewrap.probe().features)
+    wrote = (await output(sandbox, "echo 1 > made; cat made")).strip()
+    seen = (await output(sandbox, f"cat {home.path}/.env 2>/dev/null | wc -l")).strip()
+    storm = await output(sandbox, "storm() { storm | storm & }; storm; sleep 0.5; ulimit -a")
+    refused = (await output(sandbox, "touch /usr/x 2>/dev/null || echo refused")).strip()
+    print(wrote, seen, "fork" in storm, refused)
+    await output(sandbox, "setsid sleep 98765 & setsid sleep 98765 & sleep 98765", seconds=0.3)
+    left = 0
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            left += path.read_bytes() == b"sleep\x0098765\0"
+    print(left or "gone")
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as name:
+        asyncio.run(main(Path(name)))

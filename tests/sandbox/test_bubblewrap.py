@@ -1,0 +1,301 @@
+"""What bubblewrap keeps commands from: the network, the home, everything outside, and more than their share."""
+
+import asyncio
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hermes.sandbox import bubblewrap, mounts
+from hermes.sandbox.base import Sandbox, SandboxError
+from hermes.sandbox.mounts import Place
+
+from .conftest import needs_bubblewrap, running, sh
+
+Wrapped = Callable[..., Sandbox]
+
+
+@pytest.fixture
+def git(place: Place) -> Path:
+    """A repository in the workspace, with a hook."""
+    folder = place.workspace / ".git"
+    (folder / "hooks").mkdir(parents=True)
+    (folder / "hooks/pre-commit").write_text("#!/bin/sh\n")
+    (folder / "config").write_text("[core]\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("script", "output"),
+    [
+        ("cat {home}/.env; ls -A {home}", "sandbox\nworkspace\n"),
+        ("ls -A {home}/sandbox {home}/sandbox/s1", "{home}/sandbox:\ns1\n\n{home}/sandbox/s1:\nhome\n"),
+        ("ls {home}/workspace/scopes", ""),
+        ("ls -A {user}; ls /home /srv /mnt /sys /run /opt; true", ""),
+        ("touch {home}/x {user}/x /usr/x /etc/x /x /dev/x /proc/x {home}/workspace/scopes/x; true", ""),
+        ("cat /etc/shadow; ls /etc/ssh /etc/ssl/private; true", ""),
+        ("for f in $(find /proc/sys /proc/sysrq-trigger -type f); do test -w $f && : >> $f && echo $f; done; true", ""),
+        ("grep -h ^Cap /proc/self/status | tr -d '[:alpha:]:0\\t\\n'; id -u", "{uid}\n"),
+        ("unshare --user true || echo refused", "refused\n"),
+        ("mount -t tmpfs x /tmp || umount /usr || mount -o remount,rw /usr || echo refused", "refused\n"),
+        ("echo $$; ls /proc | grep -c '^[0-9]'", "2\n4\n"),
+        ("ps -A -o pid= | wc -l; kill -9 1; echo alive", "4\nalive\n"),
+        ("ls /dev/sd* /dev/vd* /dev/mem /dev/kmsg; echo x >/dev/shm/a && cat /dev/shm/a", "x\n"),
+        ("stat -c %a /tmp; cd /var/tmp && pwd -P", "1777\n/tmp\n"),
+        ("awk '/^Max processes/ {print $4}' /proc/self/limits; ulimit -n; ulimit -v", "512\n4096\n5242880\n"),
+        ("cat /etc/resolv.conf || echo no names", "no names\n"),
+        ("python3 -c 'import ssl, pwd, os; print(pwd.getpwuid(os.getuid()).pw_uid)'", "{uid}\n"),
+        ("{python} -c 'import json; print(json.dumps(1))'", "1\n"),
+    ],
+)
+async def test_what_commands_see(wrapped: Wrapped, place: Place, script: str, output: str) -> None:
+    if script.startswith("python3") and shutil.which("python3", path="/usr/bin") is None:
+        pytest.skip("the system has no Python")
+    place.user_home.mkdir()
+    sandbox = wrapped()
+    names = {"home": place.home.path, "user": place.user_home, "uid": os.getuid(), "python": sandbox.python}
+    for name, value in names.items():
+        script, output = script.replace(f"{{{name}}}", str(value)), output.replace(f"{{{name}}}", str(value))
+    # What is refused is told on stderr.
+    result = await sh(sandbox, f"{{ {script}; }} 2>/dev/null")
+    assert result.output == output
+
+
+async def test_the_network_is_only_there_when_granted(wrapped: Wrapped) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        script = f"import socket; socket.create_connection(('127.0.0.1', {port}), 5); print('reached')"
+        for network, expected in [(None, False), (True, True), (False, False)]:
+            sandbox = wrapped()
+            process = await sandbox.spawn([sandbox.python, "-c", script], network=network)
+            async with process:
+                said = b"".join([chunk async for chunk in process.chunks()])
+            assert (b"reached" in said) is expected
+        assert wrapped(network=True).place.network
+
+
+async def test_hooks_and_config_cannot_be_changed_by_any_way(wrapped: Wrapped, git: Path) -> None:
+    attempts = """
+    echo evil > .git/hooks/pre-commit; echo evil > .git/hooks/post-commit; echo evil > .git/config
+    rm -rf .git; mv .git other; mv .git/hooks .git/h; mv .git/config .git/c; ln -sfn /tmp .git/hooks; rm .git/config
+    cp -r .git copy; echo ok > .git/HEAD; cat .git/hooks/pre-commit
+    """
+    result = await sh(wrapped(), attempts)
+    assert result.output.endswith("#!/bin/sh\n")
+    assert sorted(path.name for path in git.rglob("*")) == ["HEAD", "config", "hooks", "pre-commit"]
+    assert (git / "hooks/pre-commit").read_text() == "#!/bin/sh\n"
+    assert (git / "config").read_text() == "[core]\n"
+    granted = await sh(wrapped(git_writable=True), "echo new > .git/hooks/pre-commit && echo new > .git/config")
+    assert granted.code == 0
+    assert (git / "hooks/pre-commit").read_text() == "new\n"
+
+
+async def test_hooks_that_are_not_there_cannot_be_made(wrapped: Wrapped, git: Path) -> None:
+    shutil.rmtree(git / "hooks")
+    assert (await sh(wrapped(), "mkdir -p .git/hooks; echo evil > .git/hooks/pre-commit")).code != 0
+    assert list((git / "hooks").iterdir()) == []
+
+
+@pytest.mark.parametrize("swapped", [".git", ".git/hooks", ".git/config"])
+async def test_a_link_in_place_of_hooks_leads_nowhere(
+    wrapped: Wrapped, git: Path, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swapped: str
+) -> None:
+    """One that is there from the start, and one that is put there after it was looked at."""
+    secret = tmp_path / "secret"
+    (secret / "hooks").mkdir(parents=True)
+    (secret / "hooks/key").write_text("planted")
+    (secret / "key").write_text("planted")
+    (secret / "config").write_text("planted")
+    target = {".git": secret, ".git/hooks": secret / "hooks", ".git/config": secret / "config"}[swapped]
+    planned = mounts.plan
+
+    def swap(where: Place) -> list[mounts.Mount]:
+        found = planned(where)
+        (place.workspace / swapped).rename(place.workspace / "away")
+        (place.workspace / swapped).symlink_to(target)
+        return found
+
+    monkeypatch.setattr(bubblewrap, "plan", swap)
+    with pytest.raises((SandboxError, OSError)):
+        await sh(wrapped(), "true")
+    monkeypatch.setattr(bubblewrap, "plan", planned)
+    result = await sh(wrapped(), "cat .git/key .git/hooks/key .git/config; ls -R .")
+    assert "planted" not in result.output
+
+
+async def test_home_is_kept_per_session_and_tmp_is_not(wrapped: Wrapped, place: Place) -> None:
+    await sh(wrapped(), "echo mine > ~/kept; echo mine > /tmp/lost; ln -s / ~/root")
+    result = await sh(wrapped(), "cat ~/kept; cat /tmp/lost; cat ~/root/etc/shadow")
+    assert result.output.startswith("mine\n")
+    assert result.output.count("mine") == 1
+    other = place.home.sandbox / "s2/home"
+    assert (await sh(wrapped(private=other), f"ls -A ~ {place.private}", env={"HOME": str(other)})).code == 2
+
+
+async def test_uploads_and_more_mounts(wrapped: Wrapped, place: Place, tmp_path: Path) -> None:
+    uploads, shown, shared = place.home.uploads / "s1", tmp_path / "shown", tmp_path / "shared"
+    for folder in (uploads, place.home.uploads / "s2", shown, shared, place.user_home / ".ssh"):
+        folder.mkdir(parents=True)
+        (folder / "file").write_text(folder.name)
+    secrets = (place.user_home / ".ssh", place.home.path, Path("/proc/self"))
+    sandbox = wrapped(uploads=uploads, ro=(shown, *secrets), rw=(shared, Path("/"), tmp_path / "missing"))
+    read = await sh(sandbox, f"cat {uploads}/file {shown}/file {shared}/file; ls {place.home.uploads}")
+    assert read.output == "s1shownshareds1\n"
+    assert (await sh(sandbox, f"echo x > {uploads}/file")).code != 0
+    assert (await sh(sandbox, f"echo x > {shown}/file")).code != 0
+    assert (await sh(sandbox, f"echo x > {shared}/new")).code == 0
+    assert (shared / "new").read_text() == "x\n"
+    hidden = await sh(sandbox, f"cat {place.user_home}/.ssh/file {place.home.path}/.env {tmp_path}/*")
+    assert "planted" not in hidden.output
+    assert ".ssh" not in hidden.output.replace(f"{place.user_home}/.ssh/file", "")
+
+
+async def test_in_a_users_home_credentials_are_hidden_and_stay_so(wrapped: Wrapped, place: Place) -> None:
+    user = place.user_home
+    for name in (".ssh/key", ".config/gh/key", ".netrc", ".env", ".bashrc", ".env.example"):
+        (user / name).parent.mkdir(parents=True, exist_ok=True)
+        (user / name).write_text(f"content of {name}\n")
+    sandbox = wrapped(workspace=user)
+    for _ in range(2):
+        attempts = (
+            "mv .config moved; mv .ssh moved; rm -rf .ssh; cp -r . /tmp/copy; echo evil >> .bashrc; cat .netrc .env"
+        )
+        shown = (await sh(sandbox, f"{attempts}; grep -rs 'content of' . /tmp/copy")).output
+        assert ".bashrc:content of" in shown
+        assert ".env.example:content of" in shown
+        assert not any(f"content of {name}" in shown for name in (".ssh", ".config", ".netrc", ".env\n"))
+    assert (user / ".bashrc").read_text() == "content of .bashrc\n"
+    assert (user / ".config/gh/key").exists()
+
+
+@pytest.mark.parametrize("folder", ["/", "{home}", "{home}/logs", "{user}/.ssh", "/no/such/folder"])
+async def test_no_workspace_where_commands_have_no_business(wrapped: Wrapped, place: Place, folder: str) -> None:
+    (place.user_home / ".ssh").mkdir(parents=True)
+    place.home.logs.mkdir()
+    workspace = Path(folder.format(home=place.home.path, user=place.user_home))
+    with pytest.raises(SandboxError):
+        await wrapped(workspace=workspace).spawn(["true"])
+
+
+async def test_a_variable_of_the_command_does_not_reach_who_starts_it(wrapped: Wrapped, place: Place) -> None:
+    env = {**place.env, "LD_PRELOAD": str(place.workspace / "evil.so"), "SECRET": "planted"}
+    process = await wrapped().spawn(["/bin/sh", "-c", "echo $SECRET; sleep 100"], env=env)
+    async with process:
+        async for chunk in process.chunks():
+            if b"planted" in chunk:
+                break
+        of_bubblewrap = Path(f"/proc/{process.pid}")
+        assert of_bubblewrap.joinpath("environ").read_bytes() == b""
+        assert b"planted" not in of_bubblewrap.joinpath("cmdline").read_bytes()
+        process.kill()
+
+
+async def test_address_space_and_the_size_of_files_are_bounded(
+    wrapped: Wrapped, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox = wrapped(memory_mb=600)
+    for megabytes, works in ((100, True), (700, False)):
+        process = await sandbox.spawn([sandbox.python, "-c", f"bytearray({megabytes} * 1024 ** 2); print('had')"])
+        async with process:
+            said = b"".join([chunk async for chunk in process.chunks()])
+        assert (b"had" in said, b"MemoryError" in said) == (works, not works)
+    monkeypatch.setattr(bubblewrap, "SANDBOX_FILE_BYTES_MAX", 1000)
+    result = await sh(wrapped(), "head -c 5000 /dev/zero > big; wc -c < big")
+    assert result.output.endswith("1000\n")
+    monkeypatch.setattr(bubblewrap, "SANDBOX_OPEN_FILES_MAX", 20)
+    result = await sh(wrapped(), "exec 3</dev/null 9</dev/null; ulimit -n")
+    assert result.output == "20\n"
+
+
+async def test_a_storm_of_processes_stays_inside(wrapped: Wrapped) -> None:
+    script = "storm() { storm | storm & }; storm; sleep 0.5; echo there are $(ls /proc | grep -c '^[0-9]')"
+    async with asyncio.timeout(60):
+        result = await sh(wrapped(), script)
+        assert "fork" in result.output
+        # The shell may find no room to count; and what it counts changes meanwhile.
+        for count in re.findall(r"there are (\d+)", result.output):
+            assert int(count) <= 2 * bubblewrap.SANDBOX_PROCESSES_MAX
+        assert (
+            await sh(
+                wrapped(), "mkfifo gate; storm() { storm | storm & }; storm 2>/dev/null; read line < gate", seconds=0.5
+            )
+        ).code == 124
+        assert (await sh(wrapped(), "echo calm")).output == "calm\n"
+
+
+async def test_older_ones_do_without_what_they_cannot(place: Place, git: Path) -> None:
+    needs_bubblewrap()
+    old = bubblewrap.Bubblewrap(place, frozenset())
+    result = await sh(old, "echo evil > .git/hooks/pre-commit; echo x > made; cat made")
+    assert result.output.endswith("x\n")
+    assert (git / "hooks/pre-commit").read_text() == "#!/bin/sh\n"
+
+
+async def test_one_that_does_not_start(
+    wrapped: Wrapped, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends at once, or makes a namespace and never tells of it: then what waits there is ended too."""
+    sandbox = wrapped()
+    await sh(sandbox, "true")
+    before = sorted(os.listdir("/proc/self/fd"))
+    program = tmp_path / "bwrap"
+    monkeypatch.setattr(bubblewrap, "SANDBOX_START_S_MAX", 0.3)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for script in ("exit 1", "/bin/sleep 1234567 & /bin/sleep 1234567"):
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        with pytest.raises(SandboxError, match="did not start"):
+            await sandbox.spawn(["true"])
+    with pytest.raises(SandboxError, match="Argument list too long"):
+        await sandbox.spawn(["echo", "x" * 200_000])
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert not running("/bin/sleep\0001234567")
+
+
+@pytest.mark.parametrize(
+    ("program", "failure"),
+    [
+        (None, "not installed"),
+        ("echo 'bwrap: setting up uid map: Permission denied' >&2; exit 1", "uid map: Permission denied"),
+        ("exit 5", "ended with code 5"),
+    ],
+)
+def test_a_probe_that_fails_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str | None, failure: str
+) -> None:
+    if program is not None:
+        (tmp_path / "bwrap").write_text(f"#!/bin/sh\n{program}\n")
+        (tmp_path / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert failure in bubblewrap.probe.__wrapped__().failure
+
+
+def test_a_plain_user_has_all_of_it_too(tmp_path: Path) -> None:
+    """The same limits hold, though by other means, for who is not root."""
+    needs_bubblewrap()
+    if os.geteuid() != 0:
+        pytest.skip("the suite runs as a plain user already")
+    python = next((p for p in ("/usr/bin/python3", sys.executable) if _usable_by_nobody(p)), None)
+    if python is None:
+        pytest.skip("nobody but root can run a Python that is new enough here")
+    with_source = {"PYTHONPATH": str(Path(mounts.__file__).parents[2]), "PATH": os.environ["PATH"]}
+    script = Path(__file__).with_name("as_plain_user.py").read_text()
+    argv = ["runuser", "-u", "nobody", "--", python, "-B", "-c", script]
+    done = subprocess.run(argv, env=with_source, capture_output=True, text=True, cwd="/", check=False)
+    assert done.stdout == "1 0 True refused\ngone\n", done.stderr
+
+
+def _usable_by_nobody(python: str) -> bool:
+    source = Path(mounts.__file__).parents[2]
+    test = f"import sys; sys.path.insert(0, {str(source)!r}); import hermes.sandbox.bubblewrap; from asyncio import timeout"
+    argv = ["runuser", "-u", "nobody", "--", python, "-B", "-c", test]
+    return (
+        shutil.which("runuser") is not None
+        and subprocess.run(argv, capture_output=True, cwd="/", check=False).returncode == 0
+    )

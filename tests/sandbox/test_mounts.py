@@ -1,0 +1,91 @@
+"""Which mounts come of a place: pure tables over real folders."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hermes.sandbox.base import SandboxError
+from hermes.sandbox.mounts import Place, plan
+
+
+def told(place: Place, **changes: object) -> dict[str, str]:
+    base = place.home.path.parent
+    found = plan(replace(place, **changes))  # type: ignore[arg-type]
+    assert [mount.path for mount in found] == sorted(mount.path for mount in found)
+    return {mount.path.removeprefix(f"{base}/"): mount.mode for mount in found}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder of a user, with something for every rule."""
+    folder = tmp_path / "project"
+    for name in (".git/hooks", ".git/modules/sub/hooks", "inner/.git/hooks"):
+        (folder / name).mkdir(parents=True)
+    for name in (".git/config", ".git/modules/sub/config", ".env", ".env.local", ".env.example", "key.p12", "code.py"):
+        (folder / name).touch()
+    return folder
+
+
+def test_a_servers_workspace(place: Place) -> None:
+    own = {"hermes/sandbox/s1/home": "rw", "hermes/workspace": "rw", "hermes/workspace/scopes": "hide"}
+    assert told(place) == own
+    scope = place.workspace / "scopes/other"
+    assert told(place, workspace=scope) == {"hermes/sandbox/s1/home": "rw", "hermes/workspace/scopes/other": "rw"}
+
+
+def test_a_project(place: Place, project: Path) -> None:
+    guarded = {
+        "hermes/sandbox/s1/home": "rw",
+        "project": "rw",
+        "project/.env": "hide",
+        "project/.env.local": "hide",
+        "project/.git": "rw",
+        "project/.git/config": "ro",
+        "project/.git/hooks": "ro",
+        "project/.git/modules": "rw",
+        "project/.git/modules/sub": "rw",
+        "project/.git/modules/sub/config": "ro",
+        "project/.git/modules/sub/hooks": "ro",
+        "project/key.p12": "hide",
+    }
+    assert told(place, workspace=project) == guarded
+    free = {path: mode for path, mode in guarded.items() if ".git" not in path}
+    assert told(place, workspace=project, git_writable=True) == free
+
+
+def test_the_home_inside_a_workspace_is_hidden_but_for_what_is_ours(place: Place, tmp_path: Path) -> None:
+    found = told(place, workspace=tmp_path)
+    assert found.pop(str(tmp_path)) == "rw"
+    assert found == {"hermes": "hide", "hermes/sandbox/s1/home": "rw"}
+    below = told(replace(place), workspace=tmp_path.parent)
+    assert below[str(tmp_path)] == "rw"  # held in its place
+
+
+def test_lists_win_over_mounts_that_were_asked_for(place: Place, tmp_path: Path) -> None:
+    (place.user_home / ".ssh").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(place.user_home / ".ssh")
+    asked = (
+        place.user_home / ".ssh",
+        tmp_path / "link",
+        place.home.path,
+        Path("/proc/self"),
+        Path("/"),
+        Path("/usr/share"),
+    )
+    found = told(place, rw=asked)
+    assert {path for path in found if not path.startswith("hermes/")} == {"/usr/share"}
+    assert found["/usr/share"] == "ro"
+
+
+def test_links_do_not_widen_anything(place: Place, project: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").mkdir()
+    (project / ".env").unlink()
+    (project / ".env").symlink_to(tmp_path / "secret")
+    assert "secret" not in str(told(place, workspace=project))
+
+
+def test_no_workspace(place: Place) -> None:
+    for folder in ("/", "/no/such/folder", str(place.home.path)):
+        with pytest.raises(SandboxError):
+            plan(replace(place, workspace=Path(folder)))

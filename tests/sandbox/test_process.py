@@ -1,0 +1,242 @@
+"""Commands in every kind of sandbox: what they say, how they end, and that nothing of them stays."""
+
+import asyncio
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from hermes.sandbox import base
+from hermes.sandbox.base import Process, Sandbox, SandboxError
+from hermes.sandbox.local import Local
+from hermes.sandbox.mounts import Place
+
+from .conftest import Maker, finished, running, sh
+
+SURELY_S = 60  # a bound for what happens at once
+
+
+@pytest.fixture
+def mark() -> str:
+    """A number of seconds that no other test sleeps for."""
+    return str(int.from_bytes(os.urandom(4)) + 10_000_000)
+
+
+def daemons(mark: str) -> str:
+    """A script that leaves processes of all sorts behind: a child, one in its own session, an orphan of an orphan."""
+    return f"sleep {mark} & setsid sleep {mark} & (setsid sh -c 'setsid sleep {mark} & sleep {mark}' &); sleep 0.05; "
+
+
+async def until_said(process: Process, text: bytes) -> None:
+    said = b""
+    async for chunk in process.chunks():
+        said += chunk
+        if text in said:
+            return
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "output"),
+    [
+        ("echo out; echo err >&2; echo out", 0, "out\nerr\nout\n"),
+        ("exit 7", 7, ""),
+        ("kill -9 $$", 137, ""),
+        ("kill -15 $$", 143, ""),
+        ("cat; echo no input", 0, "no input\n"),
+        ("printf '\\377\\376'", 0, "\ufffd\ufffd"),
+        ("echo $A; env | grep -c SECRET", 1, "b\n0\n"),
+        ("pwd", 0, "{workspace}\n"),
+        ("echo x > made; cat made", 0, "x\n"),
+        ("test -t 0 || test -t 1 || echo no terminal", 0, "no terminal\n"),
+        ("ls /proc/self/fd | wc -l", 0, "4\n"),
+        ("no-such-command 2>/dev/null", 127, ""),
+    ],
+)
+async def test_a_command_and_its_end(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, script: str, code: int, output: str
+) -> None:
+    monkeypatch.setenv("SECRET", "planted")
+    env = {**sandbox.place.env, "A": "b"}
+    result = await sh(sandbox, script, env=env)
+    expected = output.format(workspace=sandbox.place.workspace)
+    assert (result.code, result.output, result.ended_by) == (code, expected, "exit")
+
+
+async def test_a_program_that_is_not_there(sandbox: Sandbox) -> None:
+    result = await finished(await sandbox.spawn(["/no/such/program"]))
+    assert result.code in (126, 127)
+    assert "/no/such/program" in result.output
+
+
+async def test_more_arguments_than_the_system_takes_are_refused(make: Maker) -> None:
+    with pytest.raises(SandboxError, match="Argument list too long"):
+        await make().spawn(["echo", "x" * 200_000])
+
+
+async def test_time_is_limited(sandbox: Sandbox, mark: str) -> None:
+    async with asyncio.timeout(SURELY_S):
+        result = await sh(sandbox, f"echo before; {daemons(mark)} sleep {mark}", seconds=1)
+    assert (result.code, result.output, result.ended_by) == (124, "before\n", "timeout")
+    assert not running(mark)
+
+
+async def test_an_interrupt_is_heard(sandbox: Sandbox, mark: str) -> None:
+    script = f"trap 'echo heard; exit 3' INT; {daemons(mark)} echo ready; while :; do sleep 0.01; done"
+    process = await sandbox.spawn(["/bin/sh", "-c", script])
+    said = b""
+    async with asyncio.timeout(SURELY_S), process:
+        async for chunk in process.chunks():
+            said += chunk
+            process.interrupt()
+        code = await process.wait()
+    assert (code, process.ended_by, said.splitlines()[:2]) == (130, "interrupted", [b"ready", b"heard"])
+    assert not running(mark)
+
+
+@pytest.mark.parametrize(("deaf", "heard"), [("INT", True), ("INT TERM", False)])
+async def test_who_does_not_listen_is_told_again(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, deaf: str, heard: bool, mark: str
+) -> None:
+    pauses = (0.05, 1000.0 if heard else 0.05, 1000.0)
+    monkeypatch.setattr(base, "LADDER", tuple(zip((number for number, _ in base.LADDER), pauses, strict=True)))
+    listening = "trap 'echo heard; exit' TERM; " if heard else ""
+    script = f"{listening}trap '' {deaf}; {daemons(mark)} echo ready; while :; do sleep 0.01; done"
+    async with asyncio.timeout(SURELY_S), await sandbox.spawn(["/bin/sh", "-c", script]) as process:
+        output = b""
+        async for chunk in process.chunks():
+            output += chunk
+            process.interrupt()
+    assert (b"heard" in output) is heard
+    assert (await process.wait(), process.ended_by) == (130, "interrupted")
+    assert not running(mark)
+
+
+async def test_a_kill_takes_everything_at_once(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, mark: str) -> None:
+    monkeypatch.setattr(base, "LADDER", ((signal.SIGINT, 1000.0), (signal.SIGTERM, 1000.0), (signal.SIGKILL, 1000.0)))
+    for first in ("kill", "interrupt"):
+        script = f"trap '' INT TERM; {daemons(mark)} echo ready; while :; do sleep 1; done"
+        async with asyncio.timeout(SURELY_S), await sandbox.spawn(["/bin/sh", "-c", script]) as process:
+            await until_said(process, b"ready")
+            assert running(mark)
+            getattr(process, first)()
+            process.kill()
+            assert await process.wait() == {"kill": 137, "interrupt": 130}[first]
+            assert not running(mark)
+
+
+async def test_what_a_command_leaves_behind_is_gone_with_it(sandbox: Sandbox, mark: str) -> None:
+    result = await sh(sandbox, f"{daemons(mark)} echo done")
+    assert (result.code, result.output.splitlines()[0]) == (0, "done")
+    assert not running(mark)
+
+
+async def test_who_stops_reading_stops_the_command(sandbox: Sandbox, mark: str) -> None:
+    task = asyncio.ensure_future(sh(sandbox, f"echo {mark}; {daemons(mark)} sleep {mark}"))
+    async with asyncio.timeout(SURELY_S):
+        while not running(f"sleep\0{mark}"):
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert not running(mark)
+
+
+async def test_a_start_that_nobody_waits_for_is_ended(sandbox: Sandbox, mark: str) -> None:
+    task = asyncio.ensure_future(sandbox.spawn(["/bin/sleep", mark]))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    async with asyncio.timeout(SURELY_S):
+        while len(asyncio.all_tasks()) > 1:
+            await asyncio.sleep(0.001)
+    assert not running(mark)
+
+
+async def test_nobody_reads_ahead(sandbox: Sandbox) -> None:
+    async with await sandbox.spawn(["/bin/sh", "-c", "head -c 4000000 /dev/zero; touch finished"]) as process:
+        size = 0
+        async for chunk in process.chunks():
+            size += len(chunk)
+            if size < 2_000_000:
+                assert len(chunk) <= base.CHUNK_BYTES_MAX
+                assert not (sandbox.place.workspace / "finished").exists()
+    assert size == 4_000_000
+    assert (sandbox.place.workspace / "finished").exists()
+
+
+async def test_a_flood_takes_no_memory_and_leaves_the_loop_to_others(sandbox: Sandbox) -> None:
+    before, turns = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 0
+    size = 1024**3 if sandbox.name == "bubblewrap" else 128 * 1024**2
+    flood = asyncio.ensure_future(sh(sandbox, f"head -c {size} /dev/zero"))
+    while not flood.done():
+        turns += 1
+        await asyncio.sleep(0)
+    assert (await flood).bytes == size
+    assert turns > 1000
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # kilobytes
+
+
+async def test_many_at_once(sandbox: Sandbox) -> None:
+    count = 50 if sandbox.name != "docker" else 10
+    results = await asyncio.gather(*(sh(sandbox, f"echo {number}; exit {number}") for number in range(count)))
+    assert [(result.code, result.output) for result in results] == [(n, f"{n}\n") for n in range(count)]
+
+
+async def test_nothing_is_left_open_and_no_child_unburied(sandbox: Sandbox) -> None:
+    await sh(sandbox, "true")
+    before = sorted(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        await sh(sandbox, "echo x & exit 1")
+        await sh(sandbox, "sleep 1000", seconds=0.01)
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    states = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in children]
+    assert "Z" not in states
+
+
+async def test_stopping_a_sandbox_ends_what_runs_in_it(sandbox: Sandbox, mark: str) -> None:
+    async with await sandbox.spawn(["/bin/sleep", mark]) as process:
+        await sandbox.stop()
+        assert await process.wait() == 137
+    assert not running(mark)
+    assert (await sh(sandbox, "echo again")).output == "again\n"
+
+
+def test_any_loop_will_do(place: Place, mark: str) -> None:
+    async def scenario() -> None:
+        result = await sh(Local(place), f"{daemons(mark)} echo hello", seconds=SURELY_S)
+        assert (result.code, result.output) == (0, "hello\n")
+        assert (await sh(Local(place), f"sleep {mark}", seconds=0.05)).code == 124
+
+    for run in (asyncio.run, uvloop.run):
+        run(scenario())
+        assert not running(mark)
+
+
+@pytest.mark.parametrize("backend", ["local", "bubblewrap"])
+def test_commands_end_with_the_loop_and_with_the_process(tmp_path: Path, backend: str, mark: str) -> None:
+    """A program starts a command and then forgets it, or is killed."""
+    if backend == "bubblewrap":
+        from .conftest import needs_bubblewrap
+
+        needs_bubblewrap()
+    script = Path(__file__).with_name("forgetful.py")
+    for way in ("forget", "wait"):
+        argv = [sys.executable, str(script), backend, way, mark, str(tmp_path)]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE) as program:
+            assert program.stdout is not None
+            assert program.stdout.readline() == b"started\n"
+            if way == "wait":
+                program.kill()
+            assert program.stdout.read() in (b"", b"forgotten\n")
+        until = time.monotonic() + SURELY_S
+        while running(f"sleep\0{mark}"):
+            assert time.monotonic() < until
+            time.sleep(0.001)
