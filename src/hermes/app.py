@@ -19,6 +19,7 @@ from hermes.agent.loop import run_turn
 from hermes.agent.model_lists import ModelLists
 from hermes.agent.turn import Services
 from hermes.bus.memory import MemoryBus
+from hermes.guards.network import Network
 from hermes.guards.secrets import Secrets
 from hermes.home import Home, resolve
 from hermes.housekeeping import SWEEP_EVERY_S, sweep_if_due
@@ -27,11 +28,14 @@ from hermes.providers.registry import KNOWN_PROVIDERS
 from hermes.runs.engine import EngineLimits, LiveRun, Result, RunEngine
 from hermes.runs.log import RunLog
 from hermes.runs.spec import RunSpec
+from hermes.sandbox.choose import Sandboxes
 from hermes.store.base import StoreError
 from hermes.store.bundle import AsyncStore, Store, address, store_at
 from hermes.store.engine import Engine
 from hermes.threads import Threads
+from hermes.tools.mcp import Servers
 from hermes.tools.toolsets import builtin
+from hermes.tools.world import Outside
 
 log = logging.getLogger(__name__)
 FILE_THREADS = 4
@@ -50,12 +54,19 @@ class App:
         self._background: set[asyncio.Task[None]] = set()
         self._guard: AsyncGenerator[None, None] | None = None
         self._closed = False
+        self.own_ports: tuple[int, ...] = ()
         self.store = AsyncStore(store or store_of(home, settings))
         self._ephemeral = AsyncStore(Store(None))
         proxy, bundle = settings.get("network.proxy"), settings.variable("HERMES_CA_BUNDLE")
         self._names = Threads(NAME_THREADS)
         http = HttpClient(self._names.submit, ca_bundle=bundle or None, proxy=proxy or None)
         files = Threads(FILE_THREADS)
+        outside = Outside(
+            Sandboxes(home),
+            Network(self._names.submit, ca_bundle=bundle or None, proxy=proxy or None),
+            lambda: self.engine,
+            lambda: self.own_ports,
+        )
         self.services = Services(
             home=home,
             settings=self._current_settings,
@@ -65,6 +76,8 @@ class App:
             threads=Threads(settings.get("agent.tool_threads")),
             files=files,
             background=self._in_background,
+            outside=outside,
+            mcp=Servers(outside.network, lambda: self.secrets, outside.own_ports, files.call),
         )
         log = RunLog(MemoryBus(), window_s=settings.get("agent.delta_window_ms") / 1000)
         limits = EngineLimits(
@@ -117,6 +130,7 @@ class App:
         """What a server does besides answering: take up runs that were cut off, and sweep."""
         settle_memory()
         self.engine.keep_going()
+        self.services.mcp.begin(self._settings)
         self._in_background(self._keep_house())
 
     async def _keep_house(self) -> None:
@@ -143,6 +157,8 @@ class App:
             task.cancel()
         if self._background:
             await asyncio.wait(set(self._background))
+        await self.services.mcp.close()
+        await self.services.outside.sandboxes.close()
         await self.services.http.close()
         for store in (self.store, self._ephemeral):
             await self.services.files.call(store.close)

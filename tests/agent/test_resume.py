@@ -256,7 +256,7 @@ async def test_a_stop_that_was_asked_for_is_carried_out(house: House, server: Mo
 
 def asking_tool(granted: list[bool]) -> Any:
     async def act(ctx: ToolContext, args: Any) -> Any:
-        granted.append((await ctx.asking.approve(ApprovalRequest(ctx.call_id, "command", "rm", "why not")))[0])
+        granted.append((await ctx.asking.approve(ApprovalRequest(ctx.call_id, "command", "rm", "why not"))).allowed)
         return {"ok": granted[-1]}
 
     return tool("act", act, effect="read")

@@ -300,7 +300,7 @@ async def test_what_one_protocol_sealed_is_not_sent_to_another(
     house: House, server: ModelServer, other: ModelServer
 ) -> None:
     house.offer(tool("look"))
-    server.script = [Reply(reasoning="hm", encrypted="sealed", tool_calls=[Call("look")]), Reply(status=403)]
+    server.script = [Reply(reasoning="hm", encrypted="c2VjcmV0LXN0YXRl", tool_calls=[Call("look")]), Reply(status=403)]
     other.script = [Reply(text="Done.")]
     fallback = {
         "provider": "f",
@@ -311,7 +311,7 @@ async def test_what_one_protocol_sealed_is_not_sent_to_another(
     }
     ran = await house.run(server, protocol="responses", model="gpt-5", fallbacks=(fallback,))
     assert ran.result["final_response"] == "Done."
-    assert "sealed" not in json.dumps(other.requests[0].body)
+    assert "c2VjcmV0LXN0YXRl" not in json.dumps(other.requests[0].body)
 
 
 async def test_extra_content_of_a_call_is_replayed(house: House, server: ModelServer) -> None:

@@ -37,26 +37,27 @@ class Auxiliary:
         room = int(budget.total * BYTES_PER_TOKEN * 0.8)
         limit = min(SUMMARY_TOKENS_MAX, max(256, budget.total // 4))
         request: list[Message] = [{"role": "user", "content": compress.transcript(messages, room)}]
-        return await self._ask("compression", compress.SUMMARY_REQUEST, request, limit)
+        return await self.ask("compression", compress.SUMMARY_REQUEST, request, limit)
 
     async def title(self, question: str, answer: str) -> tuple[str, dict[str, Any]] | None:
         """A few words for a conversation that begins like this."""
         system = "Give a title of at most six words to the conversation. Answer with the title only, without quotes."
         text = f"User: {question[:2000]}\n\nAssistant: {answer[:2000]}"
-        return await self._ask("title_generation", system, [{"role": "user", "content": text}], 64)
+        return await self.ask("title_generation", system, [{"role": "user", "content": text}], 64)
 
     async def describe(self, image: Message) -> str:
         """An image in words."""
         system = "Describe the image exactly and completely, for somebody who cannot see it. Copy all text in it."
-        got = await self._ask("vision", system, [{"role": "user", "content": [image]}], 1024)
+        got = await self.ask("vision", system, [{"role": "user", "content": [image]}], 1024)
         if got is None:
             return "it could not be described"
         self.spent.append(got[1])
         return got[0]
 
-    async def _ask(
+    async def ask(
         self, task: str, system: str, messages: list[Message], max_output: int
     ) -> tuple[str, dict[str, Any]] | None:
+        """What the model of a task says, and what that cost; None where it could not be had."""
         turn = self._turn
         if not turn.settings.get(f"auxiliary.{task}.enabled"):
             return None

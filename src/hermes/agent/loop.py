@@ -29,6 +29,8 @@ from hermes.tools import arguments
 from hermes.tools.asking import Asking
 from hermes.tools.registry import Answer, ToolContext, ToolDef
 from hermes.tools.round import Outcome, ToolRound, last_answer
+from hermes.tools.shaping import Shaper
+from hermes.tools.world import World
 
 log = logging.getLogger(__name__)
 _APPROVAL_S = {"api_server": "api_server.approval_timeout_seconds"}
@@ -80,6 +82,9 @@ class TurnLoop:
         """The steps, to the turn's end."""
         turn = self._turn
         repairs = 0
+        notices = turn.services.desks.of(self._spec.session_id).notices
+        while notices:
+            await self._log.emit("notice", level="info", code="process_ended", message=notices.pop(0))
         picked_up = await self._pick_up()
         while picked_up is not None or self._log.step < turn.steps_max + repairs:
             if picked_up is None:
@@ -310,13 +315,29 @@ class TurnLoop:
         get, live = turn.settings.get, self._live
         known = live.secrets
         denies = self._spec.approvals == "deny"
+        services = turn.services
+        world = World(
+            spec=self._spec,
+            home=services.home,
+            settings=turn.settings,
+            secrets=known,
+            store=live.store,
+            desk=services.desks.of(self._spec.session_id, self._spec.parent_session_id if self._spec.parent else None),
+            outside=services.outside,
+            blocking=services.files.call,
+            window_tokens=turn.window,
+            ask_model=Auxiliary(turn).ask,
+            toolsets=frozenset(tool.toolset for tool in turn.tools.values()),
+            spend=turn.totals.add,
+        )
+        surface = services.outside.engine().asked_by(self._spec).source
         asking = Asking(
             self._log,
             live.controls,
             mode=get("approvals.mode") if denies or not self._spec.approvals else self._spec.approvals,
             answerable=self._spec.answerable,
             unattended="deny" if denies else get("approvals.unattended"),
-            approval_s=get(_APPROVAL_S.get(self._spec.source, "approvals.timeout")),
+            approval_s=get(_APPROVAL_S.get(surface, "approvals.timeout")),
             clarify_s=get("agent.clarify_timeout"),
             before=live.resumption,
         )
@@ -348,6 +369,7 @@ class TurnLoop:
                 emit=lambda stream, text: output(call_id, known.redact(text), stream),
                 blocking=turn.services.threads.call,
                 last_answer=lambda name, field: last_answer(turn.messages, name, field),
+                world=world,
             )
 
         return ToolRound(
@@ -359,6 +381,8 @@ class TurnLoop:
             transcript_id=live.transcript_id,
             parallel_max=get("agent.max_parallel_tools"),
             redact=known.redact if get("security.redact_secrets") else known.mask,
+            shape=Shaper(world.spill, get("tool_output.max_chars"), turn.window, services.files.call),
+            resumes=self._spec.persist and self._spec.on_detach == "continue",
         )
 
 

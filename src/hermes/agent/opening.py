@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,6 +23,7 @@ from hermes.runs.control import Stopped
 from hermes.runs.engine import LiveRun
 from hermes.store.base import Row
 from hermes.store.rows import row_of_message
+from hermes.tools.mcp import PREFIX as SERVER_PREFIX
 from hermes.tools.registry import ToolDef
 from hermes.tools.toolsets import LEAN, _get_platform_tools
 
@@ -52,7 +54,7 @@ async def open_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | 
     turn = Turn(live, services, settings, found, [*history, *new], len(history))
     turn.stored = spec.persist and (spec.history is None or spec.base_id is not None)
     turn.user_message = new[0] if new else None
-    _equip(turn, client_tools)
+    await _equip(turn, client_tools)
     await _record(turn, await set_system_prompt(turn, session), content, begins=begins)
     for file in uploads if spec.persist else ():
         facts = {"bytes": file.bytes, "mime": file.mime, "direction": "in", "path": file.path}
@@ -89,7 +91,7 @@ async def reopen_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure 
         client_tools = {tool.name: tool for tool in map(_client_tool, spec.client_tools)}
     except (KeyError, TypeError, ValueError, AttributeError):
         client_tools = {}
-    _equip(turn, client_tools)
+    await _equip(turn, client_tools)
     await set_system_prompt(turn, session)
     for usage in resumed.usage:
         turn.totals.add(usage)
@@ -108,14 +110,14 @@ def _routes(
         return [routes.LOCAL], Failure("unknown", None, "", str(error), False, "agent_incomplete")
 
 
-def _equip(turn: Turn, client_tools: dict[str, ToolSchema]) -> None:
+async def _equip(turn: Turn, client_tools: dict[str, ToolSchema]) -> None:
     """What the turn has at hand."""
     rests = turn.services.learnt.rests
     turn.at = 1 if len(turn.routes) > 1 and rests(turn.routes[0].key) else 0
     turn.instructions = turn.live.spec.instructions or ""
     turn.reasoning = _reasoning(turn)
     turn.client_tools = client_tools
-    turn.tools = _offered(turn)
+    turn.tools = await _offered(turn)
 
 
 def _with_window(route: Route, services: Services) -> Route:
@@ -131,9 +133,9 @@ async def _stored(live: LiveRun, session: Mapping[str, Any] | None) -> list[Mess
     return await live.store.sessions.get_messages_as_conversation(spec.session_id)
 
 
-def _offered(turn: Turn) -> dict[str, ToolDef]:
-    spec, settings = turn.live.spec, turn.settings
-    config = {"platform_toolsets": settings.get("platform_toolsets"), "agent": settings.section("agent")}
+async def _offered(turn: Turn) -> dict[str, ToolDef]:
+    spec, settings, services = turn.live.spec, turn.settings, turn.services
+    config = {name: settings.section(name) for name in ("platform_toolsets", "agent", "mcp_servers")}
     sets = set(spec.toolsets) if spec.toolsets is not None else _get_platform_tools(config, spec.source)
     sets -= spec.disabled_toolsets
     if spec.tool_policy is not None:
@@ -142,7 +144,14 @@ def _offered(turn: Turn) -> dict[str, ToolDef]:
         sets &= LEAN
     if not spec.answerable:
         sets -= {"clarify"}
-    return turn.services.registry().offered(sets, settings)
+    tools = services.registry().offered(sets, settings)
+    if any(name.startswith(SERVER_PREFIX) for name in sets):
+        told = services.desks.of(spec.session_id, spec.parent_session_id if spec.parent else None).told
+        with suppress(Stopped):  # then it ends with what there is, and says so by the usual way
+            async with turn.live.controls.stop.scope():
+                tools, notices = await services.mcp.offered(tools, sets, settings, turn.window, told)
+                turn.live.notices += notices
+    return tools
 
 
 def _reasoning(turn: Turn) -> Mapping[str, Any] | None:

@@ -6,12 +6,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hermes.limits import SKILL_CHARS_MAX
+
 if TYPE_CHECKING:
     from hermes.config import Settings
 
-_FILE = "SKILL.md"
+FILE = "SKILL.md"
 _FENCE = "---"
-_CHARS_MAX = 100_000
 
 
 class Skill(NamedTuple):
@@ -28,7 +29,7 @@ def find_skills(settings: Settings) -> list[Skill]:
     roots = [settings.home.skills, *(Path(folder).expanduser() for folder in settings.get("skills.external_dirs"))]
     found: dict[str, Skill] = {}
     for root in roots:
-        for path in sorted((*root.glob(f"*/{_FILE}"), *root.glob(f"*/*/{_FILE}"))):
+        for path in sorted((*root.glob(f"*/{FILE}"), *root.glob(f"*/*/{FILE}"))):
             if skill := _skill(path, root):
                 found.setdefault(skill.name, skill)
     return sorted(found.values(), key=lambda skill: (skill.category or "", skill.name))
@@ -48,10 +49,17 @@ def _skill(path: Path, root: Path) -> Skill | None:
 def _head(path: Path, mtime_ns: int, size: int) -> tuple[str, str]:
     """Name and description from the head of a file; read again only when the file has changed."""
     with path.open(encoding="utf-8", errors="replace") as file:
-        before, fence, rest = file.read(_CHARS_MAX).partition(f"{_FENCE}\n")
+        return front_matter(file.read(SKILL_CHARS_MAX))
+
+
+def front_matter(text: str) -> tuple[str, str]:
+    """The name and the description that the text of a skill begins with; empty where it does not say them."""
+    before, fence, rest = text.partition(f"{_FENCE}\n")
     head, end, _ = rest.partition(f"\n{_FENCE}")
     fields = _fields(head) if fence and end and not before.strip("\ufeff \n") else {}
-    name, description = (" ".join(str(fields.get(field) or "").split()) for field in ("name", "description"))
+    # Only plain values: a tangle of references would be endless as text.
+    plain = {name: str(value) for name, value in fields.items() if isinstance(value, str | int | float)}
+    name, description = (" ".join(plain.get(field, "").split()) for field in ("name", "description"))
     return name, description
 
 

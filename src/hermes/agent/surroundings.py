@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from hermes.agent.prompt import Environment, PromptInputs
+from hermes.agent.skills import find_skills
+from hermes.errors import ConfigError
 from hermes.runs.spec import RunSpec
+from hermes.sandbox.choose import choice
 from hermes.tools.memory import FILES, SEPARATOR, Target, memory_file
 
 if TYPE_CHECKING:
@@ -27,7 +30,7 @@ def gather(
     home: Home, settings: Settings, spec: RunSpec, *, model: str, window: int, tools: tuple[str, ...], instructions: str
 ) -> PromptInputs:
     """Everything the system prompt needs."""
-    cwd = Path(spec.workdir or _current_folder())
+    cwd = Path(spec.workdir or (_current_folder() if spec.source == "cli" else home.workspace))
     project = None
     if spec.context_files and spec.source == "cli":
         project = _project_file(cwd, settings.get("agent.context_files"))
@@ -38,12 +41,18 @@ def gather(
         tools=tools,
         soul=_read(home.soul_file).strip() if spec.context_files else "",
         instructions=instructions,
-        environment=_environment(cwd) if tools else Environment(),
+        skills=_skills(settings) if "skill_view" in tools else (),
+        environment=_environment(cwd, settings) if tools else Environment(),
         project=project,
         memory=_memory(home, settings, spec, "memory"),
         user=_memory(home, settings, spec, "user"),
         date=_today(settings.get("timezone")),
     )
+
+
+def _skills(settings: Settings) -> tuple[tuple[str, str], ...]:
+    """The index of skills; a file is read again only when it has changed."""
+    return tuple((skill.name, skill.description) for skill in find_skills(settings))
 
 
 def _memory(home: Home, settings: Settings, spec: RunSpec, target: Target) -> str:
@@ -70,9 +79,21 @@ def _current_folder() -> str:
         return "/"
 
 
-def _environment(cwd: Path) -> Environment:
+def _environment(cwd: Path, settings: Settings) -> Environment:
     found = _commands_on(os.environ.get("PATH", ""))
-    return Environment(f"{platform.system()} {platform.release()}", str(cwd), "", found)
+    return Environment(f"{platform.system()} {platform.release()}", str(cwd), _sandbox(settings), found)
+
+
+def _sandbox(settings: Settings) -> str:
+    """Where commands run, and what that means for them."""
+    try:
+        chosen = choice(settings)
+    except ConfigError:
+        return "no sandbox that works, so none can be run"
+    if not chosen.isolated:
+        return "no sandbox: they can reach whatever the user can"
+    network = "with" if settings.get("terminal.network") else "without"
+    return f"{chosen.name}, {network} network; only the working folder can be changed"
 
 
 @lru_cache(maxsize=4)

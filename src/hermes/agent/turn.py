@@ -18,11 +18,14 @@ from hermes.providers.registry import capabilities_of, is_private, provider_for
 from hermes.runs.engine import LiveRun
 from hermes.store.base import Row
 from hermes.threads import Threads
+from hermes.tools.desk import Desks
 from hermes.tools.registry import Registry, ToolDef
 
 if TYPE_CHECKING:
     from hermes.config import Settings
     from hermes.home import Home
+    from hermes.tools.mcp import Servers
+    from hermes.tools.world import Outside
 
 COUNTS = (
     "input_tokens",
@@ -70,7 +73,10 @@ class Services:
     threads: Threads
     files: Threads
     background: Callable[[Coroutine[Any, Any, None]], None]
+    outside: Outside
+    mcp: Servers
     learnt: Learnt = field(default_factory=Learnt)
+    desks: Desks = field(default_factory=Desks)
     jitter: Callable[[], float] = random.random
 
 
@@ -83,8 +89,8 @@ class Totals:
     cost_usd: float | None = None
 
     def add(self, usage: dict[str, Any]) -> None:
-        """One more call."""
-        self.calls += 1
+        """One more call, or all those of a child."""
+        self.calls += usage.get("calls", 1)
         for name in COUNTS:
             self.counts[name] += usage.get(name) or 0
         if usage.get("cost_usd") is not None:

@@ -160,6 +160,20 @@ class RunEngine:
         self.limits = replace(self.limits, **limits)
 
     @property
+    def store(self) -> Store:
+        """Where runs, sessions and jobs are kept."""
+        return self._store
+
+    def live(self, run_id: str) -> LiveRun | None:
+        """The run, if it is at work in this process."""
+        return self._live.get(run_id)
+
+    def asked_by(self, spec: RunSpec) -> RunSpec:
+        """The turn that a run works for: its parent's where that is at work here, else its own."""
+        parent = self._live.get(spec.parent[0]) if spec.parent else None
+        return parent.spec if parent is not None else spec
+
+    @property
     def active(self) -> int:
         """How many turns there are at work, or about to be."""
         return self._permits
@@ -177,7 +191,7 @@ class RunEngine:
         With `bind` the session's id is only a label: the stored session that holds the spec's history is taken, or a
         new one, and none is waited for.
         """
-        self._check_open()
+        self._check_open(spec)
         self._permits += 1
         try:
             lease = await self._gain(spec, self.limits.session_wait_s if wait_s == -1.0 else wait_s, bind)
@@ -260,10 +274,12 @@ class RunEngine:
         self._permits -= 1
         await self._leases.release(admission.lease)
 
-    def _check_open(self) -> None:
+    def _check_open(self, spec: RunSpec | None = None) -> None:
         if self._draining:
             raise Refused("gateway_draining", "The server is stopping and takes no new turns.")
-        if self.limits.runs_max and self._permits >= self.limits.runs_max:
+        # A child works on a turn that has been let in already.
+        is_child = spec is not None and spec.parent is not None
+        if self.limits.runs_max and self._permits >= self.limits.runs_max and not is_child:
             raise Refused("rate_limit_exceeded", f"{self.limits.runs_max} turns are running already.")
 
     def _session_lost(self, run_id: str) -> None:
@@ -388,27 +404,34 @@ class RunEngine:
 
     async def resume_all(self) -> list[str]:
         """Take up, or close, every run without an end that nobody carries on. Their ids."""
-        taken: list[str] = []
-        for record in await self._store.runs.unfinished():
-            spec = record.spec
-            if spec.run_id in self._live or self._draining or not _was_left(record):
-                continue
-            if record.state.started_at is None and record.state.last_seq:
-                if await self._store.runs.adopt(spec.run_id, record.holder):
-                    await self._queue_again(record)
-                    taken.append(spec.run_id)
-                continue
-            lease = await self._leases.acquire_if_free(spec.session_id, spec.run_id, self._store.leases)
-            if lease is None:
-                continue
-            # While the lease was waited for, whoever had it may have come to an end.
-            now = await self._store.runs.get(spec.run_id)
-            if now is None or now.state.ended or now.state.last_seq != record.state.last_seq:
-                await self._leases.release(lease)
-                continue
-            await self._take_up(now, lease)
-            taken.append(spec.run_id)
-        return taken
+        unfinished = await self._store.runs.unfinished()
+        return [record.spec.run_id for record in unfinished if await self._resume(record)]
+
+    async def resume(self, run_id: str) -> None:
+        """Take up, or close, a run without an end, if nobody carries it on."""
+        record = await self._store.runs.get(run_id)
+        if record is not None and not record.state.ended:
+            await self._resume(record)
+
+    async def _resume(self, record: RunRecord) -> bool:
+        spec = record.spec
+        if spec.run_id in self._live or self._draining or not _was_left(record):
+            return False
+        if record.state.started_at is None and record.state.last_seq:
+            if not await self._store.runs.adopt(spec.run_id, record.holder):
+                return False
+            await self._queue_again(record)
+            return True
+        lease = await self._leases.acquire_if_free(spec.session_id, spec.run_id, self._store.leases)
+        if lease is None:
+            return False
+        # While the lease was waited for, whoever had it may have come to an end.
+        now = await self._store.runs.get(spec.run_id)
+        if now is None or now.state.ended or now.state.last_seq != record.state.last_seq:
+            await self._leases.release(lease)
+            return False
+        await self._take_up(now, lease)
+        return True
 
     async def _take_up(self, record: RunRecord, lease: Lease) -> None:
         """Go on with a run whose session is held; it gives the lease back at its end."""

@@ -89,6 +89,8 @@ def _take(found: Resumption, event: Event, resumes: int) -> int:
         return 0
     elif kind == "usage":
         found.usage.append(data)
+    elif kind == "subagent.finished":
+        found.usage.append({**data["usage"], "calls": data["steps"]})
     elif kind == "steer.applied":
         found.steers = [steer for steer in found.steers if steer[0] not in data["steer_ids"]]
     elif kind == "control.received":

@@ -17,7 +17,8 @@ from hermes.runs.writer import RunWriter
 
 @dataclass(frozen=True, slots=True)
 class ApprovalRequest:
-    """What is to be allowed, and why it needs leave."""
+    """What is to be allowed, and why it needs leave. `reviewer` is what a model has said about it, `keys` name it among
+    what a session has leave for."""
 
     call_id: str
     kind: str
@@ -25,6 +26,22 @@ class ApprovalRequest:
     reason: str
     rules: tuple[str, ...] = ()
     choices: tuple[str, ...] = ("once", "deny")
+    reviewer: Mapping[str, str] | None = None
+    keys: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How a question for leave was decided, and by whom."""
+
+    choice: str
+    by: str
+    comment: str = ""
+
+    @property
+    def allowed(self) -> bool:
+        """Whether it may be done."""
+        return self.choice != "deny"
 
 
 class Asking:
@@ -43,7 +60,7 @@ class Asking:
         before: Resumption | None = None,
     ) -> None:
         self._log, self._controls = log, controls
-        self._mode, self._answerable, self._unattended = mode, answerable, unattended
+        self.mode, self.answerable, self.unattended = mode, answerable, unattended
         self._approval_s, self._clarify_s = approval_s, clarify_s
         self._one_at_a_time = asyncio.Lock()
         # What was asked and answered before the run was cut off.
@@ -51,36 +68,50 @@ class Asking:
         self._asked = dict(before.asked) if before else {}
         self._answers = dict(before.answers) if before else {}
 
-    async def approve(self, request: ApprovalRequest) -> tuple[bool, str]:
-        """Whether it may be done, and the comment of whoever said so."""
-        if self._mode == "off" or request.call_id in self._granted:
-            return True, ""
+    async def approve(self, request: ApprovalRequest, granted: set[str] | None = None) -> Decision:
+        """Ask for leave; where nobody can answer, the settings do. `granted` is what the session has leave for: it may
+        have been given while other questions were answered, and what is given for longer is added to it."""
+        granted = set() if granted is None else granted
+        if request.call_id in self._granted:
+            self._granted.discard(request.call_id)  # what else the same call asks for is another question
+            return Decision("once", "user")
         approval_id = self._asked.pop(request.call_id, f"apr_{secrets.token_hex(8)}")
-        if not self._answerable:
-            choice = "once" if self._unattended == "allow" else "deny"
-            await self._resolved(approval_id, choice, "rule", {})
-            return choice != "deny", "Nobody is there to approve it."
+        if not self.answerable:
+            choice = "once" if self.unattended == "allow" else "deny"
+            return await self._decided(approval_id, choice, "rule", comment="Nobody is there to approve it.")
         async with self._one_at_a_time:
+            if request.keys and request.keys <= granted:
+                return await self._decided(approval_id, "once", "rule", comment="It has been allowed before.")
             event = self._log.event(
                 "approval.requested", approval_id=approval_id, call_id=request.call_id, kind=request.kind
             )
             event.data |= {"subject": request.subject, "reason": request.reason, "rules": list(request.rules)}
             event.data |= {"choices": list(request.choices), "expires_at": time.time() + self._approval_s}
-            event.data |= {"reviewer": None, "path": []}
+            event.data |= {"reviewer": dict(request.reviewer) if request.reviewer else None, "path": []}
             try:
                 answer, by = await self._wait(self._controls.approvals, approval_id, event, self._approval_s)
             except asyncio.CancelledError:
-                await self._resolved(approval_id, "deny", "interrupt", {})
+                await self._decided(approval_id, "deny", "interrupt")
                 raise
-        choice = str(answer.get("choice", "deny")) if answer else "deny"
-        if choice not in request.choices:
-            choice = "deny"
-        await self._resolved(approval_id, choice, by, answer or {})
-        return choice != "deny", str((answer or {}).get("comment", ""))
+            said = answer or {}
+            choice = str(said.get("choice", "deny"))
+            told = {name: str(said.get(name, "")) for name in ("surface", "comment")}
+            choice = choice if choice in request.choices else "deny"
+            decision = await self._decided(approval_id, choice, by, **told)
+            granted |= request.keys if choice in ("session", "always") else frozenset()
+            return decision
+
+    async def decide(self, call_id: str, choice: str, by: str, comment: str) -> Decision:
+        """Put on record what nobody had to be asked about."""
+        return await self._decided(f"apr_{secrets.token_hex(8)}", choice, by, comment=comment, call_id=call_id)
+
+    async def spent(self, usage: Mapping[str, Any]) -> None:
+        """Put on record what asking a model has cost."""
+        await self._log.emit("usage", **usage)
 
     async def clarify(self, call_id: str, question: str, choices: Sequence[str]) -> str | None:
         """The user's answer, or None when nobody gave one."""
-        if not self._answerable:
+        if not self.answerable:
             return None
         request_id = self._asked.pop(call_id, f"clr_{secrets.token_hex(8)}")
         event = self._log.event("clarify.requested", request_id=request_id, call_id=call_id, question=question)
@@ -108,6 +139,10 @@ class Asking:
         finally:
             future.cancel()
 
-    async def _resolved(self, approval_id: str, choice: str, by: str, answer: Mapping[str, Any]) -> None:
-        who = {"by": by, "surface": str(answer.get("surface", "")), "comment": str(answer.get("comment", ""))}
-        await self._log.append(self._log.event("approval.resolved", approval_id=approval_id, choice=choice, **who))
+    async def _decided(
+        self, approval_id: str, choice: str, by: str, *, surface: str = "", comment: str = "", **more: str
+    ) -> Decision:
+        event = self._log.event("approval.resolved", approval_id=approval_id, choice=choice, by=by)
+        event.data |= {"surface": surface, "comment": comment, **more}
+        await self._log.append(event)
+        return Decision(choice, by, comment)

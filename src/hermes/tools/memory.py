@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hermes.guards.injection import suspicious
 from hermes.home import locked, make_private_folder, write_private
-from hermes.tools.asking import ApprovalRequest
+from hermes.tools import approving
 from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, ToolError
 
 if TYPE_CHECKING:
@@ -122,12 +122,7 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
         return _answer(await ctx.blocking(file.entries), file)
     if ctx.settings.get("memory.write_approval"):
         subject = "\n".join(f"{o.get('action', 'add')}: {o.get('content') or o.get('old_text')}" for o in operations)
-        request = ApprovalRequest(
-            ctx.call_id, "memory", ctx.secrets.redact(subject), "Memory writes are to be approved."
-        )
-        allowed, comment = await ctx.asking.approve(request)
-        if not allowed:
-            raise ToolError("The user did not allow it.", "blocked", comment or "Do not try again; tell the user.")
+        await approving.leave(ctx, "memory", subject, "Memory writes are to be approved.")
     entries = await ctx.blocking(lambda: file.change(operations, ctx.secrets))
     return {**_answer(entries, file), "note": "It will be in view from the next session or compaction on."}
 

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from hermes.limits import TOOL_TIMEOUT_S
 
 if TYPE_CHECKING:
+    from hermes.agent.parts import ToolCall
     from hermes.config import Settings
     from hermes.guards.secrets import Secrets
     from hermes.home import Home
     from hermes.tools.asking import Asking
+    from hermes.tools.world import World
 
 Effect = Literal["read", "idempotent", "effect"]
 Reconciled = Literal["done", "not_done", "unclear"]
@@ -46,15 +48,30 @@ class ToolContext:
     emit: Callable[[str, str], None]
     blocking: Callable[[Callable[[], Any]], Awaitable[Any]]
     last_answer: Callable[[str, str], Answer | None]
+    world: World
     cancelled: threading.Event = field(default_factory=threading.Event)
+    prepared: Any = None
+    # The tools of the run, and a way to call one of them from within a call; its answer as the model would get it.
+    tools: Mapping[str, ToolDef] = field(default_factory=dict)
+    call: Callable[[ToolCall], Awaitable[str]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a call has found out before it begins: for the record of its start, and for itself."""
+
+    started: Mapping[str, Any] = field(default_factory=dict)
+    value: Any = None
 
 
 @dataclass(frozen=True, slots=True)
 class ToolDef:
     """One tool. `run` is a coroutine function, or blocking and then run in a thread of its own.
 
+    `prepare` comes before the call is on record as begun: guards, questions for leave, and what the record is to hold.
     `reconcile` looks at the world and says what became of a call that was cut off; it is given the call's
-    `tool.started`.
+    `tool.started`. What a `foreign` tool answers comes from outside and is framed as such. A `resumable` call is left
+    open by a shutdown after which its run is taken up again.
     """
 
     name: str
@@ -68,6 +85,9 @@ class ToolDef:
     available: Callable[[Settings], str | None] = lambda _: None
     preview: Callable[[Args], str] = lambda args: json.dumps(args, ensure_ascii=False)
     alone: bool = False
+    foreign: bool = False
+    resumable: bool = False
+    prepare: Callable[[ToolContext, Args], Prepared | Awaitable[Prepared]] | None = None
     reconcile: Callable[[ToolContext, Args, Mapping[str, Any]], Reconciled | Awaitable[Reconciled]] | None = None
 
     def effect_of(self, args: Args) -> Effect:
@@ -96,6 +116,10 @@ class Registry:
     def get(self, name: str) -> ToolDef | None:
         """The tool of that name."""
         return self._tools.get(name)
+
+    def all(self) -> list[ToolDef]:
+        """Every tool, sorted by name."""
+        return sorted(self._tools.values(), key=lambda tool: tool.name)
 
     def offered(self, toolsets: Iterable[str], settings: Settings) -> dict[str, ToolDef]:
         """The tools of these toolsets that can be used now, sorted by name."""

@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from hermes.agent.parts import ToolCall
@@ -21,7 +22,8 @@ from hermes.runs.writer import LogEnded, RunWriter
 from hermes.store.base import Row, StoreError
 from hermes.threads import Threads
 from hermes.tools import arguments
-from hermes.tools.registry import Answer, Args, Effect, Reconciled, ToolContext, ToolDef, ToolError, render
+from hermes.tools.registry import Answer, Args, Effect, Prepared, Reconciled, ToolContext, ToolDef, ToolError, render
+from hermes.tools.shaping import Shaper
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +55,7 @@ class Work:
     done: asyncio.Event = field(default_factory=asyncio.Event)
     outcome: Outcome | None = None
     repeated: bool = False
+    parent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +105,13 @@ class ToolRound:
         transcript_id: str,
         parallel_max: int,
         redact: Callable[[str], str],
+        shape: Shaper,
+        resumes: bool = False,
     ) -> None:
         self._tools, self._context, self._log, self._stop, self._threads = tools, context, log, stop, threads
         self._transcript_id = transcript_id
         self._slots = asyncio.Semaphore(parallel_max)
-        self._redact = redact
+        self._redact, self._shape, self._resumes = redact, shape, resumes
         self._guard = LoopGuard()
         self._before: dict[str, Before] = {}
 
@@ -118,6 +123,7 @@ class ToolRound:
         `steer` gives the words of the user that came meanwhile; they go into the last result. `refused` are answers to
         calls that are not to be run. A stop ends what runs, puts it on record and is raised again.
         """
+        self._shape.begin_step()
         works = [Work(call, refusal=refused[call.id]) if call.id in refused else self._settle(call) for call in calls]
         self._mark_duplicates(works)
         tasks = [asyncio.create_task(self._take(works, i, steer)) for i in range(len(works))]
@@ -129,11 +135,29 @@ class ToolRound:
                 task.cancel()
             await asyncio.wait(tasks)
             for work in works:
-                if work.outcome is None:
+                if work.outcome is None and not self._is_left_open(work):
                     await self._finish(work, "interrupted", {"status": "interrupted"}, time.monotonic())
             raise
         finally:
             out += (work.outcome for work in works if work.outcome is not None)
+
+    def _is_left_open(self, work: Work) -> bool:
+        shutdown = self._stop.reason == "server_shutdown" and self._resumes
+        return shutdown and work.tool is not None and work.tool.resumable and work.refusal is None
+
+    async def nested(self, parent: str, call: ToolCall) -> str:
+        """A call that another call makes: on the same way and with records of its own, but no message of the
+        conversation. Its answer."""
+        work = self._settle(call)
+        work.parent = parent
+        try:
+            await self._carry_out(work, str)
+        except asyncio.CancelledError:
+            if work.outcome is None:
+                await self._finish(work, "interrupted", {"status": "interrupted"}, time.monotonic())
+            raise
+        assert work.outcome is not None
+        return work.outcome.content
 
     async def judge(self, calls: Sequence[ToolCall], found: Resumption) -> dict[str, Before]:
         """What becomes of the calls that were cut off: done already, to be made again, or nobody knows."""
@@ -240,8 +264,14 @@ class ToolRound:
         """Start and run a tool. Whatever part of it is defective, only its own call fails."""
         try:
             effect, _ = tool.effect_of(work.args), tool.scope_of(work.args)
-            await self._start(tool, work)
-            return *await self._call(tool, work), effect
+            ctx = self._context(work.call.id, tool)
+            ctx.tools, ctx.call = self._tools, partial(self.nested, work.call.id)
+            prepared = await self._prepared(tool, ctx, work)
+            if not isinstance(prepared, Prepared):
+                return *prepared, effect
+            ctx.prepared = prepared.value
+            await self._start(tool, work, prepared.started)
+            return *await self._call(tool, ctx, work), effect
         except (StoreError, LogEnded):
             raise
         except Exception as error:  # noqa: BLE001  (a defect of the tool)
@@ -251,17 +281,29 @@ class ToolRound:
         log.error("tool %s fell over: %s", tool.name, self._redact(traceback.format_exc()))
         return {"error": self._redact(f"{tool.name} failed: {type(error).__name__}: {error}"), "code": "tool_crashed"}
 
-    async def _start(self, tool: ToolDef, work: Work) -> None:
+    async def _prepared(self, tool: ToolDef, ctx: ToolContext, work: Work) -> Prepared | tuple[Status, Answer]:
+        """What comes before a call begins; or how it ends without having begun."""
+        if tool.prepare is None:
+            return Prepared()
+        look = tool.prepare
+        try:
+            if inspect.iscoroutinefunction(look):
+                return await look(ctx, work.args)  # type: ignore[no-any-return]
+            return await self._threads.call(lambda: look(ctx, work.args))  # type: ignore[no-any-return]
+        except ToolError as refusal:
+            return _refused(refusal)
+
+    async def _start(self, tool: ToolDef, work: Work, known: Mapping[str, Any]) -> None:
         effect = tool.effect_of(work.args)
         event = self._log.event(
-            "tool.started", call_id=work.call.id, name=tool.name, effect=effect, parent_call_id=None
+            "tool.started", call_id=work.call.id, name=tool.name, effect=effect, parent_call_id=work.parent
         )
+        event.data |= known
         event.data["args"] = redact_tree(work.args, self._redact)
         event.data["preview"] = self._redact(tool.preview(work.args))[:PREVIEW_CHARS_MAX]
         await self._log.append(event, sync=effect == "effect")
 
-    async def _call(self, tool: ToolDef, work: Work) -> tuple[Status, Answer]:
-        ctx = self._context(work.call.id, tool)
+    async def _call(self, tool: ToolDef, ctx: ToolContext, work: Work) -> tuple[Status, Answer]:
         limit = asyncio.timeout(tool.timeout_s)
         try:
             async with limit:
@@ -272,8 +314,7 @@ class ToolRound:
             render(answer)
             return "ok", answer
         except ToolError as refusal:
-            status: Status = "blocked" if refusal.answer["code"] == "blocked" else "error"
-            return status, refusal.answer
+            return _refused(refusal)
         except Exception as error:  # noqa: BLE001  (told to the model, and in the log)
             if isinstance(error, TimeoutError) and limit.expired():
                 return "timeout", {"error": f"{tool.name} took longer than {tool.timeout_s:g} s.", "code": "timeout"}
@@ -305,17 +346,29 @@ class ToolRound:
         name = work.tool.name if work.tool else work.call.name
         content = answer if isinstance(answer, str) else render(redact_tree(answer, self._redact))
         code = code or (str(answer.get("code", "")) if isinstance(answer, dict) else "")
+        spilled = None
+        if not isinstance(answer, str) and work.parent is None:
+            foreign = work.tool is not None and work.tool.foreign
+            content, spilled = await self._shape.shaped(content, work.call.id, foreign=foreign)
         words = steer()
         if words:
             content = f"{content}\n\n{words}"
         event = self._log.event("tool.finished", call_id=work.call.id, name=name, status=status, code=code, row=None)
         event.data |= {"duration_ms": round((time.monotonic() - began) * 1000), "chars": len(content)}
-        event.data |= {"spilled": None, "repeated": work.repeated}
+        event.data |= {"spilled": spilled, "repeated": work.repeated, "parent_call_id": work.parent}
         row = Row(self._transcript_id, "tool", content, self._log.run_id, tool_call_id=work.call.id, tool_name=name)
         row.told = ((event, "row"),)
         # From here on the commit goes through, also when this task is cancelled while it waits for it.
         work.outcome = Outcome(work.call, status, content, name, code, work.refusal is not None, bool(words))
-        await self._log.append(event, rows=[row], closes=self._log.end_output(work.call.id))
+        rows = [row] if work.parent is None else []
+        await self._log.append(event, rows=rows, closes=self._log.end_output(work.call.id))
+
+
+_STATUSES: dict[str, Status] = {"blocked": "blocked", "timeout": "timeout", "interrupted": "interrupted"}
+
+
+def _refused(refusal: ToolError) -> tuple[Status, Answer]:
+    return _STATUSES.get(refusal.answer.get("code", ""), "error"), refusal.answer
 
 
 _DONE: Answer = {"status": "done", "note": "The server stopped while this call ran; it had taken effect."}

@@ -1,0 +1,128 @@
+"""Processes in the background: they outlive the turn that started them, and end with the server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from hermes.limits import BACKGROUND_MAX, BACKGROUND_OUTPUT_CHARS_MAX
+from hermes.runs.spec import Control
+from hermes.sandbox.base import CHUNK_BYTES_MAX
+from hermes.store.base import StoreError
+from hermes.tools.captured import Readable
+
+if TYPE_CHECKING:
+    from hermes.runs.engine import RunEngine
+    from hermes.sandbox.base import Process, Sandbox
+    from hermes.tools.desk import Desk
+    from hermes.tools.registry import ToolContext
+
+State = Literal["running", "exited", "timeout", "killed"]
+_STATES: dict[str, State] = {"exit": "exited", "timeout": "timeout"}
+_FLOOD_PAUSE_S = 0.01
+
+
+@dataclass(slots=True)
+class Background:
+    """One of them, with the last of what it has said. Its sandbox lives as long as it does."""
+
+    id: str
+    session_id: str
+    command: str
+    process: Process
+    sandbox: Sandbox | None
+    output: str = ""
+    dropped: int = 0
+    state: State = "running"
+    exit_code: int | None = None
+    began_at: float = field(default_factory=time.time)
+    ended_at: float | None = None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def total(self) -> int:
+        """How many characters it has said so far."""
+        return self.dropped + len(self.output)
+
+    def say(self, text: str) -> None:
+        """More output; the oldest makes room."""
+        self.output += text
+        if (over := len(self.output) - BACKGROUND_OUTPUT_CHARS_MAX) > 0:
+            self.output, self.dropped = self.output[over:], self.dropped + over
+
+
+class Processes:
+    """Those of a server. A session sees its own."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Background] = {}
+
+    def of(self, session_id: str) -> list[Background]:
+        """A session's, in the order of their start."""
+        return [found for found in self._known.values() if found.session_id == session_id]
+
+    def get(self, session_id: str, process_id: str) -> Background | None:
+        """One of a session's."""
+        found = self._known.get(process_id)
+        return found if found is not None and found.session_id == session_id else None
+
+    def make_room(self) -> bool:
+        """Forget the one that has been over for longest, if need be. False: all of them run."""
+        over = next((found.id for found in self._known.values() if found.ended.is_set()), None)
+        if len(self._known) >= BACKGROUND_MAX and over is not None:
+            del self._known[over]
+        return len(self._known) < BACKGROUND_MAX
+
+    def add(self, ctx: ToolContext, command: str, process: Process, sandbox: Sandbox, *, notify: bool) -> Background:
+        """Look after a process from now on; with `notify` its session is told of its end."""
+        made = Background(f"proc_{secrets.token_hex(4)}", ctx.session_id, command, process, sandbox)
+        self._known[made.id] = made
+        # Only what outlives the turn: nothing here leads to its conversation.
+        world = ctx.world
+        tell = partial(_tell, world.engine, world.desk, ctx.session_id, ctx.run_id) if notify else None
+        made.task = asyncio.create_task(_follow(made, Readable(ctx.secrets), tell))
+        return made
+
+    async def close(self) -> None:
+        """End all of them."""
+        tasks = [found.task for found in self._known.values() if found.task is not None and not found.ended.is_set()]
+        for found in self._known.values():
+            found.process.kill()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+async def _follow(made: Background, readable: Readable, tell: Callable[[str], Awaitable[None]] | None) -> None:
+    process = made.process
+    try:
+        async with process:
+            async for data in process.chunks():
+                made.say(readable.feed(data))
+                if len(data) == CHUNK_BYTES_MAX:  # nobody waits for a flood; it can wait for others
+                    await asyncio.sleep(_FLOOD_PAUSE_S)
+            made.say(readable.feed(b"", end=True))
+            made.exit_code = await process.wait()
+    finally:
+        made.state, made.ended_at, made.sandbox = _STATES.get(process.ended_by, "killed"), time.time(), None
+        made.ended.set()
+    if tell is not None:
+        await tell(f"[The background process {made.id} has ended with exit code {made.exit_code}.]")
+
+
+async def _tell(engine: RunEngine, desk: Desk, session_id: str, run_id: str, words: str) -> None:
+    """To the turn that runs in the session, like words of the user; or as a notice of its next turn."""
+    if engine.draining:
+        return
+    with contextlib.suppress(StoreError):
+        later = [record.spec.run_id for record in await engine.list(session_id=session_id) if not record.state.ended]
+        for running in (run_id, *later):
+            if await engine.control(running, Control("steer", {"text": words}, by="process")) == "applied":
+                return
+    desk.notices.append(words)

@@ -1,0 +1,190 @@
+"""What a command says: made readable, shown as it comes, and kept in bounded room however much it is."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import re
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hermes.home import make_private_folder, private_opener
+from hermes.limits import (
+    COMMAND_OUTPUT_BYTES_KEPT,
+    COMMAND_PIECE_CHARS,
+    COMMAND_QUIET_S,
+    COMMAND_SHOWN_CHARS_MAX,
+)
+
+if TYPE_CHECKING:
+    from hermes.guards.secrets import Secrets
+
+# A sequence that moves the cursor or sets colours; one that holds a text, to its end; any other.
+_ESCAPES = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]*[0-OQ-WYZ\\`-~]"
+)
+_BEGUN = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*\Z|\x1b[\]PX^_][^\x07\x1b]*\x1b?\Z|\x1b[ -/]*\Z")
+_BEGUN_CHARS_MAX = 4096
+_FILE_PIECE_CHARS = 256 * 1024
+
+
+class Readable:
+    """Bytes as text: what cannot be decoded is replaced, escape sequences are removed, known secrets are masked."""
+
+    def __init__(self, secrets: Secrets) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._mask = secrets.stream()
+        self._begun = ""
+
+    def feed(self, data: bytes, *, end: bool = False) -> str:
+        """The text that these bytes bring; what may go on as something else comes with the next."""
+        text = self._begun + self._decoder.decode(data, end)
+        self._begun = ""
+        if "\x1b" in text or "\x9b" in text:
+            text = _ESCAPES.sub("", text)
+            if (found := _BEGUN.search(text)) and not end and len(text) - found.start() < _BEGUN_CHARS_MAX:
+                text, self._begun = text[: found.start()], found[0]
+            text = text.replace("\x1b", "")
+        if text.endswith("\r") and not end:
+            text, self._begun = text[:-1], f"\r{self._begun}"
+        text = self._mask.feed(text.replace("\r\n", "\n").replace("\x00", "\ufffd"))
+        return text + self._mask.finish() if end else text
+
+
+class Ends:
+    """The first two fifths and the last three of a text."""
+
+    def __init__(self, chars_max: int) -> None:
+        self.chars_max, self.total = chars_max, 0
+        self._head_max = chars_max * 2 // 5
+        self._head = self._tail = ""
+
+    def add(self, text: str) -> None:
+        """More of the text."""
+        self.total += len(text)
+        room = self._head_max - len(self._head)
+        self._head += text[:room]
+        self._tail = (self._tail + text[room:])[self._head_max - self.chars_max :]
+
+    @property
+    def cut(self) -> int:
+        """How many characters are left out."""
+        return max(0, self.total - self.chars_max)
+
+    def text(self, more: str = "") -> str:
+        """All there is; a cut is named where it was made, with `more` about it."""
+        mark = f"\n[… {self.cut} characters left out{more} …]\n" if self.cut else ""
+        return f"{self._head}{mark}{self._tail}"
+
+
+class Shown:
+    """What is shown while it comes: by the line, or what there is of one after a moment."""
+
+    def __init__(self, emit: Callable[[str, str], None], stream: str) -> None:
+        self._emit, self._stream = emit, stream
+        self._room = COMMAND_SHOWN_CHARS_MAX
+        self._line = ""
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether anything more is shown."""
+        return self._room > 0
+
+    def add(self, text: str) -> None:
+        """More of the text."""
+        self._line += text if self.open else ""
+        whole = self._line.rfind("\n") + 1
+        if whole:
+            self._out(whole)
+        if len(self._line) >= COMMAND_PIECE_CHARS:
+            self._out(len(self._line))
+        if self._line and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(COMMAND_QUIET_S, self.flush)
+
+    def flush(self) -> None:
+        """Show what there is."""
+        if self._line:
+            self._out(len(self._line))
+
+    def _out(self, chars: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        text, self._line = self._line[:chars], self._line[chars:]
+        self._emit(self._stream, text[: self._room])
+        self._room -= len(text)
+        if not self.open:
+            self._line = ""
+            self._emit("info", "[There is more output than is shown here.]\n")
+
+
+class Spill:
+    """A file for the whole of a text, up to a limit."""
+
+    def __init__(self, path: Path, blocking: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
+        self.path, self._blocking = path, blocking
+        self.begun, self.whole = False, True
+        self._room, self._held = COMMAND_OUTPUT_BYTES_KEPT, ""
+
+    async def add(self, text: str) -> None:
+        """More of the text."""
+        self.begun = True
+        if self.whole:
+            self._held += text
+            if len(self._held) >= _FILE_PIECE_CHARS:
+                await self.flush()
+
+    async def flush(self) -> None:
+        """Write what waits to be written."""
+        data, self._held = self._held.encode("utf-8", "replace"), ""
+        self.whole = self.whole and len(data) <= self._room
+        data = data[: self._room]
+        self._room -= len(data)
+        if data:
+            await self._blocking(partial(self._append, data))
+
+    def _append(self, data: bytes) -> None:
+        make_private_folder(self.path.parent)
+        with open(self.path, "ab", buffering=0, opener=private_opener) as file:
+            while data:
+                data = data[file.write(data) or 0 :]
+
+
+class Captured:
+    """One output of a command."""
+
+    def __init__(
+        self,
+        chars_max: int,
+        secrets: Secrets,
+        emit: Callable[[str, str], None],
+        stream: str = "stdout",
+        spill: Spill | None = None,
+    ) -> None:
+        self.ends, self.spill = Ends(chars_max), spill
+        self._readable, self._shown = Readable(secrets), Shown(emit, stream)
+
+    async def add(self, data: bytes, *, end: bool = False) -> None:
+        """More of it, or its end."""
+        text = self._readable.feed(data, end=end)
+        if self.spill is not None and (self.spill.begun or self.ends.total + len(text) > self.ends.chars_max):
+            await self.spill.add(text if self.spill.begun else self.ends.text() + text)
+        self.ends.add(text)
+        for at in range(0, len(text) if self._shown.open else 0, COMMAND_PIECE_CHARS):
+            self._shown.add(text[at : at + COMMAND_PIECE_CHARS])
+            await asyncio.sleep(0)
+        if end:
+            self._shown.flush()
+            if self.spill is not None:
+                await self.spill.flush()
+
+    def text(self) -> str:
+        """What the answer holds of it."""
+        spill = self.spill
+        if spill is None or not spill.begun:
+            return self.ends.text()
+        what = "all of it is" if spill.whole else f"its first {COMMAND_OUTPUT_BYTES_KEPT >> 20} MiB are"
+        return self.ends.text(f"; {what} in {spill.path}")

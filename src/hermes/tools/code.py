@@ -1,0 +1,186 @@
+"""The tool `execute_code`: a Python script in the sandbox that can call other tools, each on the way every call takes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from hermes.agent.parts import ToolCall
+from hermes.errors import HermesError
+from hermes.home import make_private_folder
+from hermes.limits import (
+    CODE_CALL_BYTES_MAX,
+    CODE_CALLS_MAX,
+    CODE_CHARS_MAX,
+    CODE_ERRORS_CHARS_MAX,
+    CODE_OUTPUT_CHARS_MAX,
+    CODE_S_MAX,
+)
+from hermes.sandbox import script
+from hermes.sandbox.base import CHUNK_BYTES_MAX
+from hermes.tools import approving
+from hermes.tools.captured import Captured
+from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, render
+from hermes.tools.terminal import ENDED, followed, room_of, seen_through, surroundings
+
+CALLABLE = ("read_file", "write_file", "patch", "search_files", "terminal", "web_search", "web_extract")
+_CHILD = Path(script.__file__)
+_LAST_WORDS_S = 1.0
+
+
+class Booth:
+    """A folder with the script, and a socket there that its calls and its errors come through."""
+
+    def __init__(self, ctx: ToolContext, folder: Path, errors: Captured) -> None:
+        self.calls, self._over = 0, False
+        self._ctx, self._folder, self._errors = ctx, folder, errors
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._taken: dict[str, asyncio.Task[None]] = {}
+        self._server: asyncio.Server | None = None
+
+    async def open(self, code: str) -> None:
+        """Lay everything out and wait for the script."""
+        listening = await self._ctx.blocking(partial(_laid_out, self._folder, code))
+        self._server = await asyncio.start_unix_server(self._connected, sock=listening, limit=CODE_CALL_BYTES_MAX)
+
+    def hang_up(self) -> None:
+        """End the call that is under way; no other follows."""
+        self._over = True
+        if (calls := self._taken.get("calls")) is not None:
+            calls.cancel()
+
+    async def close(self) -> None:
+        """The script is gone: its last words are heard, and nothing of it stays."""
+        if self._server is not None:
+            self._server.close()
+        self.hang_up()
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=_LAST_WORDS_S)
+            for task in late - {self._taken.get("calls")}:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._ctx.blocking(partial(shutil.rmtree, self._folder, ignore_errors=True))
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._tasks.add(asyncio.create_task(self._serve(reader, writer)))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection of each kind; the script is the first to connect."""
+        serve = asyncio.current_task()
+        try:
+            purpose = (await reader.readline()).decode("ascii", "replace").strip()
+            if purpose in self._taken or purpose not in ("calls", "errors") or serve is None:
+                return
+            self._taken[purpose] = serve
+            await (self._answer(reader, writer) if purpose == "calls" else self._listen(reader))
+        except (ConnectionError, ValueError, LookupError, TypeError):
+            return  # it has hung up, or does not speak as it should
+        finally:
+            writer.close()
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        while data := await reader.read(CHUNK_BYTES_MAX):
+            await self._errors.add(data)
+        await self._errors.add(b"", end=True)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            asked = json.loads(line)
+            answer = await self._carried_out(str(asked["name"]), asked["arguments"])
+            if self._over:  # also where the call itself has seen to its end, and told how
+                return
+            writer.write(answer.encode() + b"\n")
+            await writer.drain()
+
+    async def _carried_out(self, name: str, arguments: Mapping[str, object]) -> str:
+        if name not in CALLABLE or name not in self._ctx.tools or self._ctx.call is None:
+            return render({"error": f"{name} cannot be called from here.", "code": "unknown_tool"})
+        if self.calls == CODE_CALLS_MAX:
+            fault = f"A script makes at most {CODE_CALLS_MAX} calls."
+            return render({"error": fault, "code": "limit_reached", "hint": "Split the work."})
+        self.calls += 1
+        text = json.dumps(arguments, ensure_ascii=False)
+        return await self._ctx.call(ToolCall(f"{self._ctx.call_id}.{self.calls}", name, text))
+
+
+def _laid_out(folder: Path, code: str) -> socket.socket:
+    """Write what the script needs, and listen. Blocks."""
+    make_private_folder(folder.parent)
+    os.mkdir(folder, 0o700)
+    # Commands can write around here: from now on nothing is found by its path, which may come to lead elsewhere.
+    inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    listening = socket.socket(socket.AF_UNIX)
+    try:
+        for name, data in (("script.py", code.encode("utf-8", "replace")), ("hermes_tools.py", _CHILD.read_bytes())):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with open(os.open(name, flags, 0o600, dir_fd=inside), "wb") as file:
+                file.write(data)
+        # The path of a socket must be short, too.
+        listening.bind(f"/proc/self/fd/{inside}/socket" if sys.platform == "linux" else f"{folder}/socket")
+        listening.listen()
+    except BaseException:
+        listening.close()
+        raise
+    finally:
+        os.close(inside)
+    return listening
+
+
+async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
+    sandbox, shell = await surroundings(ctx)
+    await approving.script(ctx, args["code"], shell.cwd)
+    return Prepared(value=(sandbox, shell))
+
+
+async def _run(ctx: ToolContext, args: Args) -> Answer:
+    sandbox, shell = ctx.prepared
+    folder = sandbox.place.private / f".hermes-{os.urandom(8).hex()}"
+    names = {name: list(ctx.tools[name].parameters["properties"]) for name in CALLABLE if name in ctx.tools}
+    output = Captured(min(CODE_OUTPUT_CHARS_MAX, room_of(ctx) * 4 // 5), ctx.secrets, ctx.emit)
+    errors = Captured(min(CODE_ERRORS_CHARS_MAX, room_of(ctx) // 5), ctx.secrets, ctx.emit, "stderr")
+    booth = Booth(ctx, folder, errors)
+    argv = [sandbox.python, "-u", "-B", str(folder / "hermes_tools.py"), shell.cwd, json.dumps(names)]
+    try:
+        await booth.open(args["code"])
+        network = approving.online(ctx, sandbox)
+        process = await sandbox.spawn(argv, env=shell.env, seconds=CODE_S_MAX, network=network)
+        code = await followed(process, output, booth.hang_up)
+    except HermesError as fault:
+        raise ToolError(f"The script could not be started: {fault}", "tool_unavailable", "Tell the user.") from None
+    finally:
+        await seen_through(booth.close())
+    status, error = ENDED[process.ended_by]
+    answer: Answer = {"stdout": output.text(), "stderr": errors.text(), "exit_code": code, "status": status}
+    answer["calls"] = booth.calls
+    if status != "ok":
+        raise ToolError(error.format(seconds=CODE_S_MAX), status, **answer)
+    return answer
+
+
+TOOL = ToolDef(
+    name="execute_code",
+    toolset="code_execution",
+    description=(
+        "Run a Python script, for work of many steps, loops or much data: only what it prints comes back. It can call "
+        f"tools: `from hermes_tools import {', '.join(CALLABLE)}`; each takes the arguments of the tool and returns its "
+        f"answer as a dict. At most {CODE_CALLS_MAX} calls and {CODE_S_MAX:g} seconds."
+    ),
+    parameters={
+        "type": "object",
+        "properties": {"code": {"type": "string", "minLength": 1, "maxLength": CODE_CHARS_MAX}},
+        "required": ["code"],
+        "additionalProperties": False,
+    },
+    run=_run,
+    prepare=_prepare,
+    scope=lambda _: frozenset({"shell"}),
+    timeout_s=None,
+    preview=lambda args: str(args["code"]).strip().partition("\n")[0],
+)

@@ -1,0 +1,220 @@
+"""The tool `cronjob`, and what a job's record is made of: work to be done later, without anybody asking again."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hermes.guards.injection import suspicious
+from hermes.limits import JOB_NAME_CHARS_MAX, JOB_PROMPT_CHARS_MAX, JOBS_MAX
+from hermes.runs import schedule as schedules
+from hermes.sandbox.base import SandboxError
+from hermes.sandbox.choose import workspace_of
+from hermes.tools import toolsets
+from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, ToolError
+
+if TYPE_CHECKING:
+    from hermes.guards.secrets import Secrets
+
+Job = dict[str, Any]
+ACTIONS = ("create", "list", "update", "pause", "resume", "remove", "run")
+GIVEN = ("name", "prompt", "skills", "model", "enabled_toolsets", "workdir")
+# What a job's record has besides what it was given; `session_key` and `tool_policy` bind its runs and are not shown.
+_EMPTY: Job = {
+    "name": "", "prompt": "", "skills": [], "model": None, "provider": None, "enabled_toolsets": None, "workdir": None,
+    "last_run_at": None, "last_status": None, "last_error": None, "last_run_id": None, "session_id": None,
+    "last_session_id": None, "deliver": "local", "origin": None, "paused_at": None, "paused_reason": None,
+}  # fmt: skip
+_HIDDEN = ("owner", "session_key", "tool_policy")
+
+
+def made(fields: Mapping[str, Any], now: float, timezone: str, secrets: Secrets) -> Job:
+    """A new job's record. Raises ToolError: bad_schedule, contains_secret, injection_suspected, invalid_arguments."""
+    prompt = str(fields.get("prompt") or "").strip()
+    if not prompt and not fields.get("skills"):
+        raise ToolError("`prompt` is missing: say what the job is to do.", "invalid_arguments")
+    begin = {"timezone": timezone, "enabled": True, "state": "scheduled", "created_at": now}
+    job = {**_EMPTY, **begin, "name": prompt[:60].splitlines()[0] if prompt else "Job"}
+    job["repeat"] = {"times": None, "completed": 0}
+    return {**job, **changed(job, {"schedule": "", **fields}, now, secrets)}
+
+
+def changed(job: Mapping[str, Any], fields: Mapping[str, Any], now: float, secrets: Secrets) -> Job:
+    """What of a job's record becomes different. Raises as `made`."""
+    found: Job = {name: fields[name] for name in (*GIVEN, "provider", "session_id") if name in fields}
+    for name, most in (("name", JOB_NAME_CHARS_MAX), ("prompt", JOB_PROMPT_CHARS_MAX)):
+        if name in found:
+            _check_text(name, str(found[name]), most, secrets)
+    zone = str(fields.get("timezone", job["timezone"]) or "")
+    try:
+        if "schedule" in fields or zone != job["timezone"]:
+            where = schedules.zone_named(zone)
+            text = fields.get("schedule")
+            found["schedule"] = schedules.parse(str(text), now, where) if text is not None else job["schedule"]
+            found |= {"timezone": zone, "schedule_display": found["schedule"]["display"]}
+            found["next_run_at"] = schedules.next_time(found["schedule"], now, where)
+            found |= {"state": "scheduled" if job["enabled"] else "paused"}
+    except schedules.BadSchedule as error:
+        raise ToolError(str(error), "bad_schedule") from None
+    once = {**job, **found}["schedule"]["kind"] == "once"
+    if "repeat" in fields or (once and job["repeat"]["times"] is None):
+        found["repeat"] = {"times": fields.get("repeat") or (1 if once else None), "completed": 0}
+    return found
+
+
+def shown(job: Mapping[str, Any]) -> Job:
+    """The record as it is told."""
+    return {name: value for name, value in job.items() if name not in _HIDDEN}
+
+
+def _check_text(name: str, text: str, most: int, secrets: Secrets) -> None:
+    if not text.strip() or len(text) > most:
+        raise ToolError(f"`{name}` has {len(text)} characters; 1 to {most} are possible.", "invalid_arguments")
+    if secrets.redact(text) != text:
+        raise ToolError(f"`{name}` holds a secret.", "contains_secret", "Leave it out; the job finds it where you did.")
+    if why := suspicious(text):
+        raise ToolError(f"`{name}` cannot be kept: {why}.", "injection_suspected", "Say plainly what is to be done.")
+
+
+class _Jobs:
+    """The jobs that a session may see: those of its owner, made under its key."""
+
+    def __init__(self, ctx: ToolContext) -> None:
+        store: Any = ctx.world.engine.store
+        self._ctx, self._store = ctx, store.jobs
+
+    async def all(self) -> list[Job]:
+        return [job for job in await self._store.list(owner=self._ctx.owner) if self._is_own(job)]
+
+    def _is_own(self, job: Mapping[str, Any]) -> bool:
+        return job["owner"] == self._ctx.owner and job.get("session_key") == self._ctx.session_key
+
+    async def one(self, args: Args) -> Job:
+        job_id = str(args.get("job_id") or "")
+        job: Job | None = await self._store.get(job_id) if re.fullmatch("[0-9a-f]{12}", job_id) else None
+        if job is None or not self._is_own(job):
+            raise ToolError(f"There is no job {job_id!r}.", "not_found", "The action list shows the jobs there are.")
+        return job
+
+    async def add(self, args: Args) -> Job:
+        ctx, spec = self._ctx, self._ctx.world.spec
+        if len(await self.all()) >= JOBS_MAX:
+            raise ToolError(f"There are {JOBS_MAX} jobs already.", "limit_reached", "Remove those no longer needed.")
+        job = made(args, time.time(), ctx.settings.get("timezone"), ctx.secrets)
+        job |= {"owner": ctx.owner, "session_key": ctx.session_key}
+        job["tool_policy"] = _narrowed(ctx, None)
+        job["origin"] = {"source": spec.source, "session_id": ctx.session_id}
+        return await self._store.create(job)  # type: ignore[no-any-return]
+
+    async def change(self, job: Job, **fields: Any) -> Job:
+        now: Job | None = await self._store.update(job["id"], **fields)
+        if now is None:
+            raise ToolError(f"The job {job['id']} is gone.", "not_found")
+        return now
+
+    async def remove(self, job: Job) -> None:
+        await self._store.delete(job["id"])
+
+
+async def _run(ctx: ToolContext, args: Args) -> Answer:
+    jobs, action, now = _Jobs(ctx), args["action"], time.time()
+    if action == "list":
+        return {"jobs": [shown(job) for job in await jobs.all()]}
+    await _check_place(ctx, args)
+    if action == "create":
+        return _told(await jobs.add(args), now)
+    job = await jobs.one(args)
+    if action == "remove":
+        await jobs.remove(job)
+        return {"removed": job["id"], "name": job["name"]}
+    fields: Job = {}
+    if action == "update":
+        fields = changed(job, args, now, ctx.secrets)
+        if not fields:
+            raise ToolError("Nothing was given that is to change.", "invalid_arguments")
+        fields["tool_policy"] = _narrowed(ctx, job.get("tool_policy"))
+    elif action == "pause" and job["enabled"]:
+        fields = {"enabled": False, "state": "paused", "paused_at": now}
+    elif action == "resume" and not job["enabled"]:
+        zone = schedules.zone_named(job["timezone"])
+        following = schedules.next_time(job["schedule"], now, zone)
+        if following is None:
+            raise ToolError("Its time is over.", "bad_schedule", "Give it another schedule with the action update.")
+        fields = {"enabled": True, "state": "scheduled", "paused_at": None, "paused_reason": None}
+        fields["next_run_at"] = following
+    elif action == "run":
+        if not job["enabled"]:
+            raise ToolError("The job is paused.", "invalid_arguments", "Resume it first.")
+        fields = {"next_run_at": now}
+    return _told(await jobs.change(job, **fields) if fields else job, now)
+
+
+def _told(job: Job, now: float) -> Answer:
+    soon = job["enabled"] and job["next_run_at"] is not None and job["next_run_at"] <= now
+    zone = schedules.zone_named(job["timezone"])
+    times = schedules.next_times(job["schedule"], now, zone) if job["enabled"] else []
+    return {"job": shown(job), "next_times": times, **({"note": "It is due now."} if soon else {})}
+
+
+def _narrowed(ctx: ToolContext, policy: list[str] | None) -> list[str] | None:
+    """The policy of a job's runs: it may never do more than whoever made or changed it."""
+    own = ctx.world.spec.tool_policy
+    if own is None or policy is None:
+        return sorted(own) if own is not None else policy
+    return sorted(own.intersection(policy))
+
+
+async def _check_place(ctx: ToolContext, args: Args) -> None:
+    """The toolsets must be known, and the folder one that runs may work in."""
+    known = {*toolsets.DEFAULTS, *toolsets.of_servers(ctx.settings.section("mcp_servers"))}
+    if unknown := sorted(set(args.get("enabled_toolsets") or ()) - known):
+        hint = f"There are: {', '.join(sorted(known))}."
+        raise ToolError(f"There is no toolset {', '.join(unknown)}.", "invalid_arguments", hint)
+    if args.get("workdir"):
+        find = partial(workspace_of, ctx.home, ctx.settings, ctx.owner, ctx.session_key, args["workdir"])
+        try:
+            await ctx.blocking(find)
+        except SandboxError as error:
+            raise ToolError(
+                str(error), "invalid_arguments", "Leave `workdir` out to use the usual workspace."
+            ) from None
+
+
+def _available(settings: Any) -> str | None:
+    return None if settings.get("cron.enabled") else "jobs are turned off (cron.enabled)"
+
+
+_TEXTS = {"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": 200}, "maxItems": 64}
+TOOL = ToolDef(
+    name="cronjob",
+    toolset="cronjob",
+    description=(
+        "Have work done later or regularly, each time as a turn of its own that knows only its prompt: write that so "
+        f"that it stands alone. {schedules.GRAMMAR} The action run makes a job due at once."
+    ),
+    parameters={
+        "type": "object",
+        "properties": {
+            "action": {"type": "string", "enum": list(ACTIONS)},
+            "job_id": {"type": "string", "description": "Which job; all but create and list need it."},
+            "name": {"type": "string", "maxLength": JOB_NAME_CHARS_MAX},
+            "schedule": {"type": "string", "maxLength": 200},
+            "prompt": {"type": "string", "description": f"At most {JOB_PROMPT_CHARS_MAX} characters."},
+            "skills": _TEXTS,
+            "model": {"type": "string", "maxLength": 200},
+            "enabled_toolsets": _TEXTS,
+            "workdir": {"type": "string", "maxLength": 4096},
+            "repeat": {"type": "integer", "minimum": 1, "description": "How often at most; without it for ever."},
+        },
+        "required": ["action"],
+        "additionalProperties": False,
+    },
+    run=_run,
+    effect=lambda args: "read" if args.get("action") == "list" else "effect",
+    scope=lambda _: frozenset({"jobs"}),
+    available=_available,
+    preview=lambda args: " ".join(str(args[name]) for name in ("action", "job_id", "name", "schedule") if name in args),
+)

@@ -1,0 +1,266 @@
+"""The tool `delegate_task`: pieces of work are given to runs of their own, which are followed to their end."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import aclosing, suppress
+from typing import Any
+
+from hermes.limits import CLOSE_S_MAX, DELEGATED_CHARS_MAX, DELEGATED_TASKS_MAX, GOAL_SHOWN_CHARS_MAX, STORE_POLL_S
+from hermes.runs.engine import LiveRun, Refused
+from hermes.runs.events import Event
+from hermes.runs.spec import Control, RouteChoice, RunSpec
+from hermes.runs.writer import LogEnded
+from hermes.store.base import StoreError
+from hermes.tools.registry import Answer, Args, Reconciled, ToolContext, ToolDef, ToolError
+
+log = logging.getLogger(__name__)
+
+# What a child is not offered: it works alone, once, and leaves nothing behind for later.
+WITHOUT = frozenset({"delegation", "clarify", "memory", "cronjob"})
+_STATUS = {"run.completed": "completed", "run.failed": "failed", "run.cancelled": "cancelled"}
+
+
+class Child:
+    """One task and the run that does it. Its id follows from the call's, so that a call cut off finds it again."""
+
+    def __init__(self, ctx: ToolContext, parent: LiveRun, number: int, task: Mapping[str, str]) -> None:
+        self._ctx, self._parent, self._number, self._task = ctx, parent, number, task
+        self._engine = ctx.world.engine
+        place = f"{ctx.run_id}\0{parent.log.step}\0{ctx.call_id}\0{number}"
+        self._id = hashlib.sha256(place.encode()).hexdigest()[:32]
+        self.run_id = f"run_{self._id}"
+        self._begun = False
+        self._seen = 0
+        self._asked: dict[str, dict[str, Any]] = {}
+        self._open: dict[str, asyncio.Task[None]] = {}
+
+    async def work(self, slots: asyncio.Semaphore, told: set[tuple[str, str]]) -> Answer:
+        """The task's outcome; what goes wrong with it is part of that."""
+        try:
+            async with slots:
+                await self._begin(told)
+                return await self._follow(told)
+        except asyncio.CancelledError:
+            await self._let_go(told)
+            raise
+        except (StoreError, LogEnded):
+            raise
+        except Refused as refusal:
+            return {"status": "failed", "child_run_id": self.run_id, "summary": "", "error": str(refusal)}
+        except Exception:  # one task's failure is not the others'
+            log.exception("the subagent %s could not be followed", self.run_id)
+            error = "The subagent could not be followed to its end."
+            return {"status": "failed", "child_run_id": self.run_id, "summary": "", "error": error}
+        finally:
+            for question in self._open.values():
+                question.cancel()
+
+    async def cancel(self, reason: str, by: str) -> bool:
+        """Have the run stop; whether there is one."""
+        control = Control("cancel", {"reason": reason}, by=by or "parent")
+        return await self._engine.control(self.run_id, control) != "unknown"
+
+    async def _begin(self, told: set[tuple[str, str]]) -> None:
+        self._begun = True
+        if ("subagent.started", self.run_id) not in told:
+            goal = self._ctx.secrets.redact(self._task["goal"])[:GOAL_SHOWN_CHARS_MAX]
+            await self._tell("subagent.started", goal=goal)
+        if await self._engine.get(self.run_id) is None:
+            await self._engine.start(await self._spec())
+
+    async def _spec(self) -> RunSpec:
+        ctx, spec = self._ctx, self._parent.spec
+        goal, context = self._task["goal"], self._task.get("context")
+        route, until = spec.route, self._parent.deadline_at
+        if route is None:
+            session = await self._parent.store.sessions.get_session(self._parent.transcript_id)
+            route = RouteChoice(model=session["model"]) if session and session["model"] else None
+        return RunSpec(
+            user_message=f"{goal}\n\nWhat you should know:\n{context}" if context else goal,
+            session_id=f"delegate_{self._id}",
+            run_id=self.run_id,
+            kind="subagent",
+            source="subagent",
+            owner=spec.owner,
+            session_key=spec.session_key,
+            route=route,
+            sampling=spec.sampling,
+            reasoning=spec.reasoning,
+            toolsets=ctx.world.toolsets - WITHOUT,
+            disabled_toolsets=spec.disabled_toolsets | WITHOUT,
+            tool_policy=spec.tool_policy,
+            approvals=spec.approvals,
+            answerable=spec.answerable,
+            max_iterations=ctx.settings.get("delegation.max_iterations"),
+            on_detach=spec.on_detach,
+            persist=spec.persist,
+            compress=spec.compress,
+            context_files=spec.context_files,
+            memory=spec.memory,
+            deadline_seconds=None if until is None else max(0.0, until - time.monotonic()),
+            parent=(ctx.run_id, ctx.call_id),
+            parent_session_id=spec.session_id if spec.persist else None,
+            workdir=spec.workdir,
+        )
+
+    async def _follow(self, told: set[tuple[str, str]]) -> Answer:
+        while True:
+            async with aclosing(self._engine.batches(self.run_id, self._seen)) as batches:
+                async for batch in batches:
+                    for event in batch:
+                        self._seen = event.seq
+                        if event.final:
+                            return await self._outcome(event, told)
+                        await self._take(event)
+                    for approval_id in self._asked.keys() - self._open.keys():
+                        await self._ask(approval_id)
+            # Whoever carried it on is gone, and it is not at its end.
+            await self._engine.resume(self.run_id)
+            await asyncio.sleep(STORE_POLL_S)
+
+    async def _take(self, event: Event) -> None:
+        data = event.data
+        if event.type == "tool.started":
+            self._ctx.emit("info", f"[{self._number + 1}] {data['name']}: {data['preview']}\n")
+        elif event.type == "approval.requested":
+            self._asked[data["approval_id"]] = data
+        elif event.type == "approval.resolved":
+            self._asked.pop(data["approval_id"], None)
+            question = self._open.pop(data["approval_id"], None)
+            if question is not None:
+                question.cancel()
+                await self._parent.log.emit("approval.resolved", **data)
+
+    async def _ask(self, approval_id: str) -> None:
+        """Put the child's question into the parent's log; whoever answers there answers the child."""
+        data = self._asked[approval_id]
+        path = [self.run_id, *(data.get("path") or ())]
+        event = self._parent.log.event("approval.requested", **{**data, "call_id": self._ctx.call_id, "path": path})
+        answered = self._parent.controls.approvals.ask(approval_id)
+        self._open[approval_id] = asyncio.create_task(self._pass_on(approval_id, answered))
+        await self._parent.log.append(event)
+
+    async def _pass_on(self, approval_id: str, answered: asyncio.Future[Mapping[str, Any]]) -> None:
+        answer = dict(await answered)
+        by, surface = str(answer.pop("by", "user")), str(answer.pop("surface", ""))
+        await self._engine.control(self.run_id, Control("approve", {**answer, "id": approval_id}, by, surface))
+
+    async def _outcome(self, end: Event, told: set[tuple[str, str]]) -> Answer:
+        data, status = end.data, _STATUS[end.type]
+        row_id = data.get("row") or data.get("partial_row")
+        row = await self._engine.row(self.run_id, row_id) if row_id is not None else None
+        text = row.content if row is not None and isinstance(row.content, str) else ""
+        usage = dict(data.get("usage") or {})
+        if ("subagent.finished", self.run_id) not in told:
+            steps = data.get("steps") or 0
+            await self._tell("subagent.finished", status=status, chars=len(text), usage=usage, steps=steps)
+            self._ctx.world.spend({**usage, "calls": steps})
+        most = self._ctx.settings.get("delegation.max_summary_chars")
+        if len(text) > most:
+            note = f"\n[… cut: {len(text)} characters in all]"
+            text = text[: most - len(note)] + note
+        answer: Answer = {"status": status, "summary": text, "child_run_id": self.run_id, "usage": usage}
+        if status == "failed":
+            answer["error"] = data.get("error") or "The subagent failed."
+        return answer
+
+    async def _tell(self, kind: str, **data: Any) -> None:
+        await self._parent.log.emit(kind, call_id=self._ctx.call_id, child_run_id=self.run_id, **data)
+
+    async def _let_go(self, told: set[tuple[str, str]]) -> None:
+        """The parent is to stop: so is the child, for the same reason. One that will be taken up again waits for that."""
+        stop, spec = self._parent.controls.stop, self._parent.spec
+        waits = stop.reason == "server_shutdown" and spec.persist and spec.on_detach == "continue"
+        if not self._begun or stop.reason is None or waits:
+            return
+        with suppress(TimeoutError, StoreError, LogEnded):
+            async with asyncio.timeout(CLOSE_S_MAX):
+                if await self.cancel(stop.reason, stop.by):
+                    await self._follow(told)
+
+
+def _children(ctx: ToolContext, args: Args) -> list[Child]:
+    tasks = args.get("tasks") or ([args] if args.get("goal") else [])
+    if not tasks or (args.get("tasks") and args.get("goal")):
+        raise ToolError("Give either `goal` or `tasks`.", "invalid_arguments")
+    parent = ctx.world.engine.live(ctx.run_id)
+    if parent is None or parent.spec.parent is not None:
+        raise ToolError("A subagent cannot delegate.", "tool_unavailable", "Do the work yourself.")
+    texts = [task.get(name) or "" for task in (args, *tasks) for name in ("goal", "context")]
+    if max(map(len, texts)) > DELEGATED_CHARS_MAX:
+        hint = "Put what is long into a file, and name the file."
+        raise ToolError(f"More than {DELEGATED_CHARS_MAX} characters were given.", "too_large", hint)
+    common = {"context": args["context"]} if args.get("context") else {}
+    return [Child(ctx, parent, number, {**common, **task}) for number, task in enumerate(tasks)]
+
+
+async def _run(ctx: ToolContext, args: Args) -> Answer:
+    children = _children(ctx, args)
+    ids = {child.run_id for child in children}
+    events = await ctx.world.engine.durable(ctx.run_id)
+    told = {(event.type, event.data["child_run_id"]) for event in events if event.data.get("child_run_id") in ids}
+    slots = asyncio.Semaphore(ctx.settings.get("delegation.max_concurrent_children"))
+    works = [asyncio.create_task(child.work(slots, told)) for child in children]
+    try:
+        await asyncio.wait(works)
+    except asyncio.CancelledError:
+        for work in works:
+            work.cancel()
+        await asyncio.wait(works)
+        raise
+    return {"results": [work.result() for work in works]}
+
+
+async def _reconcile(ctx: ToolContext, args: Args, _: Mapping[str, Any]) -> Reconciled:
+    """A call that was cut off goes on with its children; where its run is not to go on, neither are they."""
+    parent = ctx.world.engine.live(ctx.run_id)
+    if parent is None or parent.resumption is None or parent.resumption.verdict == "go_on":
+        return "not_done"
+    for child in _children(ctx, args):
+        await child.cancel(parent.resumption.stop_reason or "stop", parent.resumption.stopped_by)
+    return "unclear"
+
+
+_TEXT = {"type": "string", "minLength": 1}
+_GOAL = {**_TEXT, "description": "What is to be done, complete enough for somebody who knows nothing of this talk."}
+_CONTEXT = {**_TEXT, "description": "Facts, paths and limits that the work needs."}
+TOOL = ToolDef(
+    name="delegate_task",
+    toolset="delegation",
+    description=(
+        "Give work to subagents, one for each task, and wait for their summaries. Each begins with a fresh view, has "
+        "your tools and your workspace, and sees nothing of this conversation but what you write. Good for work that "
+        "reads much and reports little, and for parts that do not depend on each other."
+    ),
+    parameters={
+        "type": "object",
+        "properties": {
+            "goal": _GOAL,
+            "context": _CONTEXT,
+            "tasks": {
+                "type": "array",
+                "minItems": 1,
+                "maxItems": DELEGATED_TASKS_MAX,
+                "items": {
+                    "type": "object",
+                    "properties": {"goal": _GOAL, "context": _CONTEXT},
+                    "required": ["goal"],
+                    "additionalProperties": False,
+                },
+            },
+        },
+        "additionalProperties": False,
+    },
+    run=_run,
+    effect="effect",
+    timeout_s=None,
+    alone=True,
+    resumable=True,
+    reconcile=_reconcile,
+    preview=lambda args: "; ".join(task["goal"] for task in args.get("tasks") or [args] if "goal" in task),
+)

@@ -1,0 +1,50 @@
+"""What a session has on its desk between turns, in this process: its shell, files it has seen, leave it was given."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hermes.limits import DESKS_MAX
+
+if TYPE_CHECKING:
+    from hermes.sandbox.shell import Shell
+
+
+_LEAVE = ("granted", "folders", "network", "yolo")
+
+
+@dataclass(slots=True)
+class Desk:
+    """One session's. `seen` has the digest of each file as it was last read or written, by its real path; `told` is what
+    it knows of its MCP servers."""
+
+    shell: Shell | None = None
+    seen: dict[str, str] = field(default_factory=dict)
+    granted: set[str] = field(default_factory=set)
+    folders: list[Path] = field(default_factory=list)
+    network: bool = False
+    yolo: bool = False
+    told: dict[str, str] = field(default_factory=dict)
+    notices: list[str] = field(default_factory=list)
+
+
+class Desks:
+    """The desks of a process; those that nobody has used for long are cleared first."""
+
+    def __init__(self) -> None:
+        self._desks: OrderedDict[str, Desk] = OrderedDict()
+
+    def of(self, session_id: str, parent_id: str | None = None) -> Desk:
+        """The desk of a session. A child's has the leave that was given to its parent, and shares what is given later."""
+        desk = self._desks.get(session_id)
+        if desk is None:
+            above = self._desks.get(parent_id) if parent_id is not None else None
+            given = {name: getattr(above, name) for name in _LEAVE} if above is not None else {}
+            desk = self._desks[session_id] = Desk(**given)
+        self._desks.move_to_end(session_id)
+        while len(self._desks) > DESKS_MAX:
+            self._desks.popitem(last=False)
+        return desk

@@ -1,0 +1,64 @@
+"""Whether content is what its file's name promises: JSON, YAML, TOML or Python that parses."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import tomllib
+from collections.abc import Callable
+from typing import Any
+
+from hermes.limits import DIAGNOSED_BYTES_MAX
+
+
+class _Fault(ValueError):
+    def __init__(self, lineno: int, colno: int, msg: str) -> None:
+        super().__init__(msg)
+        self.lineno, self.colno, self.msg = lineno, colno, msg
+
+
+def diagnostics(path: str, data: bytes) -> list[dict[str, Any]] | None:
+    """Where and why content does not parse; None where it is too much to be looked at."""
+    parse = _PARSERS.get(os.path.splitext(path)[1].lower())
+    if parse is None:
+        return []
+    if len(data) > DIAGNOSED_BYTES_MAX:
+        return None
+    try:
+        parse(data.decode("utf-8-sig"))
+    except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
+        said = str(getattr(error, "msg", error)) or "nested too deeply"
+        place = re.search(r" \(at line (\d+), column (\d+)\)$", said)  # the way of tomllib
+        line, column = place.groups() if place else (getattr(error, "lineno", 1), getattr(error, "colno", None))
+        column = getattr(error, "offset", 1) if column is None else column
+        message = said[: place.start()] if place else said
+        return [{"line": int(line or 1), "column": int(column or 1), "message": message}]
+    return []
+
+
+def _yaml(text: str) -> None:
+    import yaml
+
+    try:
+        for _ in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+            pass
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        said = str(getattr(error, "problem", None) or error).partition("\n")[0]
+        raise _Fault(mark.line + 1 if mark else 1, mark.column + 1 if mark else 1, said) from None
+
+
+def _python(text: str) -> None:
+    compile(text, "<content>", "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+
+
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    ".json": json.loads,
+    ".yaml": _yaml,
+    ".yml": _yaml,
+    ".toml": tomllib.loads,
+    ".py": _python,
+    ".pyi": _python,
+}

@@ -1,0 +1,349 @@
+"""What the file tools share: paths and refusals in words, lines without secrets, changes with their digests."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import hashlib
+import mimetypes
+import os
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from hermes.guards.paths import PathRefused, Paths
+from hermes.guards.secrets import MARK
+from hermes.limits import (
+    BLOCK_BYTES,
+    BYTES_PER_TOKEN,
+    COMPARED_LINES_MAX,
+    LINE_BYTES_MAX,
+    LINE_CHARS_MAX,
+    NEAR_NAMES_MAX,
+    READ_WINDOW_SHARE,
+    SPILLED_CHARS_MIN,
+    WRITTEN_BYTES_MAX,
+)
+from hermes.text import whole_text
+from hermes.tools.registry import Args, Prepared, Reconciled, ToolContext, ToolError
+
+# Where a file is really is known only to the guard, so calls that write wait for each other and for those that read.
+SCOPE = frozenset({"files"})
+BOM = b"\xef\xbb\xbf"
+SNIFFED_BYTES = 8192
+# A secret is recognised also where the part of its line that is shown ends in the middle of it.
+_BEYOND_CHARS = 4096
+_SHOWN_SECRET = re.compile(r"«redacted:[a-z_]+»")
+_KEY_BEGIN = re.compile(rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY")
+_KEY_END = re.compile(rb"-----END|[^\w+/=:,.\s\"'\\-]")
+IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+_TYPES = {
+    b"\x89PNG\r\n\x1a\n": "image/png",
+    b"\xff\xd8\xff": "image/jpeg",
+    b"GIF87a": "image/gif",
+    b"GIF89a": "image/gif",
+    b"%PDF-": "application/pdf",
+    b"PK\x03\x04": "application/zip",
+    b"\x1f\x8b": "application/gzip",
+    b"\x7fELF": "application/x-executable",
+    b"SQLite format 3\0": "application/vnd.sqlite3",
+    b"\xff\xfe": "text/plain; charset=utf-16",
+    b"\xfe\xff": "text/plain; charset=utf-16",
+}
+
+
+# ---- paths
+
+
+def _base(ctx: ToolContext, paths: Paths) -> str:
+    shell = ctx.world.desk.shell
+    return str(paths.cwd) if shell is None else shell.cwd
+
+
+def located(ctx: ToolContext, paths: Paths, path: str) -> str:
+    """A path as the guard is asked for it: what is relative begins where the session's shell is."""
+    return path if path.startswith(("/", "~")) or not path else os.path.join(_base(ctx, paths), path)
+
+
+def shown(ctx: ToolContext, paths: Paths, real: str | Path) -> str:
+    """A real path as the model is told it: short where it lies below the working folder."""
+    text, base = str(real), _base(ctx, paths).rstrip("/") + "/"
+    return whole_text(text.removeprefix(base))
+
+
+@contextlib.contextmanager
+def told(ctx: ToolContext, paths: Paths, path: str) -> Iterator[None]:
+    """What goes wrong with a file, said so that the model knows what to do next."""
+    try:
+        yield
+    except PathRefused as refused:
+        hint = "Do not try another way; tell the user if this file is needed."
+        raise ToolError(f"{path}: {refused}", "path_refused", hint, rule=refused.rule) from None
+    except (FileNotFoundError, NotADirectoryError):
+        near = _near(ctx, paths, path)
+        hint = f"Near names: {', '.join(near)}." if near else "search_files with target=files finds files by name."
+        raise ToolError(f"There is no file {path}.", "path_not_found", hint, near=near) from None
+    except IsADirectoryError:
+        hint = "search_files with target=files shows what is in it."
+        raise ToolError(f"{path} is a folder, not a file.", "invalid_arguments", hint) from None
+    except PermissionError:
+        hint = "The system refuses it to this user; tell the user."
+        raise ToolError(f"{path}: permission denied.", "path_refused", hint, rule="permissions") from None
+    except OSError as error:
+        hint = "Nothing was changed; tell the user."
+        raise ToolError(f"{path}: {error.strerror or error}.", "tool_crashed", hint) from None
+
+
+def _near(ctx: ToolContext, paths: Paths, path: str) -> list[str]:
+    """Names like the part of a path that is missing."""
+    folder, wanted = os.path.split(os.path.normpath(located(ctx, paths, path)))
+    names = None
+    while names is None:
+        try:
+            names = paths.names(folder)
+        except (FileNotFoundError, NotADirectoryError):
+            folder, wanted = os.path.split(folder)
+        except (PathRefused, OSError):
+            return []
+    known = {name.lower(): name for name in sorted(names)[:COMPARED_LINES_MAX]}
+    close = difflib.get_close_matches(wanted.lower(), known, NEAR_NAMES_MAX, 0.5)
+    return [shown(ctx, paths, os.path.join(folder, known[name])) for name in close]
+
+
+async def writable(ctx: ToolContext, paths: Paths, path: str) -> str:
+    """The real path of a file that may be written, with the user's leave where that is needed."""
+    from hermes.tools import approving
+
+    where = located(ctx, paths, path)
+
+    def look() -> tuple[Path, Path | None]:
+        with told(ctx, paths, path):
+            try:
+                real = paths.check(where, "write")
+            except PathRefused as refused:
+                real = Path(os.path.realpath(os.path.expanduser(where)))
+                folder = next((folder for folder in real.parents if folder.name == ".git"), None)
+                if refused.rule != "git_control" or folder is None:
+                    raise
+                return real, folder
+            return real, paths.needs_grant(real)
+
+    real, folder = await ctx.blocking(look)
+    if folder is not None:
+        await approving.folder(ctx, folder)
+        real, _ = await ctx.blocking(look)
+    return str(real)
+
+
+# ---- lines
+
+
+class Lines:
+    """The lines of a file in order. A file of any size takes little memory, and so does a line."""
+
+    def __init__(self, file: BinaryIO, cancelled: threading.Event) -> None:
+        self._file, self._cancelled = file, cancelled
+        self._sha, self._newlines, self._last, self._tail = hashlib.sha256(), 0, b"\n", b""
+        self._in_key = False
+        self.is_key = False
+
+    @property
+    def number(self) -> int:
+        """The number of the next line."""
+        return self.last + 1
+
+    @property
+    def last(self) -> int:
+        """The number of the last line that was passed."""
+        return self._newlines + (self._last != b"\n")
+
+    def skip_to(self, number: int) -> None:
+        """Pass everything before a line, or everything there is."""
+        while (missing := number - 1 - self._newlines) > 0 and (block := self._file.read(BLOCK_BYTES)):
+            if block.count(b"\n") >= missing:
+                end = 0
+                for _ in range(missing):
+                    end = block.index(b"\n", end) + 1
+                self._file.seek(end - len(block), os.SEEK_CUR)
+                block = block[:end]
+            self._took(block)
+
+    def next(self) -> bytes:
+        """A line, or of a very long one its beginning; nothing at the end of the file. `is_key`: of a private key."""
+        while self._last != b"\n" and (rest := self._file.readline(BLOCK_BYTES)):
+            self._took(rest)
+        was_in_key = self._in_key
+        self._took(line := self._file.readline(LINE_BYTES_MAX))
+        self.is_key = self._in_key or (was_in_key and b"-----END" in line)
+        return line
+
+    def finish(self) -> str:
+        """Pass what is left; the digest of all that was passed."""
+        while block := self._file.read(BLOCK_BYTES):
+            self._took(block)
+        return self._sha.hexdigest()
+
+    def _took(self, data: bytes) -> None:
+        if self._cancelled.is_set():
+            raise ToolError("Reading was stopped.", "interrupted", "Read a smaller part.")
+        self._sha.update(data)
+        self._newlines += data.count(b"\n")
+        self._last = data[-1:] or self._last
+        text, start = self._tail + data, len(self._tail) if self._in_key else -1
+        for begin in _KEY_BEGIN.finditer(text):
+            start = begin.end()
+        self._in_key = start >= 0 and _KEY_END.search(text, start) is None
+        self._tail = data[-64:]
+
+
+def room(ctx: ToolContext) -> int:
+    """How many characters of files an answer has room for; a longer one would be spilled."""
+    share = int(ctx.world.window_tokens * BYTES_PER_TOKEN * READ_WINDOW_SHARE)
+    return min(ctx.settings.get("file_read_max_chars", int), max(SPILLED_CHARS_MIN, share))
+
+
+class Shower:
+    """Lines as the model sees them: without secrets, and never too long."""
+
+    def __init__(self, ctx: ToolContext) -> None:
+        self._secrets, self._all = ctx.secrets, ctx.settings.get("security.redact_secrets")
+
+    def line(self, raw: bytes, is_key: bool = False) -> tuple[str, bool]:
+        """A line without its end, and whether it was cut."""
+        if is_key:
+            return "«redacted:private_key»", False
+        text = raw.removeprefix(BOM).decode("utf-8", "replace").rstrip("\r\n")
+        shown = self.text(text[: LINE_CHARS_MAX + _BEYOND_CHARS])
+        cut = len(shown) > LINE_CHARS_MAX or len(text) > LINE_CHARS_MAX + _BEYOND_CHARS
+        return (shown[:LINE_CHARS_MAX] + " […]" if cut else shown), cut
+
+    def text(self, text: str) -> str:
+        """A text with marks in the place of secrets."""
+        kept = text.replace(MARK, "\ufdd0")  # what says so already is no secret of this file
+        kept = self._secrets.mask(kept).replace(MARK, "«redacted:known»")
+        if self._all:
+            kept = self._secrets.redact(kept).replace(MARK, "«redacted:credential»")
+        return kept.replace("\ufdd0", MARK)
+
+
+def no_marks(*texts: str) -> None:
+    """Refuse to write what stands for a secret: the secret itself would be lost."""
+    if found := next((match[0] for text in texts if (match := _SHOWN_SECRET.search(text))), None):
+        hint = "Change only the lines around it, with patch, so that the secret stays as it is."
+        raise ToolError(f"The text holds {found}, which only stands for a secret.", "redacted_marker", hint)
+
+
+def type_of(head: bytes, name: str) -> str | None:
+    """The type of a file that is no text, by its beginning."""
+    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
+        return "image/webp"
+    known = next((kind for magic, kind in _TYPES.items() if head.startswith(magic)), None)
+    if known or b"\0" not in head:
+        return known
+    return mimetypes.guess_type(name)[0] or "application/octet-stream"
+
+
+def binary(path: str, kind: str, size: int) -> ToolError:
+    """The refusal of a file that is no text."""
+    hint = "A command in the terminal can convert or inspect it."
+    return ToolError(f"{path} is no text: {kind}, {size} bytes.", "binary_file", hint, type=kind, bytes=size)
+
+
+def content_of(paths: Paths, real: str) -> tuple[bytes, os.stat_result] | None:
+    """A file's content, or None where it is too large to be changed as a whole."""
+    with paths.open(real) as file:
+        about = os.fstat(file.fileno())
+        data = file.read(WRITTEN_BYTES_MAX + 1)
+    return None if len(data) > WRITTEN_BYTES_MAX else (data, about)
+
+
+def is_crlf(data: bytes) -> bool:
+    """Whether every line ends the way of Windows."""
+    return data.count(b"\r\n") == data.count(b"\n") > 0
+
+
+# ---- changes
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What becomes of one file. No data: it goes. `old` and `like` are what it was, to be put back."""
+
+    path: str
+    before: str | None
+    data: bytes | None
+    old: bytes | None = None
+    like: os.stat_result | None = None
+
+    @property
+    def after(self) -> str | None:
+        return None if self.data is None else hashlib.sha256(self.data).hexdigest()
+
+
+def prepared(changes: list[Change], value: Any) -> Prepared:
+    """The digests of every file before and after, for the record."""
+    before = {whole_text(change.path): change.before for change in changes}
+    after = {whole_text(change.path): change.after for change in changes}
+    return Prepared({"before": before, "after": after}, value)
+
+
+def commit(ctx: ToolContext, paths: Paths, changes: list[Change]) -> None:
+    """Make all changes, or none: files that have changed since they were looked at stay as they are."""
+    for change in changes:
+        if paths.digest(change.path) != change.before:
+            raise stale(shown(ctx, paths, change.path), "has changed meanwhile")
+    done: list[Change] = []
+    try:
+        for change in sorted(changes, key=lambda change: change.data is None):
+            _put(paths, change.path, change.data, change.like)
+            done.append(change)
+    except BaseException:
+        left = [change.path for change in reversed(done) if not _undone(paths, change)]
+        if left:
+            names = ", ".join(shown(ctx, paths, path) for path in left)
+            said = f"The change failed half-way, and could not be undone in: {names}."
+            raise ToolError(said, "tool_crashed", "Look at these files and tell the user.") from None
+        raise
+    seen = ctx.world.desk.seen
+    for change in changes:
+        if change.after is None:
+            seen.pop(change.path, None)
+        elif change.before is None or seen.get(change.path) == change.before:
+            seen[change.path] = change.after
+
+
+def _undone(paths: Paths, change: Change) -> bool:
+    try:
+        _put(paths, change.path, change.old, change.like)
+    except (OSError, PathRefused):
+        return False
+    return True
+
+
+def _put(paths: Paths, path: str, data: bytes | None, like: os.stat_result | None) -> None:
+    if data is None:
+        paths.remove(path)
+    else:
+        paths.replace(path, data, like)
+
+
+def stale(path: str, why: str) -> ToolError:
+    """The refusal to write over what the model does not know."""
+    return ToolError(f"{path} {why}.", "stale_file", "Read it first, then write again.")
+
+
+async def reconcile(ctx: ToolContext, _: Args, started: Mapping[str, Any]) -> Reconciled:
+    """What became of changes that were cut off, by the digests on record."""
+    before, after = started.get("before"), started.get("after")
+    if not isinstance(before, dict) or not isinstance(after, dict) or not after:
+        return "unclear"
+    paths = await ctx.world.paths()
+    now: dict[str, str | None] = await ctx.blocking(lambda: {path: paths.digest(path) for path in after})
+    if now not in (before, after):
+        return "unclear"
+    # Either way it is as this session knows it.
+    ctx.world.desk.seen.update({path: digest for path, digest in now.items() if digest is not None})
+    return "done" if now == after else "not_done"

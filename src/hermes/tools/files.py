@@ -1,0 +1,209 @@
+"""The tools `read_file` and `write_file`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections import Counter
+from typing import BinaryIO
+
+from hermes.guards.paths import PathRefused, Paths
+from hermes.limits import (
+    READ_LINES,
+    READ_LINES_MAX,
+    SEEN_BYTES_MAX,
+    WRITTEN_BYTES_MAX,
+)
+from hermes.tools.diagnostics import diagnostics
+from hermes.tools.file_access import (
+    BOM,
+    IMAGES,
+    SCOPE,
+    SNIFFED_BYTES,
+    Change,
+    Lines,
+    Shower,
+    binary,
+    commit,
+    content_of,
+    is_crlf,
+    located,
+    no_marks,
+    prepared,
+    reconcile,
+    room,
+    shown,
+    stale,
+    told,
+    type_of,
+    writable,
+)
+from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
+
+# ---- read_file
+
+
+async def _paths(ctx: ToolContext, _: Args) -> Prepared:
+    return Prepared(value=await ctx.world.paths())
+
+
+def _read(ctx: ToolContext, args: Args) -> Answer:
+    paths: Paths = ctx.prepared
+    path = args["path"]
+    with told(ctx, paths, path):
+        real = str(paths.check(located(ctx, paths, path), "read"))
+        with paths.open(real) as file:
+            size, head = os.fstat(file.fileno()).st_size, file.read(SNIFFED_BYTES)
+            if (kind := type_of(head, real)) in IMAGES:
+                hint = "vision_analyze can look at it."
+                return {"path": shown(ctx, paths, real), "type": kind, "bytes": size, "hint": hint}
+            if kind is not None:
+                raise binary(path, kind, size)
+            file.seek(0)
+            return {"path": shown(ctx, paths, real), **_slice(ctx, args, file, size, real)}
+
+
+def _slice(ctx: ToolContext, args: Args, file: BinaryIO, size: int, real: str) -> Answer:
+    offset, limit = args.get("offset", 1), args.get("limit", READ_LINES)
+    lines, shower, left = Lines(file, ctx.cancelled), Shower(ctx), room(ctx)
+    lines.skip_to(offset)
+    content: list[str] = []
+    cut_lines: list[int] = []
+    more = replaced = False
+    while lines.number >= offset:
+        number = lines.number
+        if not (raw := lines.next()):
+            break
+        text, cut = shower.line(raw, lines.is_key)
+        left -= len(json.dumps(text, ensure_ascii=False)) + len(str(number))
+        if more := len(content) == limit or (left < 0 and bool(content)):
+            break
+        content.append(f"{number}|{text}")
+        cut_lines += [number] if cut else []
+        replaced = replaced or ("\ufffd" in text and "\ufffd".encode() not in raw)
+    total = None
+    if size <= SEEN_BYTES_MAX:
+        ctx.world.desk.seen[real], total = lines.finish(), lines.last
+    answer: Answer = {"content": "\n".join(content), "total_lines": total, "truncated": more}
+    answer["next_offset"] = offset + len(content) if more else None
+    notes = [
+        f"The file has {size} bytes; its lines were not counted." if total is None else "",
+        "The file is empty." if total == 0 else "" if content else f"There is no line {offset}.",
+        "Cut lines end with […]; change them with patch only." if cut_lines else "",
+        "Bytes that are no UTF-8 are shown as �; change this file with patch only." if replaced else "",
+    ]
+    answer |= {"note": " ".join(filter(None, notes))} if any(notes) else {}
+    return answer | ({"cut_lines": cut_lines} if cut_lines else {})
+
+
+READ = ToolDef(
+    name="read_file",
+    toolset="file",
+    description=(
+        "Read a text file. Lines come as N|text; N| is not part of the file. Long files: go on at next_offset. "
+        "What looks like «redacted:kind» stands for a secret that is not shown."
+    ),
+    parameters={
+        "type": "object",
+        "properties": {
+            "path": {"type": "string", "minLength": 1},
+            "offset": {"type": "integer", "minimum": 1, "description": "First line, from 1."},
+            "limit": {
+                "type": "integer",
+                "minimum": 1,
+                "maximum": READ_LINES_MAX,
+                "description": "Lines; 500 if not given.",
+            },
+        },
+        "required": ["path"],
+        "additionalProperties": False,
+    },
+    run=_read,
+    effect="read",
+    scope=lambda _: SCOPE,
+    preview=lambda args: str(args["path"]),
+    prepare=_paths,
+)
+
+
+# ---- write_file
+
+
+async def _prepare_write(ctx: ToolContext, args: Args) -> Prepared:
+    path, content = args["path"], args["content"]
+    no_marks(content)
+    if len(content) > WRITTEN_BYTES_MAX or len(content.encode()) > WRITTEN_BYTES_MAX:
+        hint = "Write it in parts, or make it with a command."
+        raise ToolError(f"That is more than {WRITTEN_BYTES_MAX} bytes.", "too_large", hint)
+    paths = await ctx.world.paths()
+    real = await writable(ctx, paths, path)
+
+    def look() -> Prepared:
+        with told(ctx, paths, path):
+            before, old = paths.digest(real), None
+            if before is not None and not args.get("overwrite") and ctx.world.desk.seen.get(real) != before:
+                why = (
+                    "was not read in this session"
+                    if real not in ctx.world.desk.seen
+                    else "has changed since it was read"
+                )
+                raise stale(path, why)
+            if before is not None:
+                with contextlib.suppress(PathRefused):  # it may be replaced, but not be looked at
+                    old = content_of(paths, real)
+        data = content.encode()
+        if old is not None and is_crlf(old[0]) and "\r" not in content:
+            data = data.replace(b"\n", b"\r\n")
+        if old is not None and old[0].startswith(BOM) and not data.startswith(BOM):
+            data = BOM + data
+        answer: Answer = {"path": shown(ctx, paths, real), "bytes": len(data), "created": before is None}
+        answer |= _counts(b"" if before is None else old and old[0], data)
+        answer["diagnostics"] = diagnostics(real, data)
+        change = Change(real, before, data)
+        return prepared([change], (paths, change, answer))
+
+    return await ctx.blocking(look)  # type: ignore[no-any-return]
+
+
+def _counts(old: bytes | None, new: bytes) -> Answer:
+    """How many lines came and went; those that only moved do not count."""
+    if old is None:
+        return {"added": len(new.splitlines()), "removed": None}
+    lines = [Counter(data.split(b"\n")) for data in (old, new)]
+    return {"added": (lines[1] - lines[0]).total(), "removed": (lines[0] - lines[1]).total()}
+
+
+def _write(ctx: ToolContext, args: Args) -> Answer:
+    paths, change, answer = ctx.prepared
+    with told(ctx, paths, args["path"]):
+        commit(ctx, paths, [change])
+    ctx.world.desk.seen[change.path] = change.after
+    return answer  # type: ignore[no-any-return]
+
+
+WRITE = ToolDef(
+    name="write_file",
+    toolset="file",
+    description=(
+        "Write a whole file; folders on the way are made. A file that exists must have been read before, unless "
+        "overwrite=true. To change a part of a file use patch. `diagnostics` tells where the content does not parse."
+    ),
+    parameters={
+        "type": "object",
+        "properties": {
+            "path": {"type": "string", "minLength": 1},
+            "content": {"type": "string"},
+            "overwrite": {"type": "boolean", "description": "Replace a file without having read it."},
+        },
+        "required": ["path", "content"],
+        "additionalProperties": False,
+    },
+    run=_write,
+    effect="idempotent",
+    scope=lambda _: SCOPE,
+    preview=lambda args: f"{args['path']} ({len(args['content'])} characters)",
+    prepare=_prepare_write,
+    reconcile=reconcile,
+)
+TOOLS = (READ, WRITE)

@@ -1,0 +1,396 @@
+"""The MCP servers of a process: connected in the background, kept up, and their tools offered to the turns that want them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from contextvars import Context
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
+
+from hermes.agent.compress import estimate
+from hermes.guards.urls import UrlGuard
+from hermes.home import write_private
+from hermes.limits import (
+    MCP_FAILURES_MAX,
+    MCP_READY_S_MAX,
+    MCP_RELIST_S,
+    MCP_STEADY_S,
+    MCP_WAIT_S_MAX,
+    MCP_WAIT_S_MIN,
+    MCP_WINDOW_SHARE,
+)
+from hermes.sandbox.choose import child_env
+from hermes.tools import mcp_names as names
+from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
+
+if TYPE_CHECKING:
+    from hermes.config import Settings
+    from hermes.guards.network import Network
+    from hermes.guards.secrets import Secrets
+    from hermes.tools.mcp_link import Client
+
+log = logging.getLogger(__name__)
+State = Literal["connecting", "up", "waiting", "down"]
+Notice = tuple[str, str]
+PREFIX = "mcp:"
+INSTALL = "The MCP client is not installed. Install it with: pip install 'hermes[mcp]'"
+_WORDS_CHARS_MAX = 300
+_NAMED_MAX = 20
+
+
+class Servers:
+    """All servers that are configured. They belong to one event loop, and are closed with it."""
+
+    def __init__(
+        self,
+        network: Network,
+        secrets: Callable[[], Secrets],
+        own_ports: Callable[[], Collection[int]],
+        blocking: Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]],
+    ) -> None:
+        self.network, self.secrets, self.own_ports, self.blocking = network, secrets, own_ports, blocking
+        self.taken: dict[str, str] = {}
+        self._servers: dict[str, Server] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def begin(self, settings: Settings) -> None:
+        """Connect those that are not to wait until they are wanted."""
+        for name, wanted in settings.section("mcp_servers").items():
+            if wanted["enabled"] and wanted["connect"] == "eager":
+                self._server(name, settings)
+
+    def _server(self, name: str, settings: Settings) -> Server | None:
+        """The server, as it is configured now: another configuration is another connection."""
+        wanted = settings.section("mcp_servers").get(name)
+        known = self._servers.get(name)
+        if known is not None and known.wanted != wanted:
+            self._retire(name)
+        if wanted is None or not wanted["enabled"]:
+            return None
+        if name not in self._servers:
+            self._servers[name] = Server(name, wanted, settings, self)
+        return self._servers[name]
+
+    def _retire(self, name: str) -> None:
+        task = asyncio.ensure_future(self._servers.pop(name).close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def test(self, name: str, settings: Settings) -> dict[str, Any] | None:
+        """Connect a server anew, whatever has become of it, and say how it stands; None: there is none."""
+        if name in self._servers:
+            self._retire(name)
+        server = self._server(name, settings)
+        if server is None:
+            return None
+        await asyncio.wait([server.tried])
+        return next(state for state in self.states() if state["name"] == name)
+
+    def states(self) -> list[dict[str, Any]]:
+        """How every server stands that has been wanted so far."""
+        return [
+            {"name": s.name, "state": s.state, "error": s.error, "tools": sorted(s.tools), "unfit": dict(s.unfit)}
+            for s in self._servers.values()
+        ]
+
+    async def offered(
+        self, tools: Mapping[str, ToolDef], sets: Collection[str], settings: Settings, window: int, told: dict[str, str]
+    ) -> tuple[dict[str, ToolDef], list[Notice]]:
+        """The tools of a turn with those of its servers, as many as fit, and what is to be said about them.
+
+        A server that is being connected is waited for, but only until it has had its time once. `told` is what the
+        session has been told before: of a change it is told once.
+        """
+        wanted = (self._server(name.removeprefix(PREFIX), settings) for name in sorted(sets) if name.startswith(PREFIX))
+        servers = [server for server in wanted if server is not None]
+        until = settings.get("mcp_discovery_timeout", float)
+        if fresh := {server.tried: server.began + until for server in servers if not server.tried.done()}:
+            await asyncio.wait(fresh, timeout=max(0.0, max(fresh.values()) - time.monotonic()))
+        found = {tool.name: tool for server in servers for tool in server.tools.values() if tool.name not in tools}
+        room = int(window * MCP_WINDOW_SHARE) - sum(map(_size, tools.values()))
+        kept, left = names.fitting(((name, _size(found[name])) for name in sorted(found)), room)
+        notices = _told(servers, {name: found[name] for name in kept}, told)
+        if left:
+            notices.append(("mcp_tools_left_out", f"Too large for the window, and not offered: {_some(left)}."))
+        every = {**tools, **{name: found[name] for name in kept}}
+        return dict(sorted(every.items())), notices
+
+    async def close(self) -> None:
+        """End every connection."""
+        for name in list(self._servers):
+            self._retire(name)
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+
+def _size(tool: ToolDef) -> int:
+    return estimate({"n": tool.name, "d": tool.description, "p": tool.parameters})
+
+
+def _some(found: list[str]) -> str:
+    more = len(found) - _NAMED_MAX
+    return ", ".join(found[:_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+
+
+def _told(servers: list[Server], offered: Mapping[str, ToolDef], told: dict[str, str]) -> list[Notice]:
+    """What is new to the session: servers that fail, tools that cannot be used, tools that have changed."""
+    notices: list[Notice] = []
+    for server in servers:
+        failed = server.error if server.state in ("waiting", "down") else ""
+        if told.get(f"server {server.name}", "") != failed and failed:
+            notices.append(("mcp_unavailable", f"The MCP server {server.name!r} is not available: {failed}"))
+        told[f"server {server.name}"] = failed
+        unfit = "; ".join(f"{tool}: {why}" for tool, why in server.unfit.items())
+        if unfit and told.get(f"unfit {server.name}") != unfit:
+            notices.append(("mcp_tools_unfit", f"Not offered of {server.name!r}: {unfit[:1000]}."))
+        told[f"unfit {server.name}"] = unfit
+    now = {name: json.dumps([tool.description, tool.parameters]) for name, tool in offered.items()}
+    changed = [name for name in sorted(now) if told.get(name, now[name]) != now[name]]
+    if changed:
+        notices.append(("mcp_tools_changed", f"Their servers have changed these tools: {_some(changed)}."))
+    told |= now
+    return notices
+
+
+class Server:
+    """One server: its connection, as it comes and goes, and the tools that it has."""
+
+    def __init__(self, name: str, wanted: Mapping[str, Any], settings: Settings, servers: Servers) -> None:
+        self.name, self.wanted = name, dict(wanted)
+        self.state: State = "connecting"
+        self.error = ""
+        self.tools: dict[str, ToolDef] = {}
+        self.unfit: dict[str, str] = {}
+        self.began = time.monotonic()
+        self.tried: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._settings, self._servers = settings, servers
+        self._client: Client | None = None
+        self._up, self._news = asyncio.Event(), asyncio.Event()
+        self._lost = False
+        self._said = ""
+        self._served = False
+        self._calls: set[asyncio.Task[Any]] = set()
+        # It serves many turns, and belongs to none.
+        self._task = asyncio.create_task(self._keep_up(), context=Context())
+
+    async def close(self) -> None:
+        """Leave."""
+        for task in (self._task, *self._calls):
+            task.cancel()
+        await asyncio.wait([self._task, *self._calls])
+        self.state = "down"
+
+    # ---- the connection
+
+    async def _keep_up(self) -> None:
+        failures = 0
+        while True:
+            began, self._served = time.monotonic(), False
+            try:
+                await self._connect()
+            except ImportError as error:
+                self.error = INSTALL
+                log.warning("no MCP server can be used: %s", error)
+                failures = MCP_FAILURES_MAX
+            except Exception as error:  # noqa: BLE001  (whatever a server does, it is its connection's end only)
+                self.error = self._words(error)
+                log.warning("the MCP server %s was lost: %s", self.name, self.error)
+            finally:
+                self._client = None
+                if not self.tried.done():
+                    self.tried.set_result(None)
+            failures = 1 if self._served or time.monotonic() - began > MCP_STEADY_S else failures + 1
+            if failures >= MCP_FAILURES_MAX:
+                self.state = "down"
+                return
+            self.state = "waiting"
+            await asyncio.sleep(min(MCP_WAIT_S_MAX, MCP_WAIT_S_MIN * 2 ** (failures - 1)))
+
+    async def _connect(self) -> None:
+        """Connect, and stay so until the server is lost."""
+        link = await self._servers.blocking(_link)
+        self._lost = False
+        async with asyncio.timeout(self.wanted["timeout"]) as limit:
+            async with link.connected(self._streams(link), self._news.set, self._leave) as client:
+                self._client = client
+                await self._take(await link.tools(client))
+                limit.reschedule(None)
+                self.state, self.error = "up", ""
+                self._up.set()
+                if not self.tried.done():
+                    self.tried.set_result(None)
+                watching = asyncio.create_task(link.watch(client))
+                try:
+                    while not self._lost:
+                        self._news.clear()
+                        await self._news.wait()
+                        if not self._lost:
+                            await self._take(await link.tools(client))
+                            await asyncio.sleep(MCP_RELIST_S)  # who changes all the time is not asked all the time
+                finally:
+                    self._up.clear()
+                    watching.cancel()
+                    await asyncio.wait([watching])
+        raise link.Lost
+
+    def _leave(self) -> None:
+        """The connection is of no more use."""
+        self._lost = True
+        self._up.clear()
+        self._news.set()
+
+    def _streams(self, link: Any) -> Any:
+        command, url = self.wanted["command"], self.wanted["url"]
+        if bool(command) == bool(url):
+            raise ValueError("Its settings need either `command` or `url`.")
+        if url:
+            servers = self._servers
+            guard = UrlGuard(servers.network, self._settings, servers.secrets(), servers.own_ports)
+            return link.over_http(url, self.wanted["headers"], guard, self._note)
+        env = child_env(self._settings, "local", self._settings.home.path, os.environ)
+        return link.over_pipes([command, *self.wanted["args"]], {**env, **self.wanted["env"]}, self._note)
+
+    def _note(self, text: str) -> None:
+        """What the server says beside the protocol."""
+        self._said = self._servers.secrets().redact(text).splitlines()[-1][:_WORDS_CHARS_MAX] if text else self._said
+        log.info("MCP server %s: %s", self.name, text)
+
+    def _words(self, error: BaseException) -> str:
+        """The first cause of a failure, in a line."""
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        if isinstance(error, TimeoutError):
+            return f"It gave no answer within {self.wanted['timeout']:g} s."
+        text = self._servers.secrets().redact(str(error))
+        if text in ("", "Connection closed", "Server returned an error response"):
+            text = f"It has ended, or refuses. {self._said}"
+        return " ".join(text.split())[:_WORDS_CHARS_MAX]
+
+    async def _take(self, listing: list[dict[str, Any]]) -> None:
+        """Make tools of what the server lists."""
+        chosen, taken = self.wanted["tools"], self._servers.taken
+        listing = [tool for tool in listing if chosen is None or tool["name"] in chosen]
+        fit, self.unfit = await self._servers.blocking(partial(names.fit, self.name, listing))
+        made: list[ToolDef] = []
+        if self._client is not None and self._client.server_capabilities.resources is not None:
+            name = names.toolname(self.name, _RESOURCE.name, taken, "resource")
+            made.append(self._tool(name, _RESOURCE, self._read_resource))
+        made += (self._tool(names.toolname(self.name, t.name, taken), t, partial(self._call, t.name)) for t in fit)
+        self.tools = {tool.name: tool for tool in made}
+
+    def _tool(self, name: str, tool: names.Fit, run: Any) -> ToolDef:
+        return ToolDef(
+            name=name,
+            toolset=f"{PREFIX}{self.name}",
+            description=tool.description,
+            parameters=tool.parameters,
+            run=run,
+            effect=names.effect(tool.hints),
+            scope=lambda _: frozenset({f"mcp:{self.name}"}),
+            timeout_s=self.wanted["timeout"],
+            foreign=True,
+            prepare=partial(self._ask, tool.name) if names.needs_leave(self.wanted["approval"], tool.hints) else None,
+        )
+
+    # ---- calls
+
+    async def _ask(self, raw: str, ctx: ToolContext, args: Args) -> Prepared:
+        from hermes.tools import approving
+
+        reason = f"It calls a tool of the MCP server {self.name!r} that may change or delete something."
+        subject = f"{self.name}: {raw} {json.dumps(args, ensure_ascii=False)}"
+        await approving.leave(ctx, "mcp", subject, reason, key=f"{self.name} {raw}")
+        return Prepared()
+
+    async def _call(self, raw: str, ctx: ToolContext, args: Args) -> Answer:
+        result = await self._asked(lambda client: client.call_tool(raw, args))
+        told, blobs = names.answer(result["content"], result.get("structuredContent"))
+        if result.get("isError"):
+            text = str(told.get("text") or told.get("structured") or "it does not say why")
+            raise ToolError(f"{raw} of {self.name!r} failed: {text[:10_000]}", "tool_crashed")
+        return await _kept(ctx, told, blobs)
+
+    async def _read_resource(self, ctx: ToolContext, args: Args) -> Answer:
+        uri = args.get("uri")
+        if not uri:
+            listed = await self._asked(lambda client: client.list_resources())
+            told, _ = names.answer(listed["resources"])
+            return told or {"resources": [], "note": "The server lists no resources."}
+        result = await self._asked(lambda client: client.read_resource(uri))
+        return await _kept(ctx, *names.answer(result["contents"]))
+
+    async def _asked(self, ask: Callable[[Client], Coroutine[Any, Any, Any]]) -> dict[str, Any]:
+        """What the server answers. Who waits for it may leave at once; the server is told so behind his back."""
+        client = await self._ready()
+        link = await self._servers.blocking(_link)
+        call = asyncio.create_task(ask(client))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        try:
+            await asyncio.wait([call])
+            result = call.result()
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
+        except link.MCPError as error:
+            words = self._words(error)
+            if error.code == link.CONNECTION_CLOSED or error.message == link.FORGOTTEN:
+                self._leave()
+                raise self._unavailable("was lost while it worked on this call, which may have taken effect") from None
+            code = "invalid_arguments" if error.code == link.INVALID_PARAMS else "tool_crashed"
+            raise ToolError(f"The MCP server {self.name!r} refuses: {words}", code) from None
+        except Exception as error:  # noqa: BLE001  (a server that does not keep to the protocol)
+            log.warning("the MCP server %s gave an answer that cannot be used: %s", self.name, self._words(error))
+            raise self._unavailable("gave an answer that cannot be used") from None
+        self._served = True
+        dumped: dict[str, Any] = result.model_dump(mode="json", by_alias=True, exclude_none=True)
+        return dumped
+
+    async def _ready(self) -> Client:
+        try:
+            async with asyncio.timeout(0 if self.state == "down" else MCP_READY_S_MAX):
+                await self._up.wait()
+        except TimeoutError:
+            raise self._unavailable(f"is not available. {self.error}".strip(" .")) from None
+        assert self._client is not None
+        return self._client
+
+    def _unavailable(self, words: str) -> ToolError:
+        hint = "Go on without it, or try once more later; tell the user if the work needs it."
+        return ToolError(f"The MCP server {self.name!r} {words}.", "mcp_unavailable", hint)
+
+
+async def _kept(ctx: ToolContext, told: dict[str, Any], blobs: list[names.Blob]) -> Answer:
+    """The answer, with what is no text in files beside it."""
+    files: list[dict[str, Any]] = []
+    for number, blob in enumerate(blobs):
+        kind = "".join(filter(str.isalnum, blob.media_type.partition("/")[2]))[:8] or "bin"
+        call = "".join(char if char.isalnum() else "_" for char in ctx.call_id)[:64]
+        path = ctx.world.spill / f"{call}-{number}.{kind}"
+        await ctx.blocking(partial(write_private, path, blob.data))
+        files.append({"path": str(path), "media_type": blob.media_type, "bytes": len(blob.data)})
+    if files:
+        told["files"] = files
+    return told or {"note": "The tool has answered with nothing."}
+
+
+def _link() -> Any:
+    return import_module("hermes.tools.mcp_link")
+
+
+_RESOURCE = names.Fit(
+    "read_resource",
+    "Read a resource of this MCP server by its URI; without one, list those that there are.",
+    {
+        "type": "object",
+        "properties": {"uri": {"type": "string", "maxLength": 4096}},
+        "additionalProperties": False,
+    },
+    {"readOnlyHint": True},
+)

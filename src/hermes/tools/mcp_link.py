@@ -1,0 +1,293 @@
+"""Connections to MCP servers: pipes to a process of our own, or HTTP through the URL guard. Loading it loads the SDK."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
+from mcp.shared.message import SessionMessage
+from mcp_types import (
+    CONNECTION_CLOSED,
+    INVALID_PARAMS,
+    METHOD_NOT_FOUND,
+    ErrorData,
+    Implementation,
+    JSONRPCError,
+    JSONRPCNotification,
+    JSONRPCRequest,
+    JSONRPCResponse,
+    ToolListChangedNotification,
+    jsonrpc_message_adapter,
+)
+
+from hermes import __version__
+from hermes.guards.url_text import FetchFailed
+from hermes.guards.urls import Opened, UrlGuard
+from hermes.http import Timeouts
+from hermes.limits import MCP_END_S_MAX, MCP_MESSAGE_BYTES_MAX, MCP_PAGES_MAX, MCP_STDERR_LINES_MAX, MCP_TOOLS_MAX
+from hermes.sandbox import base
+
+__all__ = ["CONNECTION_CLOSED", "INVALID_PARAMS", "Client", "Lost", "MCPError"]
+
+log = logging.getLogger(__name__)
+# The SDK logs what servers send, and each of its own failures that we tell better.
+logging.getLogger("mcp").setLevel(logging.CRITICAL)
+logging.getLogger("client").setLevel(logging.CRITICAL)
+logging.getLogger("httpx2").setLevel(logging.WARNING)
+
+# What the SDK says when the server does not know its session any more.
+FORGOTTEN = "Session terminated"
+Streams = AbstractAsyncContextManager[tuple[Any, Any]]
+_REAPER = Path(base.__file__).with_name("reaper.py")
+_HAS_REAPER = sys.platform == "linux"
+# How long an exchange takes is up to the calls made over it.
+_UNHURRIED, _BRIEF = Timeouts(86_400.0, 86_400.0), Timeouts(MCP_END_S_MAX, MCP_END_S_MAX)
+_HEARD = frozenset(
+    f"notifications/{name}" for name in ("tools/list_changed", "subscriptions/acknowledged", "cancelled")
+)
+_NOT_SENT = frozenset({"host", "accept-encoding", "connection", "content-length", "transfer-encoding"})
+_NOT_TOLD = frozenset({"content-encoding", "content-length", "transfer-encoding"})
+
+
+class Lost(Exception):
+    """The connection has come to an end."""
+
+
+@asynccontextmanager
+async def connected(streams: Streams, changed: Callable[[], None], gone: Callable[[], None]) -> AsyncIterator[Client]:
+    """A client that has greeted its server, and tells when the server's tools have changed, and when it is gone."""
+
+    async def heard(message: object) -> None:
+        if isinstance(message, ToolListChangedNotification):
+            changed()
+
+    us = Implementation(name="hermes", version=__version__)
+    client = Client(_declining(streams, gone), client_info=us, message_handler=heard, cache=None)
+    async with client:
+        yield client
+
+
+async def tools(client: Client) -> list[dict[str, Any]]:
+    """Every tool of the server, as far as it comes to an end."""
+    found: list[dict[str, Any]] = []
+    cursor: str | None = None
+    for _ in range(MCP_PAGES_MAX):
+        page = await client.list_tools(cursor=cursor)
+        found += (tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in page.tools)
+        cursor = page.next_cursor
+        if not cursor or len(found) >= MCP_TOOLS_MAX:
+            break
+    return found[:MCP_TOOLS_MAX]
+
+
+async def watch(client: Client) -> None:
+    """Hear of changes also from servers that tell only those who listen. It lasts as long as they let it."""
+    told = client.server_capabilities.tools
+    if told is not None and told.list_changed:
+        with suppress(RuntimeError, MCPError):
+            async with client.listen(tools_list_changed=True) as events:
+                async for _ in events:
+                    pass  # each is told like those of other servers
+
+
+@asynccontextmanager
+async def _declining(streams: Streams, gone: Callable[[], None]) -> AsyncIterator[tuple[Any, Any]]:
+    """The streams without what the server asks of us, and without its chatter: each question is declined before anything
+    more is read."""
+    send, receive = anyio.create_memory_object_stream[Any](0)
+
+    async def pump(read: Any, write: Any) -> None:
+        try:
+            with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
+                async with send:
+                    async for item in read:
+                        message = getattr(item, "message", None)
+                        if isinstance(message, JSONRPCRequest):
+                            await write.send(SessionMessage(_declined(message)))
+                        elif not isinstance(message, JSONRPCNotification) or message.method in _HEARD:
+                            if isinstance(message, JSONRPCResponse):
+                                _without_output_schemas(message.result)
+                            await send.send(item)
+        finally:
+            gone()
+
+    async with send, receive, streams as (read, write), anyio.create_task_group() as group:
+        group.start_soon(pump, read, write)
+        yield receive, write
+        group.cancel_scope.cancel()
+
+
+def _declined(request: JSONRPCRequest) -> JSONRPCResponse | JSONRPCError:
+    """Sampling, elicitation and roots are not for servers to have."""
+    if request.method == "ping":
+        return JSONRPCResponse(jsonrpc="2.0", id=request.id, result={})
+    error = ErrorData(code=METHOD_NOT_FOUND, message="This client does not do that.")
+    return JSONRPCError(jsonrpc="2.0", id=request.id, error=error)
+
+
+def _without_output_schemas(result: Mapping[str, Any]) -> None:
+    """The SDK would hold answers against them on our loop, with patterns that the server has chosen."""
+    listed = result.get("tools")
+    for tool in listed if isinstance(listed, list) else ():
+        if isinstance(tool, dict):
+            tool.pop("outputSchema", None)
+
+
+# ---- a process of our own
+
+
+@asynccontextmanager
+async def over_pipes(
+    argv: Sequence[str], env: Mapping[str, str], note: Callable[[str], None]
+) -> AsyncIterator[tuple[Any, Any]]:
+    """Streams to a process that is started now and gone at the end, with all that it has started."""
+    reaper = [sys.executable, "-I", "-S", str(_REAPER), str(os.getpid())] if _HAS_REAPER else []
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *reaper, *argv, env=env, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True,
+        limit=MCP_MESSAGE_BYTES_MAX,
+    )  # fmt: skip
+    incoming, read = anyio.create_memory_object_stream[Any](0)
+    write, outgoing = anyio.create_memory_object_stream[Any](0)
+    try:
+        async with incoming, read, write, outgoing, anyio.create_task_group() as group:
+            group.start_soon(_read, process, incoming)
+            group.start_soon(_write, process, outgoing)
+            group.start_soon(_listen, process, note)
+            yield read, write
+            group.cancel_scope.cancel()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await _end(process)
+            with suppress(TimeoutError):  # its last words often say why
+                async with asyncio.timeout(MCP_END_S_MAX / 10):
+                    await _listen(process, note)
+            # A pipe that is not read to its end would stay open.
+            process._transport.close()  # type: ignore[attr-defined]
+            await asyncio.sleep(0)
+
+
+async def _read(process: asyncio.subprocess.Process, incoming: Any) -> None:
+    assert process.stdout is not None
+    with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
+        async with incoming:
+            while line := await _line(process.stdout):
+                try:
+                    message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+                except ValueError:
+                    log.debug("an MCP server wrote a line that is no message")
+                else:
+                    await incoming.send(SessionMessage(message))
+
+
+async def _line(stdout: asyncio.StreamReader) -> bytes:
+    try:
+        return await stdout.readline()
+    except ValueError:
+        raise Lost(f"It sent a message of more than {MCP_MESSAGE_BYTES_MAX} bytes.") from None
+
+
+async def _write(process: asyncio.subprocess.Process, outgoing: Any) -> None:
+    assert process.stdin is not None
+    with suppress(ConnectionError):
+        async with outgoing:
+            async for item in outgoing:
+                process.stdin.write(item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+                await process.stdin.drain()
+
+
+async def _listen(process: asyncio.subprocess.Process, note: Callable[[str], None]) -> None:
+    """What the process says on its error output, as far as a log can stand it."""
+    assert process.stderr is not None
+    lines = 0
+    while data := await process.stderr.read(2048):
+        lines += 1
+        if lines <= MCP_STDERR_LINES_MAX:
+            note(data.decode("utf-8", "replace").strip())
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Close its input; what does not end by that is told to, and then made to."""
+    assert process.stdin is not None
+    group = base.Group(process.pid, reaped=_HAS_REAPER)
+    process.stdin.close()
+    for number in (signal.SIGTERM, signal.SIGKILL, None):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(MCP_END_S_MAX / 2):
+                await process.wait()
+                break
+        if number is not None:
+            group.signal(number)
+    await group.sweep()
+
+
+# ---- HTTP
+
+
+@asynccontextmanager
+async def over_http(
+    url: str, headers: Mapping[str, str], guard: UrlGuard, note: Callable[[str], None]
+) -> AsyncIterator[tuple[Any, Any]]:
+    """Streams to a server of the operator's."""
+    async with (
+        httpx2.AsyncClient(headers=dict(headers), transport=_Guarded(guard, note), timeout=None) as client,
+        streamable_http_client(url, http_client=client, max_sse_event_size=MCP_MESSAGE_BYTES_MAX) as streams,
+    ):
+        yield streams
+
+
+class _Guarded(httpx2.AsyncBaseTransport):
+    """Requests of the SDK, carried out by the one way to URLs."""
+
+    def __init__(self, guard: UrlGuard, note: Callable[[str], None]) -> None:
+        self._guard, self._note = guard, note
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        body = await request.aread()
+        sent = {name: value for name, value in request.headers.items() if name.lower() not in _NOT_SENT}
+        opening = self._guard.open(
+            str(request.url), trusted=True, method=request.method, headers=sent, body=body, bytes_max=None,
+            timeouts=_BRIEF if request.method == "DELETE" else _UNHURRIED,
+        )  # fmt: skip
+        try:
+            opened = await opening.__aenter__()
+        except FetchFailed as error:
+            raise httpx2.ConnectError(str(error), request=request) from error
+        if opened.status >= 400:
+            self._note(f"It answered a {request.method} with status {opened.status}.")
+        told = [(name, value) for name, value in opened.headers.items() if name.lower() not in _NOT_TOLD]
+        return httpx2.Response(opened.status, headers=told, stream=_Body(opening, opened))
+
+
+class _Body(httpx2.AsyncByteStream):
+    """An answer as it comes. What is no stream of events is one message, and has its limit."""
+
+    def __init__(self, opening: AbstractAsyncContextManager[Opened], opened: Opened) -> None:
+        self._opening, self._opened = opening, opened
+        self._endless = opened.headers.get("Content-Type", "").lower().startswith("text/event-stream")
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        try:
+            while piece := await self._opened.read():
+                size += len(piece)
+                if size > MCP_MESSAGE_BYTES_MAX and not self._endless:
+                    raise httpx2.StreamError(f"a message of more than {MCP_MESSAGE_BYTES_MAX} bytes")
+                yield piece
+        except FetchFailed as error:
+            raise httpx2.ReadError(str(error)) from error
+
+    async def aclose(self) -> None:
+        await self._opening.__aexit__(None, None, None)

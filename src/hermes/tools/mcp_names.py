@@ -1,0 +1,192 @@
+"""What an MCP server tells of its tools, made fit to be offered, and what they answer, made fit to be read. Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from hermes.guards.injection import fenced, suspicious
+from hermes.limits import (
+    MCP_ANSWER_CHARS_MAX,
+    MCP_DESCRIPTION_CHARS_MAX,
+    MCP_NAME_CHARS_MAX,
+    MCP_SCHEMA_BYTES_MAX,
+    MCP_SCHEMA_DEPTH_MAX,
+)
+from hermes.tools.registry import Effect
+
+Json = dict[str, Any]
+# At the top of a schema some providers refuse these; the server checks what it is sent in any case.
+_NOT_ON_TOP = frozenset({"anyOf", "oneOf", "allOf", "not", "if", "then", "else", "enum", "const", "$ref"})
+_DROPPED = frozenset({"$schema", "$id", "$comment", "$vocabulary", "title"})
+
+
+class Unfit(ValueError):
+    """A tool that cannot be offered, and why."""
+
+
+def toolname(server: str, tool: str, taken: dict[str, str], kind: str = "tool") -> str:
+    """What the model calls it, noted in `taken`. One that is too long, or another's already, ends in a mark of its own."""
+    key = f"{kind}\0{server}\0{tool}"
+    name = re.sub(r"[^a-z0-9_]", "_", f"mcp_{server}_{tool}".lower())
+    if len(name) > MCP_NAME_CHARS_MAX or taken.setdefault(name, key) != key:
+        mark = hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()[:8]
+        name = f"{name[: MCP_NAME_CHARS_MAX - 9]}_{mark}"
+    return name
+
+
+class Fit(NamedTuple):
+    """A tool that can be offered."""
+
+    name: str
+    description: str
+    parameters: Json
+    hints: Json
+
+
+def fit(server: str, listing: Iterable[Json]) -> tuple[list[Fit], dict[str, str]]:
+    """The tools of a list that can be offered, and why the others cannot; of two with the same name the first counts."""
+    found: dict[str, Fit] = {}
+    unfit: dict[str, str] = {}
+    for tool in listing:
+        name, hints = str(tool.get("name")), tool.get("annotations")
+        try:
+            told = description(server, name, tool.get("description")), schema(tool.get("inputSchema"))
+        except Unfit as why:
+            unfit[name[:MCP_NAME_CHARS_MAX]] = str(why)
+        else:
+            found.setdefault(name, Fit(name, *told, hints if isinstance(hints, dict) else {}))
+    return list(found.values()), unfit
+
+
+def description(server: str, tool: str, text: object) -> str:
+    """The server's words about a tool, cut, and marked as its words."""
+    said = text.strip() if isinstance(text, str) else ""
+    if len(said) > MCP_DESCRIPTION_CHARS_MAX:
+        said = said[: MCP_DESCRIPTION_CHARS_MAX - 1] + "…"
+    begin = f"The tool {tool!r} of the MCP server {server!r}"
+    return f"{begin}, which says of it: {fenced(said, 'that server')}" if said else f"{begin}."
+
+
+def schema(given: object) -> Json:
+    """A schema of arguments that is one, refers to nothing outside, gives no orders, and is small. Raises Unfit."""
+    if not isinstance(given, dict) or given.get("type", "object") not in ("object", ["object"]):
+        raise Unfit("its arguments are no object")
+    made = _clean(given, 0)
+    top = {name: value for name, value in made.items() if name not in _NOT_ON_TOP}
+    if not isinstance(top.setdefault("properties", {}), dict):
+        raise Unfit("its schema is malformed")
+    top["type"] = "object"
+    if len(json.dumps(top, ensure_ascii=False).encode("utf-8", "replace")) > MCP_SCHEMA_BYTES_MAX:
+        raise Unfit(f"its schema is larger than {MCP_SCHEMA_BYTES_MAX // 1024} KB")
+    import jsonschema_rs
+
+    try:
+        jsonschema_rs.validator_for(top)
+    except (ValueError, TypeError) as error:
+        raise Unfit(f"its schema is malformed: {str(error)[:100]}") from None
+    return top
+
+
+def _clean(value: Any, deep: int) -> Any:
+    if deep > MCP_SCHEMA_DEPTH_MAX:
+        raise Unfit("its schema is nested too deeply")
+    if isinstance(value, list):
+        return [_clean(item, deep + 1) for item in value]
+    if not isinstance(value, dict):
+        return value
+    made: Json = {}
+    for name, item in value.items():
+        if name in ("$ref", "$dynamicRef", "$recursiveRef") and isinstance(item, str) and not item.startswith("#"):
+            raise Unfit("its schema refers to another document")
+        if isinstance(item, str) and (name in _DROPPED or (name == "description" and suspicious(item))):
+            continue
+        if name == "description" and isinstance(item, str):
+            item = item[:MCP_DESCRIPTION_CHARS_MAX]
+        made[name] = _clean(item, deep + 1)
+    return made
+
+
+def effect(hints: Mapping[str, Any]) -> Effect:
+    """What a tool says that a call does."""
+    if hints.get("readOnlyHint") is True:
+        return "read"
+    return "idempotent" if hints.get("idempotentHint") is True else "effect"
+
+
+def needs_leave(mode: str, hints: Mapping[str, Any]) -> bool:
+    """Whether somebody is to be asked before a call."""
+    if mode != "destructive":
+        return mode == "always"
+    return hints.get("readOnlyHint") is not True and hints.get("destructiveHint") is not False
+
+
+def fitting(costs: Iterable[tuple[str, int]], room: int) -> tuple[set[str], list[str]]:
+    """Which of the tools, each with its size, fit into the room, in their order; and which do not."""
+    kept: set[str] = set()
+    left: list[str] = []
+    for name, size in costs:
+        if size <= room:
+            kept.add(name)
+            room -= size
+        else:
+            left.append(name)
+    return kept, left
+
+
+class Blob(NamedTuple):
+    """Something that is no text."""
+
+    media_type: str
+    data: bytes
+
+
+def answer(content: Iterable[Json], structured: object = None) -> tuple[Json, list[Blob]]:
+    """What a tool or a resource has given: its texts, its structured part, and what is to be kept as files."""
+    texts: list[str] = []
+    links: list[Json] = []
+    blobs: list[Blob] = []
+    for part in content:
+        inner = part.get("resource") if part.get("type") == "resource" else part
+        inner = inner if isinstance(inner, dict) else {}
+        data = inner.get("data") or inner.get("blob")
+        if isinstance(inner.get("text"), str):
+            texts.append(inner["text"])
+        elif isinstance(data, str):
+            blobs.append(_blob(str(inner.get("mimeType") or "application/octet-stream"), data))
+        elif inner.get("uri"):
+            links.append({name: inner[name] for name in ("uri", "name", "description", "mimeType") if name in inner})
+    text = "\n".join(texts)
+    made: Json = {}
+    if structured is not None:
+        made["structured"] = structured
+    if text and not (structured is not None and _says(text, structured)):
+        made["text"] = text
+        if len(text) > MCP_ANSWER_CHARS_MAX:
+            made["text"] = f"{text[:MCP_ANSWER_CHARS_MAX]}\n[… cut: {len(text)} characters in all]"
+    if links:
+        made["resources"] = links
+    return made, blobs
+
+
+def _says(text: str, structured: object) -> bool:
+    """Whether a text only repeats the structured part, as servers do for clients that read texts only."""
+    if structured == {"result": text}:
+        return True
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return value == structured or {"result": value} == structured
+
+
+def _blob(media_type: str, data: str) -> Blob:
+    try:
+        return Blob(media_type, base64.b64decode(data, validate=False))
+    except (binascii.Error, ValueError):
+        return Blob("text/plain", b"[unreadable]")

@@ -1,0 +1,423 @@
+"""The tool `patch`: finding what is to be changed although it is not quoted exactly, and changing several files as one."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from hermes.guards.paths import Paths
+from hermes.limits import COMPARED_LINES_MAX, DIFF_CHARS_MAX, PLACES_TOLD_MAX, WRITTEN_BYTES_MAX
+from hermes.tools.diagnostics import diagnostics
+from hermes.tools.file_access import (
+    BOM,
+    SCOPE,
+    Change,
+    Shower,
+    binary,
+    commit,
+    content_of,
+    is_crlf,
+    no_marks,
+    prepared,
+    reconcile,
+    shown,
+    told,
+    type_of,
+    writable,
+)
+from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
+
+# The ways to compare two lines, from the strictest on.
+LEVELS: tuple[tuple[str, Callable[[str], str]], ...] = (
+    ("exact", str),
+    ("trailing_space", str.rstrip),
+    ("indentation", str.strip),
+)
+_NEAREST, _NEAREST_LINES, _CONTEXT, _COMPARED_CHARS = 3, 6, 3, 200
+_GRAMMAR = (
+    "*** Begin Patch\n*** Update File: path\n@@ a line above, if the place is not unique\n context\n-old\n+new\n"
+    "*** Add File: path\n+line\n*** Delete File: path\n*** End Patch; `*** Move to: path` may follow Update File."
+)
+
+
+# ---- finding
+
+
+def blocks(lines: list[str], wanted: list[str], form: Callable[[str], str]) -> list[int]:
+    """Where lines stand one after the other in others, compared in a form."""
+    have, want = [form(line) for line in lines], [form(line) for line in wanted]
+    counts = Counter(have)
+    rarest = min(range(len(want)), key=lambda at: counts[want[at]])
+    starts = (at - rarest for at, line in enumerate(have) if line == want[rarest] and at >= rarest)
+    return [at for at in starts if have[at : at + len(want)] == want]
+
+
+def reindented(new: list[str], old: list[str], found: list[str]) -> list[str]:
+    """New lines, moved in or out as far as what was found is moved against what was looked for."""
+    first = next((at for at, line in enumerate(old) if line.strip()), 0)
+    was, now = _indent(old[first]), _indent(found[first])
+    if was == now:
+        return new
+    out = []
+    for line in new:
+        own = _indent(line)
+        head = now + own[len(was) :] if own.startswith(was) else now[: max(0, len(now) - len(was) + len(own))]
+        out.append(head + line[len(own) :] if line.strip() else line)
+    return out
+
+
+def _indent(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]
+
+
+def replaced(text: str, old: str, new: str, every: bool) -> tuple[str, str]:
+    """The text with old made new, and how old was found. Raises ToolError where its place is not the only one."""
+    starts = [match.start() for match in re.finditer(re.escape(old), text)]
+    if starts:
+        if len(starts) > 1 and not every:
+            raise ambiguous([text.count("\n", 0, start) + 1 for start in starts[:PLACES_TOLD_MAX]], len(starts))
+        return text.replace(old, new), "exact"
+    lines, wanted, instead = _lines(text), _lines(old), _lines(new)
+    for by, form in LEVELS[1:] if old.strip() else ():
+        if found := blocks(lines, wanted, form):
+            if len(found) > 1 and not every:
+                raise ambiguous([at + 1 for at in found], len(found))
+            free = len(lines)
+            for at in reversed(found):
+                if at + len(wanted) <= free:  # places may overlap
+                    here = lines[at : at + len(wanted)]
+                    lines[at : at + len(wanted)] = reindented(instead, wanted, here) if by == "indentation" else instead
+                    free = at
+            return _joined(lines, text), by
+    raise no_match("old_string does not occur in the file", lines, wanted)
+
+
+def _lines(text: str) -> list[str]:
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def _joined(lines: list[str], before: str) -> str:
+    """The text of lines; its end is like that of the text before."""
+    return "\n".join(lines) + ("" if before and not before.endswith("\n") else "\n") if lines else ""
+
+
+def ambiguous(numbers: list[int], count: int) -> ToolError:
+    """The refusal to choose between places."""
+    numbers = numbers[:PLACES_TOLD_MAX]
+    more = f" and {count - len(numbers)} more" if count > len(numbers) else ""
+    hint = "Give more of the lines around it, or replace_all=true to change every place."
+    said = f"That occurs {count} times, at the lines {', '.join(map(str, numbers))}{more}."
+    return ToolError(said, "ambiguous_match", hint, lines=numbers)
+
+
+def no_match(why: str, lines: list[str], wanted: list[str]) -> ToolError:
+    """The refusal to guess, with the places that are most like it."""
+    near = [{"line": at + 1, "text": "\n".join(lines[at : at + _NEAREST_LINES])} for at in nearest(lines, wanted)]
+    hint = "Compare with the nearest places, or read the file again." if near else "Read the file again."
+    if any("«redacted:" in line for line in wanted):
+        hint = "A «redacted:kind» is not in the file: it stands for a secret. Quote only lines without one."
+    return ToolError(f"{why}.", "no_match", hint, nearest=near)
+
+
+def nearest(lines: list[str], wanted: list[str]) -> list[int]:
+    """Up to three places most like what is wanted: where most of its lines stand, else where one is like its longest."""
+    stripped, votes = [line.strip() for line in lines], Counter[int]()
+    places: dict[str, list[int]] = {}
+    for at, line in enumerate(stripped):
+        places.setdefault(line, []).append(at)
+    for offset, line in enumerate(line.strip() for line in wanted):
+        if line and len(known := places.get(line, [])) <= PLACES_TOLD_MAX:
+            votes.update(max(0, at - offset) for at in known)
+    if votes:
+        return [at for at, _ in votes.most_common(_NEAREST)]
+    longest = max((line.strip() for line in wanted), key=len, default="")[:_COMPARED_CHARS]
+    some = [line for line in places if 0 < len(line) <= _COMPARED_CHARS][:COMPARED_LINES_MAX]
+    return [places[line][0] for line in difflib.get_close_matches(longest, some, _NEAREST, 0.5)] if longest else []
+
+
+# ---- patches of several files
+
+
+@dataclass(slots=True)
+class Hunk:
+    """Rows of a sign and a line each; `anchors` are lines above it."""
+
+    anchors: list[str] = field(default_factory=list)
+    rows: list[tuple[str, str]] = field(default_factory=list)
+    at_end: bool = False
+
+
+@dataclass(slots=True)
+class Section:
+    """What a patch does with one file."""
+
+    kind: str
+    path: str
+    move: str = ""
+    hunks: list[Hunk] = field(default_factory=list)
+
+
+def parsed(patch: str) -> list[Section]:
+    """The sections of a patch, or a refusal that names the line."""
+    sections: list[Section] = []
+    for number, line in enumerate(patch.replace("\r\n", "\n").split("\n"), 1):
+        section = sections[-1] if sections else None
+        if found := re.fullmatch(r"\*\*\* (Add|Update|Delete) File: (.*\S)\s*", line):
+            sections.append(Section(found[1], found[2]))
+        elif (found := re.fullmatch(r"\*\*\* Move to: (.*\S)\s*", line)) and section and section.kind == "Update":
+            section.move = found[1]
+        elif re.fullmatch(r"\*\*\* (Begin|End) Patch\s*", line) or (section is None and not line.strip()):
+            continue
+        elif section is None or (section.kind == "Delete" and line.strip()):
+            raise _bad(number, line)
+        elif line.startswith("@@") and section.kind == "Update":
+            if not section.hunks or section.hunks[-1].rows:
+                section.hunks.append(Hunk())
+            section.hunks[-1].anchors += [line[2:].strip()] if line[2:].strip() else []
+        elif line.startswith("*** End of File") and section.hunks:
+            section.hunks[-1].at_end = True
+        elif line[:1] in ("+", "-", " ", "") and not (section.kind == "Add" and line[:1] in ("-", " ")):
+            if section.kind != "Delete":
+                section.hunks = section.hunks or [Hunk()]
+                section.hunks[-1].rows.append((line[:1], line[1:]))
+        else:
+            raise _bad(number, line)
+    for kind, hunk in ((section.kind, hunk) for section in sections for hunk in section.hunks):
+        while hunk.rows and hunk.rows[-1][0] == "":  # an empty line behind a hunk belongs to nothing
+            hunk.rows.pop()
+        hunk.rows = [("+", line) for _, line in hunk.rows] if kind == "Add" else hunk.rows
+    if not sections or any(s.kind == "Update" and not (s.move or any(h.rows for h in s.hunks)) for s in sections):
+        raise ToolError("The patch changes nothing.", "invalid_arguments", f"A patch looks so:\n{_GRAMMAR}")
+    return sections
+
+
+def _bad(number: int, line: str) -> ToolError:
+    said = f"Line {number} of the patch is not understood: {line[:80]!r}."
+    return ToolError(said, "invalid_arguments", f"A patch looks so:\n{_GRAMMAR}")
+
+
+def patched(text: str, hunks: list[Hunk]) -> tuple[str, str]:
+    """The text after all hunks, and the weakest way in which one was found."""
+    lines = _lines(text)
+    at, level, longer = 0, 0, 0
+    for hunk in (hunk for hunk in hunks if hunk.rows):
+        old = [line for sign, line in hunk.rows if sign != "+"]
+        start, how = _place(lines, old, hunk, at, longer)
+        level = max(level, how)
+        here = lines[start : start + len(old)]
+        added = [line for sign, line in hunk.rows if sign == "+"]
+        new = iter(reindented(added, old, here) if LEVELS[how][0] == "indentation" else added)
+        kept, instead = iter(here), []
+        for sign, _ in hunk.rows:
+            if sign == "+":
+                instead.append(next(new))
+            else:
+                line = next(kept)
+                instead += [line] if sign != "-" else []
+        lines[start : start + len(old)] = instead
+        at, longer = start + len(instead), longer + len(instead) - len(old)
+    return _joined(lines, text), LEVELS[level][0]
+
+
+def _place(lines: list[str], old: list[str], hunk: Hunk, at: int, longer: int) -> tuple[int, int]:
+    """Where a hunk belongs, behind the one before it, and the level at which it was found.
+
+    `longer` is by how many lines earlier hunks have moved what follows them.
+    """
+    numbered = next((int(m[1]) for text in hunk.anchors if (m := re.match(r"-(\d+)", text))), None)
+    named = [anchor for anchor in hunk.anchors if not re.match(r"-\d+", anchor)]
+    above = at
+    for anchor in named:
+        known = [i for i in range(above, len(lines)) if anchor in lines[i]]
+        if not known:
+            raise no_match(f"The line {anchor!r} behind @@ does not occur there", lines, [anchor])
+        above = known[0] + (not old)
+    if not old:
+        if named or hunk.at_end or not lines:
+            return (above if named else len(lines)), 0
+        raise no_match("A hunk that only adds lines needs a line of context or one behind @@", lines, [])
+    for level, (_, form) in enumerate(LEVELS):
+        found = [i for i in blocks(lines, old, form) if i >= above] if any(map(str.strip, old)) or not level else []
+        if len(found) > 1 and hunk.at_end and found[-1] + len(old) == len(lines):
+            found = found[-1:]
+        if len(found) > 1 and numbered is not None:
+            found = [i for i in found if i == numbered - 1 + longer] or found
+        if len(found) == 1 or (found and named):
+            return found[0], level
+        if found:
+            raise ambiguous([i + 1 for i in found], len(found))
+    raise no_match("The lines of a hunk do not occur in the file", lines, old)
+
+
+# ---- what has changed
+
+
+def difference(old: list[str], new: list[str], names: tuple[str, str]) -> tuple[str, int, int]:
+    """A unified diff, and how many lines came and went."""
+    head = 0
+    while head < min(len(old), len(new)) and old[head] == new[head]:
+        head += 1
+    tail = 0
+    while tail < min(len(old), len(new)) - head and old[-1 - tail] == new[-1 - tail]:
+        tail += 1
+    first = max(0, head - _CONTEXT)
+    a, b = old[first : len(old) - max(0, tail - _CONTEXT)], new[first : len(new) - max(0, tail - _CONTEXT)]
+    out, added, removed = [f"--- {names[0]}", f"+++ {names[1]}"], 0, 0
+    for group in _groups(a, b, head - first, min(tail, _CONTEXT)):
+        (_, a1, _, b1, _), (_, _, a2, _, b2) = group[0], group[-1]
+        out.append(f"@@ -{first + a1 + 1},{a2 - a1} +{first + b1 + 1},{b2 - b1} @@")
+        for kind, i1, i2, j1, j2 in group:
+            if kind == "equal":
+                out += (f" {line}" for line in a[i1:i2])
+                continue
+            added, removed = added + j2 - j1, removed + i2 - i1
+            out += [f"-{line}" for line in a[i1:i2]] + [f"+{line}" for line in b[j1:j2]]
+    return "\n".join(out), added, removed
+
+
+def _groups(a: list[str], b: list[str], lead: int, trail: int) -> Iterable[list[tuple[str, int, int, int, int]]]:
+    if max(len(a), len(b)) <= COMPARED_LINES_MAX:
+        return difflib.SequenceMatcher(None, a, b).get_grouped_opcodes(_CONTEXT)
+    x, y = len(a) - trail, len(b) - trail  # comparing so many lines would take too long
+    return [[("equal", 0, lead, 0, lead), ("replace", lead, x, lead, y), ("equal", x, len(a), y, len(b))]]
+
+
+# ---- the tool
+
+
+def _text(data: bytes) -> str:
+    """A file's text, from which `_bytes` gets back every byte."""
+    plain = data.removeprefix(BOM)
+    return (plain.replace(b"\r\n", b"\n") if is_crlf(data) else plain).decode("utf-8", "surrogateescape")
+
+
+def _bytes(text: str, before: bytes) -> bytes:
+    """A text as the file had it before: its first mark, its line ends, and bytes that are no text."""
+    data = text.encode("utf-8", "surrogateescape")
+    data = re.sub(rb"\r?\n", b"\r\n", data) if is_crlf(before) else data
+    return (BOM if before.startswith(BOM) else b"") + data
+
+
+def _load(paths: Paths, path: str, real: str) -> tuple[bytes, os.stat_result]:
+    if (found := content_of(paths, real)) is None:
+        hint = "A command in the terminal can change it."
+        raise ToolError(f"{path} has more than {WRITTEN_BYTES_MAX} bytes.", "too_large", hint)
+    if (kind := type_of(found[0][:8192], real)) is not None:
+        raise binary(path, kind, len(found[0]))
+    return found
+
+
+async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
+    single = args["mode"] == "replace"
+    missing = [n for n in (("path", "old_string", "new_string") if single else ("patch",)) if n not in args]
+    if missing:
+        hint = "path, old_string and new_string." if single else f"A patch looks so:\n{_GRAMMAR}"
+        raise ToolError(f"mode={args['mode']} needs {', '.join(missing)}.", "invalid_arguments", hint)
+    if single and args["old_string"] in ("", args["new_string"]):
+        hint = "Quote what is to be changed; write_file makes new files."
+        raise ToolError("old_string is empty, or the same as new_string.", "invalid_arguments", hint)
+    sections = [Section("Update", args["path"])] if single else parsed(args["patch"])
+    rows = [row for section in sections for hunk in section.hunks for row in hunk.rows]
+    no_marks(args["new_string"] if single else "\n".join(line for sign, line in rows if sign == "+"))
+    paths = await ctx.world.paths()
+    real = {path: await writable(ctx, paths, path) for s in sections for path in (s.path, s.move) if path}
+    named = [real[path] for s in sections for path in (s.path, s.move) if path]
+    if len(set(named)) < len(named):
+        raise ToolError("A file is named twice in the patch.", "invalid_arguments", "Put its hunks into one section.")
+    return await ctx.blocking(lambda: _plan(ctx, paths, args, sections, real))  # type: ignore[no-any-return]
+
+
+def _plan(ctx: ToolContext, paths: Paths, args: Args, sections: list[Section], real: dict[str, str]) -> Prepared:
+    """Every file as it will be; nothing is written yet."""
+    changes: list[Change] = []
+    diffs: list[str] = []
+    answer: Answer = {"diff": "", "files": [], "matched_by": "exact"}
+    faults: list[dict[str, object]] = []
+    for section in sections:
+        path, target = section.path, section.move or section.path
+        with told(ctx, paths, path):
+            for new in [p for p in (section.move, path if section.kind == "Add" else "") if p]:
+                if paths.digest(real[new]) is not None:
+                    raise ToolError(f"{new} exists already.", "stale_file", "Read it, and use *** Update File instead.")
+            was, like = (b"", None) if section.kind == "Add" else _load(paths, path, real[path])
+        before, after, by = _text(was), None, "exact"
+        try:
+            if args["mode"] == "replace":
+                after, by = replaced(before, args["old_string"], args["new_string"], args.get("replace_all", False))
+            elif section.kind != "Delete":
+                after, by = patched(before, section.hunks)
+        except ToolError as refusal:
+            refusal.answer["error"] = f"{path}: {_plain(refusal.answer['error'])}"
+            for place in refusal.answer.get("nearest", ()):
+                place["text"] = Shower(ctx).line(place["text"].encode("utf-8", "surrogateescape"))[0]
+            raise
+        data = None if after is None else _bytes(after, was)
+        changes += [Change(real[target], None, data, like=like)] if section.move else []
+        digest = None if like is None else hashlib.sha256(was).hexdigest()
+        changes.append(Change(real[path], digest, None if section.move else data, None if like is None else was, like))
+        names = ("/dev/null" if like is None else path), ("/dev/null" if after is None else target)
+        text, added, removed = difference(_lines(before), _lines(after or ""), names)
+        diffs.append(text)
+        answer["files"].append({"path": shown(ctx, paths, real[target]), "added": added, "removed": removed})
+        answer["matched_by"] = max(answer["matched_by"], by, key=[name for name, _ in LEVELS].index)
+        faults += [{"path": target, **fault} for fault in diagnostics(target, data) or ()] if data else []
+    answer["diff"] = _cut(ctx, "\n".join(diffs))
+    return prepared(changes, (paths, changes, answer | ({"diagnostics": faults} if faults else {})))
+
+
+def _plain(text: str) -> str:
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _cut(ctx: ToolContext, diff: str) -> str:
+    """The diff without secrets, and not too long; secrets do not span lines, so it is cut between two."""
+    some = diff[: 2 * DIFF_CHARS_MAX]
+    if len(some) < len(diff):
+        some = some[: some.rfind("\n") + 1]
+    some = Shower(ctx).text(_plain(some))
+    if len(some) <= DIFF_CHARS_MAX and len(diff) <= 2 * DIFF_CHARS_MAX:
+        return some
+    return some[: DIFF_CHARS_MAX - 40] + "\n[the rest of the diff is left out]"
+
+
+def _run(ctx: ToolContext, args: Args) -> Answer:
+    paths, changes, answer = ctx.prepared
+    with told(ctx, paths, args.get("path") or ", ".join(file["path"] for file in answer["files"])):
+        commit(ctx, paths, changes)
+    return answer  # type: ignore[no-any-return]
+
+
+TOOL = ToolDef(
+    name="patch",
+    toolset="file",
+    description=(
+        "Change files. mode=replace: old_string, which must occur once (or replace_all), becomes new_string in path; "
+        "spaces at the ends of lines and indentation need not be exact. mode=patch: several files as one, all or none:\n"
+        + _GRAMMAR
+    ),
+    parameters={
+        "type": "object",
+        "properties": {
+            "mode": {"type": "string", "enum": ["replace", "patch"]},
+            "path": {"type": "string", "minLength": 1},
+            "old_string": {"type": "string"},
+            "new_string": {"type": "string"},
+            "replace_all": {"type": "boolean"},
+            "patch": {"type": "string"},
+        },
+        "required": ["mode"],
+        "additionalProperties": False,
+    },
+    run=_run,
+    scope=lambda _: SCOPE,
+    preview=lambda args: (
+        args.get("path") or ", ".join(re.findall(r"^\*\*\* \w+ File: (.*)$", args.get("patch", ""), re.M))
+    ),
+    prepare=_prepare,
+    reconcile=reconcile,
+)

@@ -1,0 +1,275 @@
+"""The tool `search_files`: ripgrep, or what stands in for it, says where; what is there is read through the guard."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import re
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from hermes.guards.paths import PathRefused, Paths
+from hermes.limits import (
+    SEARCH_CONTEXT_LINES_MAX,
+    SEARCH_FILES_S_MAX,
+    SEARCH_HITS,
+    SEARCH_HITS_MAX,
+    SEARCH_LINE_CHARS_MAX,
+    SEARCH_LISTED_BYTES_MAX,
+    SEARCH_PATTERN_CHARS_MAX,
+)
+from hermes.sandbox.base import Sandbox, SandboxError
+from hermes.sandbox.local import Local
+from hermes.tools import plain_search
+from hermes.tools.file_access import SCOPE, SNIFFED_BYTES, Lines, Shower, binary, located, room, shown, told, type_of
+from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, ToolError
+
+_RG = "rg --no-config --no-messages --no-ignore-global --no-ignore-exclude --no-require-git --color never --null -H"
+_RG_TEXT = "--no-mmap --encoding none --crlf --no-heading"
+_RG_MODES = {"files": "--files", "count": "--count --include-zero", "lines": "--line-number --max-columns 1"}
+_LISTED = re.compile(rb"\./([^\0]+)\0(?:(\d+)[^\n]*\n)?")
+_SIMPLE_GLOB = re.compile(r"[\w.*?{},-]+")
+Listed = list[tuple[str, int]]
+
+
+@dataclass(slots=True)
+class Search:
+    """One call. `name` is set where a single file is searched; `globs` are those that a path must fit."""
+
+    ctx: ToolContext
+    paths: Paths
+    pattern: str
+    globs: list[str]
+    ignore_case: bool
+    deadline: float
+    root: str = ""
+    name: str = ""
+    withheld: int = 0
+    complete: bool = True
+
+    def begin(self, path: str) -> None:
+        """Look at where to search. Blocks."""
+        paths = self.paths
+        with told(self.ctx, paths, path):
+            real = str(paths.check(located(self.ctx, paths, path), "read"))
+            try:
+                with paths.open(real) as file:
+                    size, kind = os.fstat(file.fileno()).st_size, type_of(file.read(SNIFFED_BYTES), real)
+            except IsADirectoryError:
+                self.root = real
+                return
+        if kind is not None:
+            raise binary(path, kind, size)
+        self.root, self.name = os.path.split(real)
+
+    async def listed(self, mode: str, names: list[str], most: int = 0) -> Listed:
+        """Paths with a number each: how many lines match, or which line does."""
+        where = await self.ctx.world.sandbox()
+        if Path(self.root).is_relative_to(self.ctx.world.spill):
+            where = Local(where.place)  # what was spilled is not shown to commands, but this run may read it
+        for argv in (self._rg(mode, names, most), [where.python, *self._stand_in(mode, names, most)]):
+            try:
+                code, output = await self._output(where, argv)
+            except SandboxError:
+                continue
+            if code in (0, 1, 2) and (not output or output.startswith(b"./")):
+                found: Listed = await self.ctx.blocking(partial(_listed, output))
+                return found
+            if output.startswith(b"!"):
+                hint = r"It is a regular expression; a backslash makes a character plain, as in \( or \[."
+                why = output[1:].decode(errors="replace")
+                raise ToolError(f"The pattern cannot be used: {why}.", "invalid_arguments", hint)
+        hint = "Where commands run there must be rg or python3; tell the user, or use other commands."
+        raise ToolError("Nothing that searches can be started.", "tool_unavailable", hint)
+
+    def _rg(self, mode: str, names: list[str], most: int) -> list[str]:
+        argv = [*_RG.split(), *_RG_MODES[mode].split(), *(["--hidden"] if self._hidden else [])]
+        if glob := self._narrow(mode, names):  # as a type: given as a glob it would undo ignore files
+            argv += ["--type-add", f"wanted:{glob}", "--type", "wanted"]
+        if mode != "files":
+            argv += [*_RG_TEXT.split(), *(["--ignore-case"] if self.ignore_case else [])]
+            argv += [*(["--max-count", str(most)] if most else []), "--regexp", self.pattern]
+        return [*argv, "--", *([f"./{name}" for name in names] or ["./"])]
+
+    def _stand_in(self, mode: str, names: list[str], most: int) -> list[str]:
+        wanted = {"mode": mode, "pattern": self.pattern if mode != "files" else "", "ignore_case": self.ignore_case}
+        wanted |= {"paths": names, "most": most, "hidden": self._hidden, "glob": self._narrow(mode, names)}
+        return ["-I", "-S", "-c", _source(), json.dumps(wanted)]
+
+    @property
+    def _hidden(self) -> bool:
+        return any(re.search(r"(^|[/{,])\.", glob) for glob in self.globs)
+
+    def _narrow(self, mode: str, names: list[str]) -> str:
+        """A glob that the walk itself can heed."""
+        if names or (mode == "files" and self.ignore_case):
+            return ""
+        return next((glob for glob in self.globs if _SIMPLE_GLOB.fullmatch(glob) and glob != "*"), "")
+
+    async def _output(self, where: Sandbox, argv: list[str]) -> tuple[int, bytes]:
+        left = max(0.1, self.deadline - asyncio.get_running_loop().time())
+        output = bytearray()
+        async with await where.spawn(argv, cwd=self.root, seconds=left, network=False) as process:
+            async for chunk in process.chunks():
+                output += chunk
+                if len(output) > SEARCH_LISTED_BYTES_MAX:
+                    process.kill()
+                    break
+            code = await process.wait()
+        if process.ended_by == "exit":
+            return code, bytes(output)
+        self.complete = False
+        return 0, bytes(output[: max(output.rfind(b"\n"), output.rfind(b"\0")) + 1])
+
+    def let_through(self, listed: Listed, *, content: bool) -> Listed:
+        """What the globs mean and the guard lets be read, in order. Refused files count whether they match or not:
+        their number tells nothing of what is in them. Blocks."""
+        try:
+            globs = [
+                plain_search.Glob(
+                    g.lstrip("/") if "/" in g else f"**/{g}", dots=False, ignore_case=self.ignore_case and not content
+                )
+                for g in self.globs
+            ]
+        except ValueError as error:
+            hint = "A glob looks like *.py, src/**/*.ts or *.{c,h}."
+            raise ToolError(f"The glob cannot be used: {error}.", "invalid_arguments", hint) from None
+        out: Listed = []
+        for path, count in sorted(listed):
+            if not self.name and not all(glob.matches(path.split("/")) for glob in globs):
+                continue
+            if not self.paths.lets_read(os.path.join(self.root, path)):
+                self.withheld += 1
+            elif not content or (count and self._is_open(path)):
+                out.append((path, count))
+        return out
+
+    def _is_open(self, path: str) -> bool:
+        try:
+            self.paths.check(os.path.join(self.root, path), "read")
+        except PathRefused:
+            self.withheld += 1
+            return False
+        return True
+
+    def told(self, path: str) -> str:
+        """A path as the model is told it."""
+        return shown(self.ctx, self.paths, os.path.join(self.root, path))
+
+    def hits(self, numbers: dict[str, list[int]], context: int) -> list[Answer]:
+        """The lines of these numbers, with those around them. Blocks."""
+        out: list[Answer] = []
+        paths, shower, left = self.paths, Shower(self.ctx), room(self.ctx)
+        for path, wanted in numbers.items():
+            texts: dict[int, str] = {}
+            try:
+                with paths.open(os.path.join(self.root, path)) as file:
+                    lines = Lines(file, self.ctx.cancelled)
+                    for number in wanted:
+                        lines.skip_to(number - context)
+                        while lines.number <= number + context and (raw := lines.next()):
+                            texts[lines.last] = shower.line(raw, lines.is_key)[0][:SEARCH_LINE_CHARS_MAX]
+            except (PathRefused, OSError):  # it has changed meanwhile
+                continue
+            for number in (number for number in wanted if number in texts):
+                hit: Answer = {"path": self.told(path), "line": number, "text": texts[number]}
+                if context:
+                    hit["before"] = [texts[n] for n in range(number - context, number) if n in texts]
+                    hit["after"] = [texts[n] for n in range(number + 1, number + context + 1) if n in texts]
+                left -= len(json.dumps(hit, ensure_ascii=False)) + 2
+                if left < 0 and out:
+                    return out
+                out.append(hit)
+        return out
+
+
+@cache
+def _source() -> str:
+    """The program that stands in: its text goes with the command, for not every sandbox shows our own files."""
+    return inspect.getsource(plain_search)
+
+
+def _listed(output: bytes) -> Listed:
+    return [(os.fsdecode(found[1]), int(found[2] or 0)) for found in _LISTED.finditer(output)]
+
+
+async def _run(ctx: ToolContext, args: Args) -> Answer:
+    offset, limit, mode = args.get("offset", 0), args.get("limit", SEARCH_HITS), args.get("output_mode", "content")
+    content = args.get("target", "content") == "content"
+    globs = [g for g in (args.get("file_glob"), None if content else args["pattern"]) if g]
+    deadline = asyncio.get_running_loop().time() + SEARCH_FILES_S_MAX
+    paths = await ctx.world.paths()
+    search = Search(ctx, paths, args["pattern"], globs or ["*"], args.get("ignore_case", False), deadline)
+    await ctx.blocking(partial(search.begin, args.get("path", ".")))
+    names = [search.name] if search.name else []
+    listed = await search.listed("count" if content else "files", names)
+    found: Listed = await ctx.blocking(partial(search.let_through, listed, content=content))
+    matches: list[Any] = []
+    if content and mode == "content":
+        total, wanted = sum(count for _, count in found), _page(found, offset, limit)
+        if wanted:
+            numbers: dict[str, list[int]] = {}
+            for path, number in await search.listed("lines", list(wanted), max(end for _, end in wanted.values())):
+                numbers.setdefault(path, []).append(number)
+            some = {path: numbers.get(path, [])[first:end] for path, (first, end) in wanted.items()}
+            matches = await ctx.blocking(partial(search.hits, some, args.get("context", 0)))
+    else:
+        total, page = len(found), found[offset : offset + limit]
+        counted = content and mode == "count"
+        matches = [{"path": search.told(p), "count": n} if counted else search.told(p) for p, n in page]
+    return _answer(search, matches, total, offset)
+
+
+def _page(found: Listed, offset: int, limit: int) -> dict[str, tuple[int, int]]:
+    """Which of each file's hits are on a page."""
+    wanted, before = {}, 0
+    for path, count in found:
+        first, end = max(0, offset - before), min(count, offset + limit - before)
+        if first < end:
+            wanted[path] = (first, end)
+        before += count
+    return wanted
+
+
+def _answer(search: Search, matches: list[Any], total: int, offset: int) -> Answer:
+    more = offset + len(matches) < total and bool(matches)
+    answer: Answer = {"matches": matches, "total": total, "truncated": more or not search.complete}
+    answer |= {"next_offset": offset + len(matches) if more else None, "withheld": search.withheld}
+    if not search.complete:
+        answer |= {"timed_out": True, "hint": "Not everything was searched; name a smaller folder or a file_glob."}
+    return answer
+
+
+TOOL = ToolDef(
+    name="search_files",
+    toolset="file",
+    description=(
+        "Search in files, or for files. target=content: pattern is a regular expression, matched line by line. "
+        "target=files: pattern is a glob for names (*.py) or paths (src/**/*.ts). Files that ignore files name are left "
+        "out, hidden ones too unless path or a glob names them. `withheld` counts files that may not be read."
+    ),
+    parameters={
+        "type": "object",
+        "properties": {
+            "pattern": {"type": "string", "minLength": 1, "maxLength": SEARCH_PATTERN_CHARS_MAX},
+            "target": {"type": "string", "enum": ["content", "files"]},
+            "path": {"type": "string", "minLength": 1, "description": "A folder or a file."},
+            "file_glob": {"type": "string", "minLength": 1, "maxLength": SEARCH_PATTERN_CHARS_MAX},
+            "limit": {"type": "integer", "minimum": 1, "maximum": SEARCH_HITS_MAX},
+            "offset": {"type": "integer", "minimum": 0},
+            "output_mode": {"type": "string", "enum": ["content", "files_only", "count"]},
+            "context": {"type": "integer", "minimum": 0, "maximum": SEARCH_CONTEXT_LINES_MAX},
+            "ignore_case": {"type": "boolean"},
+        },
+        "required": ["pattern"],
+        "additionalProperties": False,
+    },
+    run=_run,
+    effect="read",
+    scope=lambda _: SCOPE,
+    preview=lambda args: f"{args['pattern']} in {args.get('path', '.')}",
+)

@@ -1,0 +1,211 @@
+"""The tool `terminal`: commands in a shell that remembers where it is, in the sandbox of the session."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shlex
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hermes.errors import HermesError
+from hermes.guards.commands import detaches, simple_forms
+from hermes.guards.rules import NETWORK
+from hermes.limits import BACKGROUND_MAX, COMMAND_CHARS_MAX
+from hermes.sandbox.choose import folder_name, shell_in
+from hermes.tools import approving
+from hermes.tools.captured import Captured, Spill
+from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
+from hermes.tools.shaping import room
+
+if TYPE_CHECKING:
+    from hermes.sandbox.base import Ended, Process, Sandbox
+    from hermes.sandbox.shell import Shell
+
+_IN_BACKGROUND = "Start what is to go on running with background=true, without &, nohup, setsid or disown."
+_LONGER = "Give it more time, or start it with background=true."
+_SUDO = 'sudo() { command sudo -n "$@"; }\n'
+_OFFLINE = "Commands have no network here."
+# How a command has ended: the status, and what is said about it.
+ENDED: dict[Ended, tuple[str, str]] = {
+    "exit": ("ok", ""),
+    "timeout": ("timeout", "It took longer than {seconds:g} s and was ended; this is what it had said by then."),
+    "interrupted": ("interrupted", "It was stopped; this is what it had said by then."),
+    "killed": ("interrupted", "It was ended from outside."),
+}
+# What goes to the network: these, and of others some of what they can do.
+_VERBS = {
+    "git": "clone fetch pull push ls-remote",
+    "pip pip3 gem": "install download",
+    "npm pnpm yarn uv cargo go": "install i ci add update fetch get sync lock pip tool",
+    "apt apt-get": "install update",
+}
+_ONLINE = dict.fromkeys((NETWORK | {"npx"}) - {"openssl", "rsync"}, "")
+_ONLINE |= {name: verbs for names, verbs in _VERBS.items() for name in names.split()}
+_BEFORE = frozenset({"sudo", "env", "command", "nice", "nohup", "timeout", "time", "xargs", "exec"})
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A command that may be run."""
+
+    sandbox: Sandbox
+    shell: Shell
+    text: str
+    seconds: float | None
+    network: bool
+    offline: bool
+
+
+async def surroundings(ctx: ToolContext) -> tuple[Sandbox, Shell]:
+    """Where the commands of the session run, and how the last one has left its shell."""
+    try:
+        sandbox = await ctx.world.sandbox()
+    except HermesError as error:
+        raise ToolError(f"No command can be run: {error}", "tool_unavailable", "Tell the user.") from None
+    desk = ctx.world.desk
+    if desk.shell is None:
+        desk.shell = await ctx.blocking(partial(shell_in, sandbox))
+    return sandbox, desk.shell
+
+
+async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
+    command, background = args["command"], args.get("background", False)
+    most = ctx.settings.get("terminal.max_timeout", float)
+    seconds: float | None = args.get("timeout")
+    if seconds is None and not background:
+        seconds = min(most, ctx.settings.get("terminal.timeout", float))
+    if seconds is not None and seconds > most and not background:
+        raise ToolError(f"A command may take {most:g} s.", "invalid_arguments", _IN_BACKGROUND)
+    if await ctx.blocking(partial(detaches, command)):
+        raise ToolError("The command leaves something running behind it.", "invalid_arguments", _IN_BACKGROUND)
+    sandbox, shell = await surroundings(ctx)
+    if background and not ctx.world.processes.make_room():
+        raise ToolError(f"{BACKGROUND_MAX} processes run already.", "limit_reached", "End one of them with process.")
+    where = _resolved(args.get("workdir", ""), shell)
+    network = approving.online(ctx, sandbox)
+    offline = not network and await ctx.blocking(partial(goes_online, command))
+    if offline and approving.may_be_had(ctx):
+        await approving.network(ctx, command)
+        network, offline = True, False
+    try:
+        await approving.command(ctx, command, where, network=network)
+    except approving.Blocked as refusal:
+        refusal.answer = {"output": "", "exit_code": -1, **refusal.answer}
+        raise
+    text = f"cd -- {shlex.quote(where)} || exit\n{command}" if where != shell.cwd else command
+    return Prepared(value=Plan(sandbox, shell, _SUDO * ("sudo" in command) + text, seconds, network, offline))
+
+
+def _resolved(path: str, shell: Shell) -> str:
+    home = shell.env.get("HOME", "/")
+    return os.path.normpath(os.path.join(shell.cwd, re.sub(r"\A~(?=/|\Z)", lambda _: home, path)))
+
+
+def goes_online(command: str) -> bool:
+    """Whether a command line has a simple command that is of no use without a network. It may be wrong."""
+    for form in simple_forms(command):
+        words = [word for word in form.split() if not word.startswith("-") and "=" not in word]
+        while words and (words[0] in _BEFORE or words[0].isdigit()):
+            del words[0]
+        verbs = _ONLINE.get(os.path.basename(words[0])) if words else None
+        if verbs is not None and (not verbs or set(words[1:3]) & set(verbs.split())):
+            return True
+    return False
+
+
+async def _run(ctx: ToolContext, args: Args) -> Answer:
+    plan: Plan = ctx.prepared
+    shell, background = plan.shell, args.get("background", False)
+    began = time.monotonic()
+    try:
+        argv = await ctx.blocking(partial(shell.argv, plan.text, remember=not background))
+        process = await plan.sandbox.spawn(argv, env=shell.env, seconds=plan.seconds, network=plan.network)
+        if background:
+            made = ctx.world.processes.add(
+                ctx, args["command"], process, plan.sandbox, notify=args.get("notify_on_complete", False)
+            )
+            return {"status": "started", "session_id": made.id, "pid": process.pid, "cwd": shell.cwd}
+        spill = Spill(ctx.world.spill / f"{folder_name(ctx.call_id)}-output.txt", ctx.blocking)
+        chars_max = min(ctx.settings.get("tool_output.max_bytes"), room_of(ctx))
+        captured = Captured(chars_max, ctx.secrets, ctx.emit, spill=spill)
+        code = await followed(process, captured)
+    except HermesError as fault:
+        raise ToolError(f"The command could not be started: {fault}", "tool_unavailable", "Tell the user.") from None
+    finally:
+        await seen_through(ctx.blocking(shell.keep))
+    status, error = ENDED[process.ended_by]
+    answer: Answer = {"output": captured.text(), "exit_code": code, "status": status, "cwd": shell.cwd}
+    answer |= {"duration_ms": round((time.monotonic() - began) * 1000), "truncated": captured.ends.cut > 0}
+    answer["spill"] = str(spill.path) if spill.begun else None
+    if status != "ok":
+        raise ToolError(error.format(seconds=plan.seconds), status, _LONGER if status == "timeout" else "", **answer)
+    answer["error"] = None
+    if code and plan.offline:
+        answer["hint"] = _OFFLINE
+    return answer
+
+
+def room_of(ctx: ToolContext) -> int:
+    """How long output may be that is to fit into an answer: what is cut here is not cut once more on its way."""
+    return room(ctx.settings.get("tool_output.max_chars"), ctx.world.window_tokens) * 3 // 4
+
+
+async def followed(process: Process, captured: Captured, cancelled: Callable[[], object] = lambda: None) -> int:
+    """The exit code, once all output is in. Who is cancelled meanwhile has the command end, and then tells how."""
+
+    async def read() -> None:
+        async for data in process.chunks():
+            await captured.add(data)
+        await captured.add(b"", end=True)
+
+    def stop() -> None:
+        process.interrupt()
+        cancelled()
+
+    async with process:
+        await seen_through(read(), stop)
+        return await process.wait()
+
+
+async def seen_through(work: Awaitable[Any], cancelled: Callable[[], object] = lambda: None) -> None:
+    """Wait for what must not be left half done; who is cancelled meanwhile can hasten its end, and goes on after it."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            cancelled()
+    task.result()
+
+
+TOOL = ToolDef(
+    name="terminal",
+    toolset="terminal",
+    description=(
+        "Run a shell command. Working directory and exported variables are kept for the next one. Output and errors "
+        "come back together; there is no input, so use flags that answer questions. For servers and long work use "
+        "background=true, then the tool process."
+    ),
+    parameters={
+        "type": "object",
+        "properties": {
+            "command": {"type": "string", "minLength": 1, "maxLength": COMMAND_CHARS_MAX},
+            "background": {"type": "boolean", "description": "Start it and return at once."},
+            "timeout": {"type": "number", "exclusiveMinimum": 0, "description": "seconds; 180 if not given"},
+            "workdir": {"type": "string", "description": "Where to run it; else where the last one ended."},
+            "notify_on_complete": {"type": "boolean", "description": "Tell you when the background process ends."},
+        },
+        "required": ["command"],
+        "additionalProperties": False,
+    },
+    run=_run,
+    prepare=_prepare,
+    scope=lambda _: frozenset({"shell"}),
+    timeout_s=None,
+    preview=lambda args: str(args["command"]),
+)

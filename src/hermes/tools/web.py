@@ -1,0 +1,263 @@
+"""The tools `web_search` and `web_extract`: the web through the URL guard, found by the operator's search and read here."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import html
+import json
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlencode
+
+from hermes.guards.urls import Fetched, FetchFailed
+from hermes.home import write_private
+from hermes.limits import (
+    EXTRACTED_CHARS_MAX,
+    EXTRACTED_CHARS_MIN,
+    EXTRACTED_PAGES_MAX,
+    PAGE_SPILLED_BYTES_MAX,
+    WEB_QUERY_CHARS_MAX,
+    WEB_RESULTS_MAX,
+    WEB_SNIPPET_CHARS_MAX,
+)
+from hermes.tools import pages
+from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, ToolError
+
+if TYPE_CHECKING:
+    from hermes.config import Settings
+
+_RESULTS = 5
+_HEAD_SHARE = 0.75
+_TAG = re.compile(r"</?[a-zA-Z][^<>]{0,200}>")
+_NEXT = {
+    "url_refused": "Such addresses are not opened; use another source, or tell the user.",
+    "url_has_secret": "Leave the credential out of the address.",
+    "fetch_failed": "Try another source, or try again later.",
+}
+
+
+# --- search ----------------------------------------------------------------------------------------------------------
+
+
+class Asked(NamedTuple):
+    """A request to a search server. What it is known by goes into headers, never into the URL."""
+
+    url: str
+    headers: Mapping[str, str] = {}
+    body: Mapping[str, Any] | None = None
+
+
+class Backend(NamedTuple):
+    """A search service: the variable that names or opens it, how it is asked, and where its answer says what."""
+
+    variable: str
+    ask: Callable[[str, str, int], Asked]
+    results: tuple[str, ...]
+    snippet: str
+    published: str
+
+
+def _searxng(address: str, query: str, limit: int) -> Asked:
+    return Asked(f"{address.rstrip('/')}/search?{urlencode({'q': query, 'format': 'json'})}")
+
+
+def _brave(key: str, query: str, limit: int) -> Asked:
+    words = urlencode({"q": query, "count": limit, "text_decorations": "false"})
+    return Asked(f"https://api.search.brave.com/res/v1/web/search?{words}", {"X-Subscription-Token": key})
+
+
+def _tavily(key: str, query: str, limit: int) -> Asked:
+    body = {"query": query, "max_results": limit}
+    return Asked("https://api.tavily.com/search", {"Authorization": f"Bearer {key}"}, body)
+
+
+BACKENDS = {
+    "searxng": Backend("SEARXNG_URL", _searxng, ("results",), "content", "publishedDate"),
+    "brave": Backend("BRAVE_SEARCH_API_KEY", _brave, ("web", "results"), "description", "page_age"),
+    "tavily": Backend("TAVILY_API_KEY", _tavily, ("results",), "content", "published_date"),
+}
+
+
+def backend_of(settings: Settings) -> str | None:
+    """The backend that the settings choose, or the first that there is a variable for."""
+    chosen = settings.get("web.search_backend")
+    wanted = [chosen] if chosen else BACKENDS
+    return next((name for name in wanted if (settings.variable(BACKENDS[name].variable) or "").strip()), None)
+
+
+def _available(settings: Settings) -> str | None:
+    if backend_of(settings) is not None:
+        return None
+    chosen = settings.get("web.search_backend")
+    missing = [BACKENDS[name].variable for name in ([chosen] if chosen else BACKENDS)]
+    return f"no search backend is configured: set {' or '.join(missing)}"
+
+
+async def _search(ctx: ToolContext, args: Args) -> Answer:
+    query, limit = args["query"].strip(), args.get("limit", _RESULTS)
+    if not query:
+        raise ToolError("The query is empty.", "invalid_arguments", "Say in a few words what is looked for.")
+    if ctx.secrets.mask(query) != query:
+        raise ToolError("The query holds a secret.", "contains_secret", "Leave the secret out.")
+    name = backend_of(ctx.settings)
+    if name is None:
+        raise ToolError(
+            "There is no search backend.", "tool_unavailable", f"Tell the user: {_available(ctx.settings)}."
+        )
+    backend = BACKENDS[name]
+    asked = backend.ask((ctx.settings.variable(backend.variable) or "").strip(), query, limit)
+    headers = {"Accept": "application/json", **asked.headers}
+    more: dict[str, Any] = {}
+    if asked.body is not None:
+        headers["Content-Type"] = "application/json"
+        more = {"method": "POST", "body": json.dumps(asked.body).encode()}
+    try:
+        fetched = await ctx.world.urls.fetch(asked.url, trusted=True, headers=headers, **more)
+    except FetchFailed as failed:
+        hint = f"Tell the user to check {backend.variable}, or try again later."
+        raise ToolError(f"{name} could not be asked: {failed}", "backend_failed", hint) from None
+    found = await ctx.blocking(partial(_results, name, fetched))
+    return {"results": found[:limit], "backend": name}
+
+
+def _results(name: str, fetched: Fetched) -> list[Answer]:
+    """What a search server found; of its answer nothing is told but the results."""
+    backend = BACKENDS[name]
+    if fetched.status >= 400:
+        hint = "Try again later." if fetched.status in (429, 500, 502, 503, 504) else ""
+        hint = hint or f"Tell the user to check {backend.variable} and the search server."
+        raise ToolError(f"{name} answered with the status {fetched.status}.", "backend_failed", hint)
+    try:
+        found = json.loads(fetched.data)
+        for step in backend.results:
+            found = found.get(step) or {}
+        entries = [entry for entry in found if isinstance(entry, dict)]
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        hint = "Tell the user to check the search server; it has to answer in JSON."
+        raise ToolError(f"{name} answered with something that is no list of results.", "backend_failed", hint) from None
+    told = [
+        {
+            "title": _words(entry.get("title")),
+            "url": str(entry.get("url") or ""),
+            "snippet": _words(entry.get(backend.snippet)),
+            "published": str(entry.get(backend.published) or "")[:40] or None,
+        }
+        for entry in entries
+    ]
+    return [entry for entry in told if str(entry["url"]).startswith(("http://", "https://"))]
+
+
+def _words(value: Any) -> str:
+    text = " ".join(html.unescape(_TAG.sub("", str(value or "")[: 4 * WEB_SNIPPET_CHARS_MAX])).split())
+    return text if len(text) <= WEB_SNIPPET_CHARS_MAX else f"{text[:WEB_SNIPPET_CHARS_MAX]}…"
+
+
+SEARCH = ToolDef(
+    name="web_search",
+    toolset="web",
+    description="Search the web. Answers with titles, addresses and snippets; read what matters with web_extract.",
+    parameters={
+        "type": "object",
+        "properties": {
+            "query": {"type": "string", "minLength": 1, "maxLength": WEB_QUERY_CHARS_MAX},
+            "limit": {"type": "integer", "minimum": 1, "maximum": WEB_RESULTS_MAX, "description": "5 if not given."},
+        },
+        "required": ["query"],
+        "additionalProperties": False,
+    },
+    run=_search,
+    effect="read",
+    scope=lambda _: frozenset(),
+    available=_available,
+    preview=lambda args: str(args["query"]),
+    foreign=True,
+)
+
+
+# --- pages -----------------------------------------------------------------------------------------------------------
+
+
+async def _extract(ctx: ToolContext, args: Args) -> Answer:
+    limit = args.get("char_limit") or min(ctx.settings.get("web.extract_char_limit"), EXTRACTED_CHARS_MAX)
+    return {"pages": await asyncio.gather(*(_page(ctx, url, limit) for url in args["urls"]))}
+
+
+async def _page(ctx: ToolContext, url: str, limit: int) -> Answer:
+    told: Answer = {"url": url, "final_url": None, "status": None, "title": "", "content": ""}
+    told |= {"truncated": False, "spill": None, "error": None}
+    try:
+        fetched = await ctx.world.urls.fetch(url)
+        told |= {"final_url": fetched.final_url, "status": fetched.status}
+        if fetched.status >= 400:
+            told |= {"error": f"The server answered with the status {fetched.status}.", "code": "fetch_failed"}
+        told |= await ctx.blocking(partial(_shown, ctx, fetched, limit))
+    except FetchFailed as failed:
+        told |= {"error": f"{failed} {_NEXT[failed.code]}", "code": failed.code}
+    except pages.Unreadable as failed:
+        told |= {"error": told["error"] or str(failed), "code": failed.code}
+    return told
+
+
+def _shown(ctx: ToolContext, fetched: Fetched, limit: int) -> Answer:
+    """A page as it is told; what is too long lies whole in a file beside."""
+    page = pages.read(fetched.data, fetched.content_type, fetched.charset, fetched.final_url)
+    answer: Answer = {"title": page.title[:WEB_SNIPPET_CHARS_MAX], "content": page.text}
+    if len(page.text) > limit:
+        head = int(limit * _HEAD_SHARE)
+        tail = limit - head
+        cut = f"\n\n[… {len(page.text) - limit} characters are left out here …]\n\n"
+        answer |= {"content": page.text[:head] + cut + page.text[-tail:], "truncated": True}
+        answer["spill"] = _spilled(ctx, fetched.final_url, page.text)
+    if not page.complete:
+        answer |= {"truncated": True, "note": "The document was too long or too tangled to be read to its end."}
+    return answer
+
+
+def _spilled(ctx: ToolContext, url: str, text: str) -> str | None:
+    name = hashlib.sha256(f"{ctx.call_id}\0{url}".encode("utf-8", "replace")).hexdigest()[:16]
+    path = ctx.world.spill / f"page-{name}.md"
+    data = text.encode("utf-8", "replace")[:PAGE_SPILLED_BYTES_MAX]
+    try:
+        write_private(path, data.decode("utf-8", "ignore"))
+    except OSError:
+        return None
+    return str(path)
+
+
+EXTRACT = ToolDef(
+    name="web_extract",
+    toolset="web",
+    description=(
+        "Read pages of the web: HTML as Markdown, PDF and other text as text. Long pages keep their head and tail; "
+        "`spill` is the file with all of it, for read_file and search_files."
+    ),
+    parameters={
+        "type": "object",
+        "properties": {
+            "urls": {
+                "type": "array",
+                "items": {"type": "string", "minLength": 1},
+                "minItems": 1,
+                "maxItems": EXTRACTED_PAGES_MAX,
+            },
+            "char_limit": {
+                "type": "integer",
+                "minimum": EXTRACTED_CHARS_MIN,
+                "maximum": EXTRACTED_CHARS_MAX,
+                "description": "Characters per page; 15000 if not given.",
+            },
+        },
+        "required": ["urls"],
+        "additionalProperties": False,
+    },
+    run=_extract,
+    effect="read",
+    scope=lambda _: frozenset(),
+    preview=lambda args: ", ".join(args["urls"]),
+    foreign=True,
+)
+
+TOOLS = (SEARCH, EXTRACT)

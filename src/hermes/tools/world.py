@@ -1,0 +1,149 @@
+"""What the tools of one run can reach: each part is the one way to do its kind of thing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hermes.guards.paths import Paths
+from hermes.guards.urls import UrlGuard
+from hermes.sandbox.choose import Sandboxes, workspace_of
+from hermes.tools.background import Processes
+
+if TYPE_CHECKING:
+    from hermes.config import Settings
+    from hermes.guards.network import Network
+    from hermes.guards.secrets import Secrets
+    from hermes.home import Home
+    from hermes.runs.engine import RunEngine
+    from hermes.runs.spec import RunSpec
+    from hermes.sandbox.base import Sandbox
+    from hermes.tools.desk import Desk
+
+SAFE_ROOT = "HERMES_WRITE_SAFE_ROOT"
+YOLO = "HERMES_YOLO_MODE"
+Blocking = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+
+@dataclass(slots=True)
+class Outside:
+    """What belongs to the process and leads out of it."""
+
+    sandboxes: Sandboxes
+    network: Network
+    engine: Callable[[], RunEngine]
+    own_ports: Callable[[], Collection[int]] = tuple
+    processes: Processes = field(default_factory=Processes)
+    # Read once, when the process starts: nothing that a tool does can change it.
+    yolo: bool = field(default_factory=lambda: os.environ.get(YOLO, "").lower() in ("1", "true", "yes", "on"))
+
+
+class World:
+    """Files, commands, addresses, the store and other runs, as far as one run may touch them.
+
+    Its parts are made when they are first asked for: a turn without tools costs nothing here.
+    """
+
+    def __init__(
+        self,
+        *,
+        spec: RunSpec,
+        home: Home,
+        settings: Settings,
+        secrets: Secrets,
+        store: Any,
+        desk: Desk,
+        outside: Outside,
+        blocking: Blocking,
+        window_tokens: int,
+        ask_model: Callable[..., Awaitable[Any]],
+        toolsets: frozenset[str] = frozenset(),
+        spend: Callable[[dict[str, Any]], None] = lambda _: None,
+    ) -> None:
+        self.toolsets, self.spend = toolsets, spend
+        self.spec, self.home, self.store, self.desk = spec, home, store, desk
+        self.window_tokens, self.ask_model = window_tokens, ask_model
+        self._settings, self._secrets, self._outside, self._blocking = settings, secrets, outside, blocking
+        self._sandbox: Sandbox | None = None
+        self._paths: Paths | None = None
+        self._urls: UrlGuard | None = None
+
+    @property
+    def engine(self) -> RunEngine:
+        """What runs other runs."""
+        return self._outside.engine()
+
+    @property
+    def processes(self) -> Processes:
+        """The processes in the background."""
+        return self._outside.processes
+
+    @property
+    def yolo(self) -> bool:
+        """Whether the user wants to be asked about nothing, in this session or this process."""
+        return self.desk.yolo or self._outside.yolo
+
+    def granted(self, folder: Path) -> None:
+        """The session may write there. What was made without knowing that is made anew."""
+        self.desk.folders.append(folder)
+        self._sandbox = self._paths = None
+
+    @property
+    def spill(self) -> Path:
+        """Where the run's long answers lie."""
+        return self.home.path / "cache" / "tool_results" / self.spec.run_id
+
+    @property
+    def urls(self) -> UrlGuard:
+        """The one way to addresses."""
+        if self._urls is None:
+            outside = self._outside
+            self._urls = UrlGuard(outside.network, self._settings, self._secrets, outside.own_ports)
+        return self._urls
+
+    async def sandbox(self) -> Sandbox:
+        """The one way to run commands."""
+        if self._sandbox is None:
+            # A child works where its parent does, in the same sandbox.
+            spec = self.engine.asked_by(self.spec)
+            here = Path.cwd() if spec.source == "cli" else None
+            session_id = self.spec.session_id if self.spec.parent is None else self.spec.parent_session_id
+            find = partial(workspace_of, self.home, self._settings, spec.owner, spec.session_key, spec.workdir, here)
+            workspace = await self._blocking(find)
+            git_writable = any(folder.name == ".git" for folder in self.desk.folders)
+            self._sandbox = await self._outside.sandboxes.of(
+                self._settings, session_id or spec.session_id, workspace, git_writable=git_writable
+            )
+        return self._sandbox
+
+    async def paths(self) -> Paths:
+        """The one way to files. With an isolated sandbox it leads exactly where commands can go."""
+        if self._paths is None:
+            sandbox = await self.sandbox()
+            self._paths = await self._blocking(partial(self._guarded, sandbox))
+        return self._paths
+
+    def _guarded(self, sandbox: Sandbox) -> Paths:
+        place = sandbox.place
+        writable, readable = [place.workspace, *place.rw], [*place.ro, *([place.uploads] if place.uploads else [])]
+        if sandbox.isolated:
+            mounts = sandbox.mounts()
+            writable = [Path(mount.path) for mount in mounts if mount.mode == "rw"]
+            readable += [Path(mount.path) for mount in mounts if mount.mode == "ro"]
+        safe = self._settings.variable(SAFE_ROOT) or ""
+        paths = Paths(
+            cwd=place.workspace,
+            home=self.home,
+            roots_rw=tuple(writable),
+            roots_ro=tuple(readable),
+            isolated=sandbox.isolated,
+            safe_root=tuple(Path(root) for root in safe.split(os.pathsep) if root),
+            own_spill=self.spill,
+        )
+        for folder in self.desk.folders:
+            paths.grant(folder)
+        return paths

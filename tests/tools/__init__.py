@@ -1,0 +1,1 @@
+"""The tools, each by itself and in turns of a scripted model."""

@@ -1,0 +1,114 @@
+"""A session's files: a workspace, its guard and its sandbox, and calls of tools as a round makes them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hermes import config
+from hermes.guards.paths import Paths
+from hermes.guards.secrets import Secrets
+from hermes.home import Home
+from hermes.sandbox.base import Sandbox
+from hermes.sandbox.local import Local
+from hermes.sandbox.mounts import Place
+from hermes.threads import Threads
+from hermes.tools import arguments
+from hermes.tools.desk import Desk
+from hermes.tools.registry import ToolContext, ToolDef, ToolError
+
+Json = dict[str, Any]
+KNOWN = "planted-value-0123456789"
+
+
+@dataclass
+class World:
+    """What the file tools see of a run."""
+
+    guard: Paths
+    place: Place
+    desk: Desk = field(default_factory=Desk)
+    window_tokens: int = 1_000_000
+    make: Callable[[Place], Sandbox] = Local
+
+    async def paths(self) -> Paths:
+        return self.guard
+
+    async def sandbox(self) -> Sandbox:
+        return self.make(self.place)
+
+    @property
+    def spill(self) -> Path:
+        return self.place.home.path / "cache/tool_results/run"
+
+
+class Filing:
+    """Calls of tools in a workspace."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.folder = folder / "ws"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        home = Home(folder / "user/.hermes")
+        home.path.mkdir(parents=True, exist_ok=True)
+        env = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
+        self.settings = config.load(home, environ={})
+        spill = home.path / "cache/tool_results/run"
+        options = {"cwd": self.folder, "roots_rw": (self.folder,), "user_home": folder / "user"} | options
+        guard = Paths(home=home, own_spill=spill, **options)
+        self.world = World(guard, Place(home, self.folder, folder / "private", env=env))
+        self.threads = Threads(4)
+        self.settings_changed: Json = {}
+
+    def context(self) -> ToolContext:
+        nothing: Any = None
+        world: Any = self.world
+        return ToolContext(
+            run_id="run",
+            call_id="call",
+            session_id="s",
+            owner="default",
+            session_key=None,
+            home=self.world.place.home,
+            settings=self.settings,
+            secrets=Secrets([KNOWN]),
+            asking=nothing,
+            emit=lambda *_: None,
+            blocking=self.threads.call,
+            last_answer=lambda *_: None,
+            world=world,
+        )
+
+    async def prepare(self, tool: ToolDef, args: Json) -> ToolContext:
+        """Everything that comes before a call is on record as begun; `ctx.started` says what the record holds."""
+        args, fault = arguments.check(args, tool.parameters)
+        if fault:
+            raise ToolError(fault, "invalid_arguments")
+        ctx = self.context()
+        if tool.prepare is not None:
+            made: Any = tool.prepare(ctx, args)
+            ready = await made
+            ctx.prepared = ready.value
+            self.started = ready.started
+        return ctx
+
+    async def carry_out(self, tool: ToolDef, ctx: ToolContext, args: Json) -> Json:
+        if inspect.iscoroutinefunction(tool.run):
+            return await tool.run(ctx, args)
+        return await self.threads.call(partial(tool.run, ctx, args))
+
+    async def call(self, tool: ToolDef, **args: Any) -> Json:
+        """The answer, or what the model is told of a refusal."""
+        try:
+            return await self.carry_out(tool, await self.prepare(tool, args), args)
+        except ToolError as refusal:
+            return refusal.answer
+
+    def put(self, name: str, content: str | bytes = "") -> Path:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path

@@ -1,0 +1,449 @@
+"""Leave to do something: the order of the rules, what is asked and who answers, and what a grant covers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agent.conftest import MakeHouse
+from agent.house import KEY, House, Json, Ran, Running, nothing_left, tool
+from agent.test_resume import Left
+from hermes.tools import approving
+from hermes.tools.approving import _mentions
+from hermes.tools.asking import ApprovalRequest
+from hermes.tools.registry import ToolContext
+from support.model_server import Call, ModelServer, Reply, Request
+
+from .commanding import SURELY_S, Desk
+
+FLAGGED = "rm -r build"
+
+
+def made(desk: Desk) -> Path:
+    """Something that the flagged command deletes."""
+    folder = desk.workspace / "build"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def terminal(command: str, **more: Any) -> Call:
+    return Call("terminal", {"command": command, **more})
+
+
+async def answered(under_way: Running, choice: str) -> Json:
+    """The question, which is answered by that."""
+    asked = await under_way.seen("approval.requested")
+    assert await under_way.control("approve", id=asked["approval_id"], choice=choice) == "applied"
+    return asked
+
+
+def decided(ran: Ran) -> list[tuple[str, str]]:
+    return [(event["choice"], event["by"]) for event in ran.of("approval.resolved")]
+
+
+# ---- the order
+
+
+@pytest.mark.parametrize(
+    ("settings", "fields", "command", "status", "decision"),
+    [
+        # What is never done.
+        ({"mode": "off"}, {}, "rm -rf /", "blocked", [("deny", "rule")]),
+        ({"mode": "off", "deny": ["git push"]}, {}, "cd x && git push origin", "blocked", [("deny", "rule")]),
+        (
+            {"mode": "off", "deny": ["git push*--force"]},
+            {},
+            "bash -c 'git  push a --force'",
+            "blocked",
+            [("deny", "rule")],
+        ),
+        ({"deny": ["git push"]}, {}, "echo git-push", "ok", []),
+        ({"unattended": "allow"}, {}, "mkfs.ext4 /dev/sda", "blocked", [("deny", "rule")]),
+        # No rule.
+        ({}, {}, "echo fine", "ok", []),
+        # Modes.
+        ({"mode": "off"}, {}, FLAGGED, "ok", [("once", "rule")]),
+        ({}, {"approvals": "off"}, FLAGGED, "ok", [("once", "rule")]),
+        ({}, {}, FLAGGED, "blocked", [("deny", "rule")]),
+        ({"unattended": "allow"}, {}, FLAGGED, "ok", [("once", "rule")]),
+        ({"unattended": "allow"}, {"approvals": "deny"}, FLAGGED, "blocked", [("deny", "rule")]),
+    ],
+)
+async def test_the_order(
+    make_house: MakeHouse,
+    server: ModelServer,
+    settings: Json,
+    fields: Json,
+    command: str,
+    status: str,
+    decision: list[tuple[str, str]],
+) -> None:
+    desk = Desk(make_house, server, approvals=settings)
+    folder = made(desk)
+    ran = await desk.ran(terminal(command), **fields)
+    [answer] = ran.tool_results()
+    assert (answer["status"], decided(ran)) == (status, decision)
+    assert ran.one("tool.finished")["status"] == status
+    assert ("tool.started" in ran.types) is (status == "ok")
+    assert folder.exists() is not (command == FLAGGED and status == "ok")
+
+
+async def test_what_the_model_is_told(make_house: MakeHouse, server: ModelServer) -> None:
+    answer = await Desk(make_house, server).sh(FLAGGED)
+    assert {name: answer[name] for name in ("status", "by", "rules", "code", "exit_code")} == {
+        "status": "blocked",
+        "by": "rule",
+        "rules": ["delete"],
+        "code": "blocked",
+        "exit_code": -1,
+    }
+    assert "deletes" in answer["reason"] and "another way" in answer["hint"] and "Tell the user" in answer["hint"]
+
+
+@pytest.mark.parametrize("how", ["process", "session"])
+async def test_a_user_who_wants_no_questions(
+    make_house: MakeHouse, server: ModelServer, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    if how == "process":
+        monkeypatch.setenv("HERMES_YOLO_MODE", "1")
+    desk = Desk(make_house, server)
+    monkeypatch.delenv("HERMES_YOLO_MODE", raising=False)  # it is read once, at the start
+    desk.house.app.services.desks.of("s1").yolo = how == "session"
+    made(desk)
+    ran = await desk.ran(terminal(FLAGGED))
+    assert (ran.tool_results()[0]["status"], decided(ran)) == ("ok", [("once", "rule")])
+    assert (await desk.sh("rm -rf /"))["status"] == "blocked"
+
+
+@pytest.mark.parametrize(
+    ("command", "asked"),
+    [
+        ("chmod -R 777 /opt/x; true", False),  # of the system, which it cannot reach
+        ('eval "$(echo ZWNobwo= | base64 -d)"; true', False),
+        ("curl -s x | sh; true", False),  # from the network, which it does not have
+        (FLAGGED, True),  # of the workspace, which it has
+        ("rm -rf /", True),
+    ],
+)
+async def test_a_sandbox_makes_some_questions_needless(
+    make_house: MakeHouse, server: ModelServer, command: str, asked: bool
+) -> None:
+    desk = Desk(make_house, server, "bubblewrap")
+    made(desk)
+    ran = await desk.ran(terminal(command))
+    assert decided(ran) == [("deny", "rule") if asked else ("once", "rule")]
+    assert ran.tool_results()[0]["status"] == ("blocked" if asked else "ok")
+
+
+async def test_what_comes_from_a_network_that_is_there_is_asked_about(
+    make_house: MakeHouse, server: ModelServer
+) -> None:
+    desk = Desk(make_house, server, "bubblewrap", terminal={"network": True})
+    assert (await desk.sh("curl -s x | sh"))["rules"] == ["remote"]
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern", "found"),
+    [
+        ("git push", "git push", True),
+        ("a; git  push x", "git push", True),
+        ("git pushed", "git push", False),
+        ("my-git push", "git push", False),
+        ("git push x --force", "git push*--force", True),
+        ("git push --force x", "git push*--force", True),
+        ("--force git push", "git push*--force", False),
+        ("anything", "*", True),
+        ("anything", "", False),
+        ("a.b", "a?b", False),
+        ("git " * 20_000, "git * --force", False),
+    ],
+)
+def test_where_a_forbidden_pattern_stands(text: str, pattern: str, found: bool) -> None:
+    assert _mentions(text, pattern) is found
+
+
+# ---- asking
+
+
+@pytest.mark.parametrize(
+    ("choice", "status"), [("once", "ok"), ("session", "ok"), ("always", "ok"), ("deny", "blocked")]
+)
+async def test_an_answer_and_what_it_covers(
+    make_house: MakeHouse, server: ModelServer, choice: str, status: str
+) -> None:
+    desk = Desk(make_house, server)
+    made(desk)
+    under_way = await desk.begin(terminal(FLAGGED), answerable=True)
+    asked = await answered(under_way, choice)
+    assert (asked["kind"], asked["subject"], asked["rules"], asked["reviewer"]) == (
+        "command",
+        FLAGGED,
+        ["delete"],
+        None,
+    )
+    assert (asked["choices"], "deletes" in asked["reason"]) == (["once", "session", "always", "deny"], True)
+    ran = await under_way.end()
+    assert (ran.tool_results()[0]["status"], decided(ran)) == (status, [(choice, "user")])
+    if status == "blocked":
+        assert "The user did not allow it." in ran.tool_results()[0]["reason"]
+    # The same once more; a little more than the same; elsewhere; in another session.
+    commands = [FLAGGED, f"{FLAGGED}; echo more", f"cd / && {FLAGGED}", "rm -r other"]
+    results = [(await desk.sh(command))["status"] for command in commands]
+    granted = {"session": ["ok", "ok", "blocked", "blocked"], "always": ["ok", "ok", "ok", "blocked"]}
+    assert results == granted.get(choice, ["blocked"] * 4)
+    elsewhere = await desk.call("terminal", {"command": FLAGGED}, session_id="s2")
+    assert elsewhere["status"] == ("ok" if choice == "always" else "blocked")
+    config = yaml.safe_load(desk.house.home.config_file.read_text())
+    assert config.get("command_allowlist") == ([FLAGGED] if choice == "always" else None)
+
+
+@pytest.mark.parametrize(
+    ("command", "fields", "always"),
+    [
+        (FLAGGED, {}, True),
+        (FLAGGED, {"owner": "kitchen"}, False),
+        (FLAGGED, {"owner": "kitchen", "source": "cli"}, True),
+        ("git reset --hard && git clean -fd", {}, True),
+        ("rm -r build > /dev/null", {}, True),
+        ("rm -r *", {}, False),
+        ("rm -r $(cat list)", {}, False),
+        (f"cd x && {FLAGGED}", {}, False),
+        ("curl x | sh", {}, False),
+        ('eval "$(cat x)"', {}, False),
+        (f"rm -r {KEY}", {}, False),
+    ],
+)
+async def test_when_always_is_offered(
+    make_house: MakeHouse, server: ModelServer, command: str, fields: Json, always: bool
+) -> None:
+    desk = Desk(make_house, server)
+    under_way = await desk.begin(terminal(command), answerable=True, **fields)
+    asked = await answered(under_way, "deny")
+    assert asked["choices"] == ["once", "session", *(["always"] if always else []), "deny"]
+    await under_way.end()
+
+
+@pytest.mark.parametrize(
+    ("allowed", "command", "status"),
+    [
+        (["rm -r build"], FLAGGED, "ok"),
+        (["rm -r *"], "rm -r build/x y", "ok"),
+        (["rm -r *"], "echo hi; rm -r 'a b' && echo ho", "ok"),
+        (["rm -r build"], "rm -r build2", "blocked"),
+        (["m -r build"], FLAGGED, "blocked"),
+        (["rm -r build"], f"{FLAGGED}; rm -r other", "blocked"),
+        (["*"], 'eval "$(cat x)"', "blocked"),
+        (["*"], "rm -r $(cat list)", "blocked"),
+        (["*"], "curl x | sh", "blocked"),
+        (["*"], "rm -rf /", "blocked"),
+        (["git *"], "git reset --hard; rm -r build", "blocked"),
+    ],
+)
+async def test_standing_grants(
+    make_house: MakeHouse, server: ModelServer, allowed: list[str], command: str, status: str
+) -> None:
+    desk = Desk(make_house, server, command_allowlist=allowed)
+    assert (await desk.sh(command))["status"] == status
+
+
+async def test_nobody_answers_in_time(make_house: MakeHouse, server: ModelServer) -> None:
+    desk = Desk(make_house, server, api_server={"approval_timeout_seconds": 0.05})
+    ran = await desk.ran(terminal(FLAGGED), answerable=True)
+    assert decided(ran) == [("deny", "timeout")]
+    assert (ran.tool_results()[0]["by"], ran.tool_results()[0]["status"]) == ("timeout", "blocked")
+
+
+async def test_a_stop_while_it_is_asked(make_house: MakeHouse, server: ModelServer) -> None:
+    desk = Desk(make_house, server)
+    under_way = await desk.begin(terminal(FLAGGED), answerable=True)
+    await under_way.seen("approval.requested")
+    await under_way.control("interrupt")
+    ran = await under_way.end()
+    assert decided(ran) == [("deny", "interrupt")] and "tool.started" not in ran.types
+    await nothing_left(server)
+
+
+async def test_the_text_shown_is_complete_and_without_secrets(make_house: MakeHouse, server: ModelServer) -> None:
+    desk = Desk(make_house, server)
+    words = " ".join(f"word{n}" for n in range(3000))
+    under_way = await desk.begin(terminal(f"rm -r build {words} {KEY} end"), answerable=True)
+    asked = await answered(under_way, "deny")
+    assert asked["subject"] == f"rm -r build {words} [redacted] end"
+    await under_way.end()
+
+
+async def test_questions_come_one_at_a_time_and_hold_back_only_what_conflicts(
+    make_house: MakeHouse, server: ModelServer
+) -> None:
+    desk = Desk(make_house, server)
+
+    async def ask(ctx: ToolContext, args: Json) -> Json:
+        await approving.leave(ctx, "mcp", args["a"], "It may destroy something.", key="server tool")
+        return {"done": args["a"]}
+
+    desk.offer(tool("ask", ask, scope=lambda args: frozenset({args["a"]})), tool("look", scope=lambda _: frozenset()))
+    calls = [Call("ask", {"a": "one"}), Call("ask", {"a": "two"}), Call("look")]
+    under_way = await desk.begin(*calls, answerable=True)
+    await under_way.seen("tool.finished")  # the one that need not wait
+    asked = await answered(under_way, "session")
+    assert (asked["kind"], asked["choices"]) == ("mcp", ["once", "session", "deny"])
+    ran = await under_way.end()
+    assert ran.one("approval.requested")
+    assert decided(ran) == [("session", "user"), ("once", "rule")], "the second one is granted with the first"
+    assert ran.tool_results()[:2] == [{"done": "one"}, {"done": "two"}]
+
+
+async def test_leave_given_before_a_crash_counts_for_one_question(house: House, server: ModelServer) -> None:
+    said: list[str] = []
+
+    async def act(ctx: ToolContext, _: Json) -> Json:
+        for kind in ("network", "command"):
+            request = ApprovalRequest(ctx.call_id, kind, "x", "why not")
+            said.append((await ctx.asking.approve(request)).choice)
+        return {"ok": True}
+
+    house.offer(tool("act", act, effect="read"))
+    server.script = [Reply(text="Done.")]
+    left = await Left(house, server, toolsets=frozenset({"x"}), answerable=False).begin()
+    await left.say("", calls=[Call("act", {}, id="c1")])
+    await left.add(left.event("approval.requested", approval_id="apr_1", call_id="c1", expires_at=left.ts + 60))
+    await left.add(left.event("approval.resolved", approval_id="apr_1", choice="once", by="user"))
+    await left.taken_up()
+    assert said == ["once", "deny"], "the other one is a question of its own"
+
+
+# ---- the other kinds
+
+
+async def test_a_folder_outside_the_workspace(make_house: MakeHouse, server: ModelServer, tmp_path: Path) -> None:
+    desk = Desk(make_house, server)
+    outside = tmp_path / "elsewhere"
+    outside.mkdir()
+
+    async def write(ctx: ToolContext, args: Json) -> Json:
+        paths = await ctx.world.paths()
+        if (folder := await ctx.blocking(lambda: paths.needs_grant(outside / "file"))) is not None:
+            await approving.folder(ctx, folder)
+        return {"needs": str((await ctx.world.paths()).needs_grant(outside / "file"))}
+
+    desk.offer(tool("write", write))
+    answers = []
+    for choice in ("deny", "once", "session", None):
+        under_way = await desk.begin(Call("write"), answerable=True)
+        if choice is not None:
+            asked = await answered(under_way, choice)
+            assert (asked["kind"], asked["subject"]) == ("write", str(outside))
+        [answer] = (await under_way.end()).tool_results()
+        answers.append(answer.get("needs", answer.get("status")))
+    assert answers == ["blocked", "None", "None", "None"]
+
+
+@pytest.mark.parametrize(("key", "choices"), [("", ["once", "deny"]), ("k", ["once", "session", "deny"])])
+async def test_other_leave(make_house: MakeHouse, server: ModelServer, key: str, choices: list[str]) -> None:
+    desk = Desk(make_house, server)
+
+    async def ask(ctx: ToolContext, _: Json) -> Json:
+        await approving.leave(ctx, "skill", f"delete it {KEY}", "Skills are to be approved.", ("write",), key=key)
+        return {"ok": True}
+
+    desk.offer(tool("ask", ask))
+    under_way = await desk.begin(Call("ask"), answerable=True)
+    asked = await answered(under_way, "once")
+    assert (asked["choices"], asked["rules"], asked["subject"]) == (choices, ["write"], "delete it [redacted]")
+    assert (await under_way.end()).tool_results() == [{"ok": True}]
+
+
+# ---- the reviewer
+
+
+def verdict(decision: str, reason: str = "It is what the user wants.") -> Reply:
+    return Reply(text=json.dumps({"decision": decision, "reason": reason}))
+
+
+async def smart(make_house: MakeHouse, server: ModelServer, said: Reply, **fields: Any) -> tuple[Desk, Running]:
+    desk = Desk(make_house, server, approvals={"mode": "smart"}, **fields)
+    made(desk)
+    await desk.sh("echo words of a tool")
+    return desk, await desk.begin(terminal(FLAGGED), replies=(said,), message="clean up the build", answerable=True)
+
+
+async def test_a_reviewer_approves_this_once(make_house: MakeHouse, server: ModelServer) -> None:
+    desk, under_way = await smart(make_house, server, verdict("approve"))
+    ran = await under_way.end()
+    assert (ran.tool_results()[0]["status"], decided(ran)) == ("ok", [("once", "reviewer")])
+    assert ran.of("usage")[1]["task"] == "approval"
+    assert not desk.house.app.services.desks.of("s1").granted
+    review: Request = server.requests[-2]
+    asked = json.loads(review.turns[-1].text)
+    assert (asked["action"], asked["user_message"]) == (FLAGGED, "clean up the build")
+    assert asked["cwd"] == str(desk.workspace) and "deletes" in asked["rules"]
+    assert "words of a tool" not in json.dumps(review.body)
+    assert not review.body.get("tools")
+
+
+@pytest.mark.parametrize(
+    ("decision", "choices"), [("deny", ["once", "deny"]), ("unsure", ["once", "session", "always", "deny"])]
+)
+async def test_a_reviewer_who_does_not_approve_leaves_it_to_the_user(
+    make_house: MakeHouse, server: ModelServer, decision: str, choices: list[str]
+) -> None:
+    _, under_way = await smart(make_house, server, verdict(decision, "It deletes more than that."))
+    asked = await answered(under_way, "once")
+    assert asked["choices"] == choices
+    assert asked["reviewer"] == {"decision": decision, "reason": "It deletes more than that."}
+    assert "It deletes more than that." in asked["reason"]
+    ran = await under_way.end()
+    assert (ran.tool_results()[0]["status"], decided(ran)) == ("ok", [("once", "user")])
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        Reply(text="approve"),
+        Reply(text='{"decision": "yes", "reason": "x"}'),
+        Reply(text='{"decision": "approve"}'),
+        Reply(text='["approve"]'),
+        Reply(text='Sure! {"decision": "approve", "reason": "x"}'),
+        Reply(status=400, error="no"),
+    ],
+    ids=["no json", "no decision", "no reason", "no object", "words around it", "refused"],
+)
+async def test_a_reviewer_who_is_none_counts_for_nothing(
+    make_house: MakeHouse, server: ModelServer, said: Reply
+) -> None:
+    _, under_way = await smart(make_house, server, said)
+    asked = await answered(under_way, "deny")
+    assert (asked["choices"], asked["reviewer"]) == (["once", "session", "always", "deny"], None)
+    assert decided(await under_way.end()) == [("deny", "user")]
+
+
+async def test_a_reviewer_has_so_much_time(make_house: MakeHouse, server: ModelServer) -> None:
+    slow = Reply(text="late", stall_at=0)
+    quiet = {"title_generation": {"enabled": False}}
+    _, under_way = await smart(make_house, server, slow, auxiliary={**quiet, "approval": {"timeout": 0.2}})
+    async with asyncio.timeout(SURELY_S):
+        asked = await answered(under_way, "deny")
+        assert asked["reviewer"] is None
+        await under_way.end()
+
+
+async def test_a_fence_around_the_verdict_does_no_harm(make_house: MakeHouse, server: ModelServer) -> None:
+    said = Reply(text='```json\n{"decision": "approve", "reason": "x"}\n```')
+    _, under_way = await smart(make_house, server, said)
+    assert decided(await under_way.end()) == [("once", "reviewer")]
+
+
+async def test_a_reviewer_is_not_asked_about_what_is_never_done_or_granted(
+    make_house: MakeHouse, server: ModelServer
+) -> None:
+    desk = Desk(make_house, server, approvals={"mode": "smart"}, command_allowlist=[FLAGGED])
+    made(desk)
+    for command in ("rm -rf /", FLAGGED):
+        before = len(server.requests)
+        await desk.sh(command)
+        assert len(server.requests) == before + 2, "the call, and the answer"

@@ -1,0 +1,289 @@
+"""The tool `execute_code`: a script's output and end, and its calls, each on the way every call takes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from agent.conftest import MakeHouse
+from agent.house import KEY, Json, nothing_left, schema, tool
+from hermes.tools import code as code_tool
+from hermes.tools.registry import ToolContext, ToolError
+from support.model_server import Call, ModelServer
+
+from .commanding import SURELY_S, Desk, descriptors, new_mark, running
+
+
+def script(text: str) -> Call:
+    return Call("execute_code", {"code": text}, id="call_x")
+
+
+@pytest.fixture(params=["local", "bubblewrap"])
+def desk(request: pytest.FixtureRequest, make_house: MakeHouse, server: ModelServer) -> Desk:
+    """Scripts need no leave here: on `local` because nobody wants to be asked."""
+    return Desk(make_house, server, request.param, approvals={"mode": "off"})
+
+
+# ---- what it says and how it ends
+
+
+@pytest.mark.parametrize(
+    ("text", "stdout", "stderr", "exit_code"),
+    [
+        ("print('hi')", "hi\n", "", 0),
+        ("import sys; print('out'); print('err', file=sys.stderr)", "out\n", "err\n", 0),
+        ("import os; os.write(1, b'a\\xff'); os.write(2, b'b')", "a\ufffd", "b", 0),
+        ("import os; os.system('echo child >&2; echo out')", "out\n", "child\n", 0),
+        ("import sys; sys.exit(7)", "", "", 7),
+        ("import sys; sys.exit('words')", "", "words\n", 1),
+        ("import os; os.kill(os.getpid(), 9)", "", "", 137),
+        ("print(__name__, input.__name__)", "__main__ input\n", "", 0),
+        ("import sys; print(sys.stdin.read() == '')", "True\n", "", 0),
+        ("é = 'ü'; print(é)", "ü\n", "", 0),
+    ],
+)
+async def test_a_script_and_its_answer(desk: Desk, text: str, stdout: str, stderr: str, exit_code: int) -> None:
+    answer = await desk.call("execute_code", {"code": text})
+    assert answer == {"stdout": stdout, "stderr": stderr, "exit_code": exit_code, "status": "ok", "calls": 0}
+    assert desk.left_over() == []
+
+
+async def test_a_script_that_fails_says_where(desk: Desk) -> None:
+    answer = await desk.call("execute_code", {"code": "def f():\n    return 1 / 0\n\nf()"})
+    lines = answer["stderr"].splitlines()
+    assert (answer["exit_code"], lines[-1]) == (1, "ZeroDivisionError: division by zero")
+    assert "line 4, in <module>" in lines[1] and "hermes_tools" not in answer["stderr"]
+    wrong = await desk.call("execute_code", {"code": "def f(:"})
+    assert wrong["exit_code"] == 1 and "SyntaxError" in wrong["stderr"]
+
+
+async def test_it_runs_where_the_shell_is(desk: Desk) -> None:
+    await desk.sh("mkdir d; cd d; export LEFT=x; echo 'N = 5' > own.py")
+    text = "import os, own; print(os.getcwd(), os.environ['LEFT'], own.N)"
+    assert (await desk.call("execute_code", {"code": text}))["stdout"] == f"{desk.workspace}/d x 5\n"
+
+
+async def test_much_output_is_cut(desk: Desk) -> None:
+    text = "import sys\nfor n in range(100000): print(f'{n:05}')\nprint('e' * 1000000, file=sys.stderr)"
+    ran = await desk.ran(script(text))
+    [answer] = ran.tool_results()
+    head, _, tail = answer["stdout"].partition("\n[… ")
+    dropped, _, tail = tail.partition(" characters left out …]\n")
+    assert (len(head) + len(tail) + int(dropped), len(head) + len(tail) <= 50_000) == (600_000, True)
+    assert len(head) == (len(head) + len(tail)) * 2 // 5
+    assert head.startswith("00000\n") and tail.endswith("99999\n")
+    assert "characters left out" in answer["stderr"]
+    assert {event["stream"] for event in ran.of("tool.output")} == {"stdout", "stderr", "info"}
+
+
+async def test_time_is_limited(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code_tool, "CODE_S_MAX", 2.0)
+    mark = new_mark()
+    text = f"import os; print('so far'); os.system('sleep {mark}')"
+    ran = await desk.ran(script(text))
+    [answer] = ran.tool_results()
+    assert (answer["status"], answer["exit_code"], answer["stdout"]) == ("timeout", 124, "so far\n")
+    assert ran.one("tool.finished")["status"] == "timeout"
+    assert running(mark) == [] and desk.left_over() == []
+
+
+# ---- its calls
+
+
+async def test_a_call_has_records_of_its_own(desk: Desk) -> None:
+    text = "from hermes_tools import terminal\nfor n in (1, 2): print(terminal(f'echo {n}; exit {n}'))"
+    ran = await desk.ran(script(text), persist=True)
+    [answer] = ran.tool_results()
+    said = [
+        json.loads(line.replace("'", '"').replace("None", "null").replace("False", "false"))
+        for line in answer["stdout"].splitlines()
+    ]
+    assert [(one["output"], one["exit_code"]) for one in said] == [("1\n", 1), ("2\n", 2)]
+    assert answer["calls"] == 2
+    begun = [(event["call_id"], event["name"], event["parent_call_id"]) for event in ran.of("tool.started")]
+    inner = [("call_x.1", "terminal", "call_x"), ("call_x.2", "terminal", "call_x")]
+    assert begun == [("call_x", "execute_code", None), *inner]
+    ended = [(event["call_id"], event["parent_call_id"], event["row"] is None) for event in ran.of("tool.finished")]
+    assert ended == [("call_x.1", "call_x", True), ("call_x.2", "call_x", True), ("call_x", None, False)]
+    rows = await desk.house.rows("s1")
+    assert [row.tool_call_id for row in rows if row.role == "tool"] == ["call_x"], "the conversation has one result"
+
+
+async def test_arguments_by_place_and_name(desk: Desk) -> None:
+    seen: list[Json] = []
+
+    async def read(_: ToolContext, args: Json) -> Json:
+        seen.append(args)
+        if args["path"] == "bad":
+            raise ToolError("There is no such file.", "path_not_found")
+        return {"content": f"text of {args['path']} {KEY}"}
+
+    parameters = schema(["path"], path={"type": "string"}, offset={"type": "integer"})
+    desk.offer(tool("read_file", read, parameters=parameters), tool("other"))
+    text = """
+from hermes_tools import read_file
+import hermes_tools
+print(read_file('a', 3)['content'])
+print(read_file(path='b', offset='4')['content'])
+print(read_file('bad')['code'], read_file()['code'], read_file('x', nonsense=1)['code'])
+print(hasattr(hermes_tools, 'other'), hasattr(hermes_tools, 'web_search'))
+try: read_file(1, 2, 3)
+except TypeError as error: print(error)
+"""
+    answer = await desk.call("execute_code", {"code": text})
+    assert answer["stdout"].splitlines() == [
+        "text of a [redacted]",
+        "text of b [redacted]",
+        "path_not_found invalid_arguments invalid_arguments",
+        "False False",
+        "read_file takes 2 arguments",
+    ]
+    assert seen == [{"path": "a", "offset": 3}, {"path": "b", "offset": 4}, {"path": "bad"}]
+
+
+async def test_every_guard_holds_for_its_calls(make_house: MakeHouse, server: ModelServer) -> None:
+    desk = Desk(make_house, server, "bubblewrap")
+    (desk.workspace / "build").mkdir(parents=True)
+    text = "from hermes_tools import terminal\nfor c in ('rm -rf /', 'rm -r build'): print(terminal(c)['status'])"
+    under_way = await desk.begin(script(text), answerable=True)
+    asked = await under_way.seen("approval.requested")
+    assert (asked["call_id"], asked["kind"], asked["subject"]) == ("call_x.2", "command", "rm -r build")
+    await under_way.control("approve", id=asked["approval_id"], choice="once")
+    ran = await under_way.end()
+    assert ran.tool_results()[0]["stdout"] == "blocked\nok\n"
+    assert [event["by"] for event in ran.of("approval.resolved")] == ["rule", "user"]
+
+
+async def test_so_many_calls_and_no_more(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code_tool, "CODE_CALLS_MAX", 2)
+    text = "from hermes_tools import terminal\nfor n in range(4): print(terminal('true').get('code'))"
+    answer = await desk.call("execute_code", {"code": text})
+    assert (answer["stdout"], answer["calls"]) == ("None\nNone\nlimit_reached\nlimit_reached\n", 2)
+
+
+async def test_calls_from_threads_do_not_mix(desk: Desk) -> None:
+    text = """
+from concurrent.futures import ThreadPoolExecutor
+from hermes_tools import terminal
+with ThreadPoolExecutor(8) as pool:
+    print([answer['output'] for answer in pool.map(lambda n: terminal(f'echo {n}'), range(8))])
+"""
+    answer = await desk.call("execute_code", {"code": text})
+    assert answer["stdout"] == f"{[f'{n}{chr(10)}' for n in range(8)]}\n"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "nonsense",
+        "[]",
+        '{"name": 1}',
+        '{"name": "execute_code", "arguments": {}}',
+        '{"name": "terminal", "arguments": 5}',
+    ],
+)
+async def test_a_script_that_speaks_for_itself_gets_no_further(desk: Desk, said: str) -> None:
+    text = f"""
+import hermes_tools, socket, gc
+wire = next(o for o in gc.get_objects() if isinstance(o, socket.SocketIO))
+wire.write({said!r}.encode() + b'\\n')
+print(wire.readinto(bytearray(9)) >= 0)
+"""
+    ran = await desk.ran(script(text))
+    assert ran.tool_results()[0]["stdout"] == "True\n"
+    assert [event["call_id"] for event in ran.of("tool.started")] == ["call_x"]
+
+
+# ---- leave
+
+
+@pytest.mark.parametrize(("choice", "status"), [("once", "ok"), ("session", "ok"), ("deny", "blocked")])
+async def test_without_a_sandbox_the_whole_script_is_shown_first(
+    make_house: MakeHouse, server: ModelServer, choice: str, status: str
+) -> None:
+    desk = Desk(make_house, server)
+    text = f"print('hello')\n# {KEY}\n" + "# more\n" * 500
+    under_way = await desk.begin(script(text), answerable=True)
+    asked = await under_way.seen("approval.requested")
+    assert (asked["kind"], asked["choices"]) == ("code", ["once", "session", "deny"])
+    assert asked["subject"] == text.replace(KEY, "[redacted]")
+    await under_way.control("approve", id=asked["approval_id"], choice=choice)
+    ran = await under_way.end()
+    assert ran.tool_results()[0]["status"] == status
+    again = await desk.call("execute_code", {"code": text})
+    assert again["status"] == ("ok" if choice == "session" else "blocked")
+    assert (await desk.call("execute_code", {"code": "print(1)"}))["status"] == "blocked"
+
+
+@pytest.mark.parametrize(
+    "text", ["import os; os.system('rm -rf /')", "import subprocess as s; s.run('git push', shell=True)"]
+)
+async def test_what_is_never_done_is_not_done_by_a_script(
+    make_house: MakeHouse, server: ModelServer, text: str
+) -> None:
+    desk = Desk(make_house, server, "bubblewrap", approvals={"mode": "off", "deny": ["git push"]})
+    ran = await desk.ran(script(text))
+    assert ran.tool_results()[0]["by"] == "rule" and "tool.started" not in ran.types
+
+
+async def test_in_a_sandbox_nobody_is_asked_about_a_script(make_house: MakeHouse, server: ModelServer) -> None:
+    ran = await Desk(make_house, server, "bubblewrap").ran(script("print(1)"), answerable=True)
+    assert ran.tool_results()[0]["stdout"] == "1\n" and not ran.of("approval.resolved")
+
+
+# ---- being stopped
+
+
+async def test_a_stop_ends_the_script_and_the_call_it_is_in(desk: Desk, server: ModelServer) -> None:
+    await desk.ran(script("print(1)"), persist=True)
+    before, mark = descriptors(), new_mark()
+    text = f"""
+from hermes_tools import terminal
+import signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+print('before')
+print(terminal('echo inside; sleep {mark}'))
+"""
+    under_way = await desk.begin(script(text), persist=True)
+    await under_way.until(
+        lambda events: any(e["type"] == "tool.output" and e["call_id"] == "call_x.1" for e in events), SURELY_S
+    )
+    async with asyncio.timeout(SURELY_S):
+        await under_way.control("interrupt")
+        ended = await under_way.until(lambda events: [e for e in events if e["type"] == "tool.finished"], SURELY_S)
+        assert (ended[0]["call_id"], ended[0]["status"]) == ("call_x.1", "interrupted")
+        ran = await under_way.end()
+    answer = ran.tool_results()[-1]
+    assert (answer["status"], answer["exit_code"], answer["stdout"]) == ("interrupted", 130, "before\n")
+    assert ran.final["type"] == "run.cancelled"
+    assert running(mark) == [] and desk.left_over() == []
+    await nothing_left(server)
+    assert descriptors() <= before
+
+
+async def test_a_script_that_ends_during_a_call_ends_the_call(desk: Desk) -> None:
+    mark = new_mark()
+    text = f"""
+import os, threading, time
+from hermes_tools import terminal
+threading.Thread(target=terminal, args=('touch here; sleep {mark}',), daemon=True).start()
+while not os.path.exists('here'): time.sleep(0.01)
+"""
+    ran = await desk.ran(script(text))
+    assert ran.tool_results()[0]["status"] == "ok"
+    assert [(e["call_id"], e["status"]) for e in ran.of("tool.finished")] == [
+        ("call_x.1", "interrupted"),
+        ("call_x", "ok"),
+    ]
+    assert running(mark) == []
+
+
+async def test_one_script_after_the_other_leaves_nothing(desk: Desk) -> None:
+    await desk.call("execute_code", {"code": "print(1)"})
+    before: Any = descriptors()
+    for _ in range(5):
+        await desk.call("execute_code", {"code": "from hermes_tools import terminal; terminal('true')"})
+    assert descriptors() <= before and desk.left_over() == []

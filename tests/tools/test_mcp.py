@@ -1,0 +1,521 @@
+"""MCP servers, real ones: over pipes and over HTTP, well behaved and not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from agent.conftest import MakeHouse
+from agent.house import House, Json, Ran, tool
+from hermes.processes import is_alive
+from hermes.tools import mcp
+from support.model_server import Call, ModelServer, Reply
+
+pytest.importorskip("mcp")
+SERVERS = Path(__file__).parent / "mcp_servers"
+HOUR = {"mcp_discovery_timeout": 30}
+
+
+def over_pipes(name: str, *args: str, **more: Any) -> Json:
+    return {"command": sys.executable, "args": [str(SERVERS / f"{name}.py"), *args], **more}
+
+
+@pytest.fixture
+def swift(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lost connections come back at once."""
+    monkeypatch.setattr(mcp, "MCP_WAIT_S_MIN", 0.01)
+    monkeypatch.setattr(mcp, "MCP_RELIST_S", 0.0)
+
+
+@pytest.fixture(scope="module")
+def website() -> Iterator[str]:
+    """A server of the SDK over HTTP."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, str(SERVERS / "plain.py"), "http", str(port)], stderr=subprocess.DEVNULL
+    )
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                break
+        time.sleep(0.05)
+    yield f"http://127.0.0.1:{port}/mcp"
+    process.kill()
+    process.wait()
+
+
+def house_with(make_house: MakeHouse, **servers: Json) -> House:
+    house = make_house({**HOUR, "mcp_servers": servers})
+    house.offer()
+    house.toolsets = frozenset(f"mcp:{name}" for name in servers)
+    return house
+
+
+async def turn(house: House, server: ModelServer, *calls: Call, **fields: Any) -> Ran:
+    server.script = [*([Reply(tool_calls=list(calls))] if calls else []), Reply(text="Done.")]
+    return await house.run(server, **fields)
+
+
+def unframed(ran: Ran) -> list[Json]:
+    """The answers of the tools, out of their frames."""
+    contents = [m["content"] for m in ran.result["messages"] if m["role"] == "tool"]
+    return [json.loads(c.split("\n", 1)[1].rsplit("\n", 1)[0] if c.startswith("[") else c) for c in contents]
+
+
+async def answer(house: House, server: ModelServer, name: str, **fields: Any) -> Json:
+    args = fields.pop("args", {})
+    [found] = unframed(await turn(house, server, Call(name, args), **fields))
+    return found
+
+
+def offered(server: ModelServer) -> dict[str, Json]:
+    """The functions of the last request."""
+    return {t["function"]["name"]: t["function"] for t in server.requests[-1].body.get("tools", [])}
+
+
+# ---- well behaved
+
+
+@pytest.mark.parametrize("way", ["pipes", "http"])
+async def test_tools_of_a_server_are_offered_and_answer(
+    make_house: MakeHouse, server: ModelServer, website: str, way: str
+) -> None:
+    house = house_with(make_house, plain=over_pipes("plain", "stdio") if way == "pipes" else {"url": website})
+    calls = [Call("mcp_plain_add", {"a": 1, "b": 2}), Call("mcp_plain_echo", {"text": "hi there " * 4})]
+    calls += [Call("mcp_plain_picture"), Call("mcp_plain_fail"), Call("mcp_plain_read_resource")]
+    calls += [Call("mcp_plain_read_resource", {"uri": "note://today"})]
+    ran = await turn(house, server, *calls)
+    names = ["add", "echo", "environment", "erase", "fail", "grow", "picture", "read_resource"]
+    assert list(offered(server)) == [f"mcp_plain_{name}" for name in names]
+    assert "'plain', which says of it: Add two numbers." in offered(server)["mcp_plain_add"]["description"]
+    assert ran.one("run.started")["tools"] == list(offered(server))
+    added, echoed, pictured, failed, listed, read = unframed(ran)
+    assert added == {"structured": {"total": 3}}
+    assert echoed == {"structured": {"result": "hi there " * 4}}
+    [kept] = pictured["files"]
+    assert kept["media_type"] == "image/png" and Path(kept["path"]).read_bytes().startswith(b"\x89PNG")
+    assert Path(kept["path"]).stat().st_mode & 0o777 == 0o600
+    assert failed["code"] == "tool_crashed" and "'plain' failed" in failed["error"]
+    assert [entry["uri"] for entry in listed["resources"]] == ["note://today"]
+    assert read == {"text": "Buy milk."}
+    frame = next(m["content"] for m in ran.result["messages"] if m["role"] == "tool" and "hi there" in m["content"])
+    assert "data from outside" in frame.splitlines()[0]
+    effects = {event["name"]: event["effect"] for event in ran.of("tool.started")}
+    assert (effects["mcp_plain_add"], effects["mcp_plain_echo"]) == ("read", "idempotent")
+
+
+@pytest.mark.parametrize(
+    ("mode", "asked"),
+    [("never", []), ("destructive", ["erase"]), ("always", ["add", "echo", "erase"])],
+)
+async def test_leave_is_asked_for_as_the_settings_say(
+    make_house: MakeHouse, server: ModelServer, website: str, mode: str, asked: list[str]
+) -> None:
+    house = house_with(make_house, plain={"url": website, "approval": mode})
+    args = {"add": {"a": 1, "b": 2}, "echo": {"text": "x"}, "erase": {"what": "all"}}
+    ran = await turn(house, server, *[Call(f"mcp_plain_{name}", given) for name, given in args.items()])
+    codes = [found.get("code") for found in unframed(ran)]
+    assert codes == ["blocked" if name in asked else None for name in args]
+    assert len(ran.of("approval.resolved")) == len(asked)
+    assert len(ran.of("tool.started")) == 3 - len(asked)
+
+
+async def test_leave_can_be_given_for_the_session(make_house: MakeHouse, server: ModelServer, website: str) -> None:
+    house = house_with(make_house, plain={"url": website})
+    for choice in ("session", None):
+        server.script = [Reply(tool_calls=[Call("mcp_plain_erase", {"what": "all"})]), Reply(text="Done.")]
+        running = await house.begin(house.spec(server, session_id="same", answerable=True))
+        if choice:
+            request = await running.seen("approval.requested")
+            assert (request["kind"], request["subject"]) == ("mcp", 'plain: erase {"what": "all"}')
+            await running.control("approve", choice=choice)
+        [found] = unframed(await running.end())
+        assert found == {"text": "all is gone"}
+
+
+async def test_only_the_tools_that_are_named_are_taken(
+    make_house: MakeHouse, server: ModelServer, website: str
+) -> None:
+    house = house_with(make_house, plain={"url": website, "tools": ["add", "nothing"]})
+    await turn(house, server)
+    assert list(offered(server)) == ["mcp_plain_add", "mcp_plain_read_resource"]
+
+
+async def test_a_server_is_a_toolset_that_a_policy_can_take_away(
+    make_house: MakeHouse, server: ModelServer, website: str
+) -> None:
+    house = house_with(make_house, plain={"url": website}, off={"command": "no", "enabled": False})
+    ran = await turn(house, server, toolsets=None)
+    assert "mcp_plain_add" in ran.one("run.started")["tools"]
+    ran = await turn(house, server, toolsets=None, tool_policy=frozenset({"todo"}))
+    assert "mcp_plain_add" not in ran.one("run.started")["tools"]
+    assert [state["name"] for state in house.app.services.mcp.states()] == ["plain"]
+
+
+async def test_the_process_has_an_environment_of_its_own(
+    make_house: MakeHouse, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "sk-something-secret")
+    monkeypatch.setenv("HERMES_THING", "1")
+    house = house_with(make_house, plain=over_pipes("plain", "stdio", env={"NOTES": "here"}))
+    names = (await answer(house, server, "mcp_plain_environment"))["text"].split()
+    assert {"NOTES", "PATH", "HOME"} <= set(names)
+    assert not {"SOME_API_KEY", "HERMES_THING", "HERMES_HOME"} & set(names)
+
+
+@pytest.mark.usefixtures("swift")
+@pytest.mark.parametrize("kind", ["plain", "rough"])
+async def test_a_change_is_told_and_used_from_the_next_turn(
+    make_house: MakeHouse, server: ModelServer, kind: str
+) -> None:
+    house = house_with(make_house, s=over_pipes(kind, *(["stdio"] if kind == "plain" else [])))
+    ran = await turn(house, server, Call("mcp_s_grow" if kind == "plain" else "mcp_s_change"), session_id="same")
+    new = "mcp_s_grown" if kind == "plain" else "mcp_s_changed"
+    assert new not in offered(server)
+    async with asyncio.timeout(10):
+        while new not in house.app.services.mcp.states()[0]["tools"]:
+            await asyncio.sleep(0.01)
+    ran = await turn(house, server, session_id="same")
+    assert new in offered(server)
+    notices = [event["message"] for event in ran.of("notice") if event["code"] == "mcp_tools_changed"]
+    assert len(notices) == (1 if kind == "rough" else 0)
+    assert not (await turn(house, server, session_id="same")).of("notice")
+
+
+async def test_another_configuration_is_another_connection(make_house: MakeHouse, server: ModelServer) -> None:
+    house = house_with(make_house, s=over_pipes("rough"))
+    first = int((await answer(house, server, "mcp_s_pid"))["text"])
+    assert int((await answer(house, server, "mcp_s_pid"))["text"]) == first
+    house.configure({**HOUR, "mcp_servers": {"s": over_pipes("rough", env={"NEW": "1"})}})
+    assert int((await answer(house, server, "mcp_s_pid"))["text"]) != first
+    house.configure(HOUR)
+    ran = await turn(house, server)
+    assert ran.one("run.started")["tools"] == []
+
+
+async def test_nothing_is_left_when_the_app_ends(make_house: MakeHouse, server: ModelServer) -> None:
+    house = house_with(make_house, s=over_pipes("rough"))
+    pids = [int(pid) for pid in (await answer(house, server, "mcp_s_nest"))["text"].split()]
+    assert all(is_alive(pid, None) for pid in pids)
+    await house.close()
+    async with asyncio.timeout(5):
+        while any(is_alive(pid, None) for pid in pids):
+            await asyncio.sleep(0.01)
+
+
+async def test_eager_servers_are_connected_before_anybody_asks(make_house: MakeHouse) -> None:
+    house = make_house({"mcp_servers": {"s": over_pipes("rough", connect="eager"), "lazy": over_pipes("rough")}})
+    house.app.services.mcp.begin(house.app.settings)
+    [state] = house.app.services.mcp.states()
+    assert (state["name"], state["state"]) == ("s", "connecting")
+
+
+# ---- not well behaved
+
+
+async def test_a_slow_server_delays_one_turn_and_joins_the_next(make_house: MakeHouse, server: ModelServer) -> None:
+    house = make_house({"mcp_discovery_timeout": 0.3, "mcp_servers": {"mute": over_pipes("rough", "mute")}})
+    house.offer()
+    house.toolsets = frozenset({"mcp:mute"})
+    began = time.monotonic()
+    ran = await turn(house, server)
+    assert time.monotonic() - began >= 0.3
+    assert ran.final["type"] == "run.completed" and ran.one("run.started")["tools"] == []
+    mute = house.app.services.mcp._servers["mute"]
+    assert mute.state == "connecting"
+    # A server that has had its time is not waited for again.
+    mute.began -= 7200
+    house.configure({"mcp_discovery_timeout": 3600, "mcp_servers": {"mute": over_pipes("rough", "mute")}})
+    async with asyncio.timeout(10):
+        await turn(house, server)
+
+
+@pytest.mark.usefixtures("swift")
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (over_pipes("rough", "crash"), "there is no configuration"),
+        ({"command": "no-such-command-here"}, "No such file"),
+        (over_pipes("rough", "mute", timeout=0.3), "no answer within 0.3 s"),
+        ({"url": "http://127.0.0.1:1/mcp"}, "refused by the rule"),
+        ({"url": "http://169.254.169.254/mcp"}, "metadata"),
+        ({"url": "http://metadata.google.internal/mcp"}, "metadata"),
+        ({"enabled": True}, "either `command` or `url`"),
+    ],
+)
+async def test_after_five_failures_a_server_is_down_and_the_session_is_told_once(
+    make_house: MakeHouse, server: ModelServer, config: Json, words: str
+) -> None:
+    house = house_with(make_house, s=config)
+    ran = await turn(house, server, session_id="same")
+    assert ran.final["type"] == "run.completed"
+    async with asyncio.timeout(20):
+        while (state := house.app.services.mcp.states()[0])["state"] != "down":
+            await asyncio.sleep(0.01)
+    assert words in state["error"]
+    told = [e for r in (ran, await turn(house, server, session_id="same")) for e in r.of("notice")]
+    assert [event["code"] for event in told] == ["mcp_unavailable"] and words in told[0]["message"]
+    again = await house.app.services.mcp.test("s", house.app.settings)
+    assert again is not None and words in again["error"]
+
+
+@pytest.mark.usefixtures("swift")
+async def test_a_server_that_dies_in_a_call_comes_back(make_house: MakeHouse, server: ModelServer) -> None:
+    house = house_with(make_house, s=over_pipes("rough"))
+    before = (await answer(house, server, "mcp_s_pid"))["text"]
+    died = await answer(house, server, "mcp_s_die")
+    assert died["code"] == "mcp_unavailable" and "may have taken effect" in died["error"]
+    assert (await answer(house, server, "mcp_s_pid"))["text"] != before
+
+
+async def test_a_call_that_hangs_ends_with_its_time(make_house: MakeHouse, server: ModelServer) -> None:
+    house = house_with(make_house, s=over_pipes("rough", timeout=3))
+    ran = await turn(house, server, Call("mcp_s_hang"))
+    assert ran.one("tool.finished")["status"] == "timeout"
+
+
+async def test_a_call_that_hangs_can_be_stopped_at_once(make_house: MakeHouse, server: ModelServer) -> None:
+    house = house_with(make_house, s=over_pipes("rough"))
+    server.script = [Reply(tool_calls=[Call("mcp_s_hang")])]
+    running = await house.begin(house.spec(server))
+    await running.until(lambda events: any(e["type"] == "tool.started" for e in events), timeout=20)
+    await running.control("cancel")
+    ran = await running.end(timeout=3)
+    assert ran.final["type"] == "run.cancelled"
+
+
+@pytest.mark.usefixtures("swift")
+async def test_a_flood_ends_the_call_and_takes_no_memory(make_house: MakeHouse, server: ModelServer) -> None:
+    house = house_with(make_house, s=over_pipes("rough"))
+    await answer(house, server, "mcp_s_pid")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    flooded = await answer(house, server, "mcp_s_huge")
+    assert flooded["code"] == "mcp_unavailable"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 * 1024
+    assert int((await answer(house, server, "mcp_s_pid"))["text"])
+
+
+async def test_a_server_that_talks_without_end_is_heard_out(make_house: MakeHouse, server: ModelServer) -> None:
+    house = house_with(make_house, s=over_pipes("rough"))
+    assert (await answer(house, server, "mcp_s_chatter"))["text"] == "chatter is done"
+
+
+async def test_what_is_no_message_is_passed_over(make_house: MakeHouse, server: ModelServer) -> None:
+    house = house_with(make_house, s=over_pipes("rough"))
+    assert (await answer(house, server, "mcp_s_garbage"))["text"] == "garbage is done"
+    assert (await answer(house, server, "mcp_s_wrong"))["code"] == "mcp_unavailable"
+    assert (await answer(house, server, "mcp_s_pid"))["text"]
+
+
+async def test_sampling_elicitation_and_roots_are_declined(make_house: MakeHouse, server: ModelServer) -> None:
+    house = house_with(make_house, s=over_pipes("rough"))
+    assert json.loads((await answer(house, server, "mcp_s_ask"))["text"]) == [-32601] * 3 + [None]
+
+
+async def test_tools_beyond_a_quarter_of_the_window_are_left_out_and_named(
+    make_house: MakeHouse, server: ModelServer
+) -> None:
+    house = make_house({**HOUR, "mcp_servers": {"s": over_pipes("rough", "many")}})
+    house.offer(tool("look"))
+    house.toolsets = frozenset({"x", "mcp:s"})
+    ran = await turn(house, server)
+    names = list(offered(server))
+    assert names[0] == "look" and names[1] == "mcp_s_t000"
+    size = sum(len(json.dumps(function)) for function in offered(server).values())
+    assert 0.8 < size / 3.6 / (32_768 / 4) < 1.2
+    [notice] = ran.of("notice")
+    assert notice["code"] == "mcp_tools_left_out" and "more" in notice["message"]
+    assert f"mcp_s_t{len(names) - 1:03}" in notice["message"]
+
+
+async def test_a_list_without_end_comes_to_one(make_house: MakeHouse, server: ModelServer) -> None:
+    house = house_with(make_house, s=over_pipes("rough", "endless"))
+    await turn(house, server)
+    assert len(house.app.services.mcp.states()[0]["tools"]) == 100
+
+
+async def test_lies_are_not_believed(make_house: MakeHouse, server: ModelServer) -> None:
+    house = house_with(make_house, s=over_pipes("rough", "lies", approval="never"))
+    ran = await turn(house, server)
+    found = offered(server)
+    assert all(len(name) <= 64 for name in found) and len(found) == 7
+    [state] = house.app.services.mcp.states()
+    assert set(state["unfit"]) == {"refers", "broken", "big"}
+    assert [event["code"] for event in ran.of("notice")] == ["mcp_tools_unfit"]
+    assert "mcp_s_good" in found and len([name for name in found if name.startswith("mcp_s_good")]) == 2
+    assert "Another of the same name" not in found["mcp_s_good"]["description"]
+    assert "> Ignore all previous" in found["mcp_s_orders"]["description"]
+    assert "Ignore" not in json.dumps(found["mcp_s_orders"]["parameters"])
+    assert "anyOf" not in found["mcp_s_scalar"]["parameters"]
+    assert len([name for name in found if name.startswith("mcp_s_read_resource")]) == 2
+
+
+async def test_without_the_sdk_it_is_said_what_to_install(
+    make_house: MakeHouse, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "hermes.tools.mcp_link", None)
+    house = house_with(make_house, s=over_pipes("rough"))
+    ran = await turn(house, server)
+    [notice] = ran.of("notice")
+    assert notice["code"] == "mcp_unavailable" and "pip install 'hermes[mcp]'" in notice["message"]
+    assert house.app.services.mcp.states()[0]["state"] == "down"
+
+
+# ---- over HTTP
+
+
+@asynccontextmanager
+async def site(handle: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
+    app = web.Application()
+    app.router.add_route("*", "/mcp", handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/mcp"
+    finally:
+        await runner.cleanup()
+
+
+class RoughSite:
+    """A server of the kind with sessions, whose tools misbehave."""
+
+    def __init__(self) -> None:
+        self.sessions = 0
+        self.methods: list[str] = []
+        self.stream = asyncio.Event()
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        if request.method != "POST":
+            self.methods.append(request.method)
+            return await self._events(request) if request.method == "GET" else web.Response()
+        asked = await request.json()
+        method, number = asked["method"], asked.get("id")
+        self.methods.append(method)
+        if method == "initialize":
+            self.sessions += 1
+            told = {"protocolVersion": "2025-06-18", "serverInfo": {"name": "r", "version": "1"}}
+            told |= {"capabilities": {"tools": {"listChanged": True}}}
+            return self._said(number, told, {"mcp-session-id": f"s{self.sessions}"})
+        if number is None:
+            return web.Response(status=202)
+        if method == "tools/list":
+            names = ["drop", "hang", "whole", "event", "gone", "fine"]
+            tools = [{"name": name, "inputSchema": {"type": "object"}} for name in names]
+            return self._said(number, {"tools": tools})
+        if method == "tools/call":
+            return await self._call(request, number, asked["params"]["name"])
+        return web.json_response(
+            {"jsonrpc": "2.0", "id": number, "error": {"code": -32601, "message": "no"}}, status=404
+        )
+
+    @staticmethod
+    def _said(number: Any, result: Json, headers: dict[str, str] | None = None) -> web.Response:
+        return web.json_response({"jsonrpc": "2.0", "id": number, "result": result}, headers=headers)
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await answer.prepare(request)
+        await self.stream.wait()
+        note = {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}
+        await answer.write(b"event: message\ndata: " + json.dumps(note).encode() + b"\n\n")
+        await asyncio.Event().wait()
+        return answer
+
+    async def _call(self, request: web.Request, number: Any, name: str) -> web.StreamResponse:
+        if name == "drop" and request.transport is not None:
+            request.transport.abort()
+        if name == "hang":
+            await asyncio.Event().wait()
+        if name == "gone":
+            return web.Response(status=404)
+        if name in ("whole", "event"):
+            kind = "application/json" if name == "whole" else "text/event-stream"
+            answer = web.StreamResponse(headers={"Content-Type": kind})
+            await answer.prepare(request)
+            await answer.write(b'data: {"x": "' if name == "event" else b'{"x": "')
+            for _ in range(1024):
+                await answer.write(b"x" * 1024 * 1024)
+            return answer
+        return self._said(number, {"content": [{"type": "text", "text": "fine"}]})
+
+
+@pytest.mark.usefixtures("swift")
+@pytest.mark.parametrize(
+    ("name", "code", "again"),
+    [
+        ("drop", "mcp_unavailable", True),
+        ("hang", "timeout", False),
+        ("whole", "tool_crashed", False),
+        ("event", "mcp_unavailable", True),
+        ("gone", "mcp_unavailable", True),
+    ],
+)
+async def test_whatever_a_site_does_ends_one_call_only(
+    make_house: MakeHouse, server: ModelServer, name: str, code: str, again: bool
+) -> None:
+    rough = RoughSite()
+    async with site(rough.handle) as url:
+        house = house_with(make_house, s={"url": url, "approval": "never", "timeout": 2})
+        assert await answer(house, server, "mcp_s_fine") == {"text": "fine"}
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        assert (await answer(house, server, f"mcp_s_{name}"))["code"] == code
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 * 1024
+        assert await answer(house, server, "mcp_s_fine") == {"text": "fine"}
+        assert rough.sessions == (2 if again else 1)
+        await house.close()
+        assert "DELETE" in rough.methods
+
+
+async def test_a_site_can_tell_that_its_tools_have_changed(make_house: MakeHouse, server: ModelServer) -> None:
+    rough = RoughSite()
+    async with site(rough.handle) as url:
+        house = house_with(make_house, s={"url": url})
+        await turn(house, server)
+        rough.stream.set()
+        async with asyncio.timeout(5):
+            while rough.methods.count("tools/list") < 2:
+                await asyncio.sleep(0.01)
+        await house.close()
+
+
+async def test_a_key_in_the_headers_is_sent_there_and_told_nowhere(
+    make_house: MakeHouse, server: ModelServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[str] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        seen.append(request.headers.get("Authorization", ""))
+        return web.Response(status=401, text=f"bad key {request.headers['Authorization']}")
+
+    async with site(handle) as url:
+        house = house_with(make_house, s={"url": url, "headers": {"Authorization": "Bearer sk-very-secret-0001"}})
+        ran = await turn(house, server)
+    assert set(seen) == {"Bearer sk-very-secret-0001"}
+    assert "with status 401" in house.app.services.mcp.states()[0]["error"]
+    assert "very-secret" not in json.dumps([ran.events, house.app.services.mcp.states()]) + caplog.text
+
+
+async def test_a_site_cannot_lead_to_where_nobody_may_go(make_house: MakeHouse, server: ModelServer) -> None:
+    async def handle(_: web.Request) -> web.Response:
+        raise web.HTTPTemporaryRedirect("http://169.254.169.254/mcp")
+
+    async with site(handle) as url:
+        house = house_with(make_house, s={"url": url})
+        await turn(house, server)
+        assert "refused by the rule" in house.app.services.mcp.states()[0]["error"]

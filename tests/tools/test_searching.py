@@ -1,0 +1,423 @@
+"""The tool `search_files`: with ripgrep and without, what is found, what is left out, and what is never shown."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from hermes.limits import SEARCH_CONTEXT_LINES_MAX, SEARCH_HITS_MAX, SEARCH_PATTERN_CHARS_MAX
+from hermes.sandbox import bubblewrap
+from hermes.sandbox.base import Sandbox, SandboxError
+from hermes.sandbox.bubblewrap import Bubblewrap
+from hermes.sandbox.local import Local
+from hermes.tools import searching
+from hermes.tools.plain_search import Glob
+from hermes.tools.searching import TOOL
+
+from .filing import KNOWN, Filing, Json
+
+HAS_RG = shutil.which("rg", path="/usr/local/bin:/usr/bin:/bin") is not None
+needs_rg = pytest.mark.skipif(not HAS_RG, reason="ripgrep is not installed")
+
+
+class NoRipgrep(Sandbox):
+    """Where there is no ripgrep."""
+
+    async def spawn(self, argv: Any, **options: Any) -> Any:
+        if argv[0] == "rg":
+            raise SandboxError("no such command")
+        return await super().spawn(argv, **options)
+
+
+class LocalWithoutRipgrep(NoRipgrep, Local):
+    """A machine without ripgrep."""
+
+
+@pytest.fixture(params=[pytest.param("rg", marks=needs_rg), "plain"])
+def filing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Filing]:
+    """A workspace on a machine with ripgrep, and one without."""
+    made = Filing(tmp_path)
+    made.world.make = Local if request.param == "rg" else LocalWithoutRipgrep
+    yield made
+    made.threads.close()
+
+
+async def search(filing: Filing, pattern: str, **args: Any) -> Json:
+    return await filing.call(TOOL, pattern=pattern, **args)
+
+
+async def places(filing: Filing, pattern: str, **args: Any) -> list[str]:
+    return [f"{hit['path']}:{hit['line']}" for hit in (await search(filing, pattern, **args))["matches"]]
+
+
+# ---- content
+
+
+async def test_lines_are_found_in_order_with_their_place(filing: Filing) -> None:
+    filing.put("b/x.py", "def f():\n    return needle\n")
+    filing.put("a.txt", "needle\nno\nneedle two needle\n")
+    answer = await search(filing, "needle")
+    assert answer == {
+        "matches": [
+            {"path": "a.txt", "line": 1, "text": "needle"},
+            {"path": "a.txt", "line": 3, "text": "needle two needle"},
+            {"path": "b/x.py", "line": 2, "text": "    return needle"},
+        ],
+        "total": 3,
+        "truncated": False,
+        "next_offset": None,
+        "withheld": 0,
+    }
+
+
+async def test_pages_meet_without_gap(filing: Filing) -> None:
+    for name in "abc":
+        filing.put(name, "x 1\nx 2\nno\nx 3\n")
+    whole = (await search(filing, "x"))["matches"]
+    assert len(whole) == 9
+    got: list[Json] = []
+    offset: int | None = 0
+    while offset is not None:
+        answer = await search(filing, "x", offset=offset, limit=2)
+        assert answer["total"] == 9 and answer["truncated"] == (answer["next_offset"] is not None)
+        got += answer["matches"]
+        offset = answer["next_offset"]
+    assert got == whole
+    answer = await search(filing, "x", offset=9)
+    assert answer["matches"] == [] and answer["next_offset"] is None
+
+
+async def test_lines_around_a_hit(filing: Filing) -> None:
+    filing.put("f", "1\n2\n3 x\n4\n5 x\n6\n7\n")
+    hits = (await search(filing, "x", context=2))["matches"]
+    assert [(hit["before"], hit["text"], hit["after"]) for hit in hits] == [
+        (["1", "2"], "3 x", ["4", "5 x"]),
+        (["3 x", "4"], "5 x", ["6", "7"]),
+    ]
+
+
+async def test_counts_and_names_only(filing: Filing) -> None:
+    filing.put("a", "x\nx\n")
+    filing.put("b", "y\n")
+    filing.put("c", "x x\n")
+    answer = await search(filing, "x", output_mode="count")
+    assert answer["matches"] == [{"path": "a", "count": 2}, {"path": "c", "count": 1}] and answer["total"] == 2
+    answer = await search(filing, "x", output_mode="files_only", limit=1)
+    assert answer["matches"] == ["a"] and answer["total"] == 2 and answer["next_offset"] == 1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "args", "expected"),
+    [
+        (r"^def \w+\(", {}, ["a.py:1"]),
+        ("DEF", {}, []),
+        ("DEF", {"ignore_case": True}, ["a.py:1"]),
+        (r"two$", {}, ["crlf.txt:2"]),
+        (r"(?<=on)e", {}, ["crlf.txt:1"]),
+        (r"(a)\1\1", {}, ["a.py:3"]),
+        (r"é", {}, ["a.py:2"]),
+        ("f() {", {}, []),
+        (r"return", {"file_glob": "*.txt"}, []),
+        (r"return|one", {"file_glob": "*.{py,txt}"}, ["a.py:2", "crlf.txt:1"]),
+        (r"return", {"path": "a.py"}, ["a.py:2"]),
+        (r"deep", {"path": "sub"}, ["sub/inner/d.txt:1"]),
+        (r"deep", {"file_glob": "sub/**/*.txt"}, ["sub/inner/d.txt:1"]),
+        (r"deep", {"file_glob": "inner/*.txt"}, []),
+        ("--", {}, ["a.py:4"]),
+    ],
+)
+async def test_patterns_and_globs(filing: Filing, pattern: str, args: Json, expected: list[str]) -> None:
+    filing.put("a.py", "def f(x):\n    return 'é'\naaa\n--help\n")
+    filing.put("crlf.txt", "one\r\ntwo\r\n")
+    filing.put("sub/inner/d.txt", "deep\n")
+    assert await places(filing, pattern, **args) == expected
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        ({"pattern": "foo("}, "invalid_arguments"),
+        ({"pattern": "[z-a]"}, "invalid_arguments"),
+        ({"pattern": "x", "file_glob": "[a"}, "invalid_arguments"),
+        ({"pattern": "x", "path": "gone"}, "path_not_found"),
+        ({"pattern": "x", "path": "~/.ssh"}, "path_refused"),
+        ({"pattern": "x", "path": ".env"}, "path_refused"),
+        ({"pattern": "x", "path": "bin"}, "binary_file"),
+        ({"pattern": ""}, "invalid_arguments"),
+        ({"pattern": "x" * (SEARCH_PATTERN_CHARS_MAX + 1)}, "invalid_arguments"),
+        ({"pattern": "x", "limit": SEARCH_HITS_MAX + 1}, "invalid_arguments"),
+        ({"pattern": "x", "limit": 0}, "invalid_arguments"),
+        ({"pattern": "x", "context": SEARCH_CONTEXT_LINES_MAX + 1}, "invalid_arguments"),
+        ({"pattern": "x", "offset": -1}, "invalid_arguments"),
+    ],
+)
+async def test_what_cannot_be_searched_is_told(filing: Filing, args: Json, code: str) -> None:
+    filing.put("bin", b"\0x")
+    filing.put(".env", "x")
+    answer = await filing.call(TOOL, **args)
+    assert answer["code"] == code and answer["error"], answer
+
+
+async def test_limits_on_their_good_side(filing: Filing) -> None:
+    filing.put("f", "x\n")
+    pattern = "x" + "y?" * (SEARCH_PATTERN_CHARS_MAX // 2 - 1)
+    answer = await search(filing, pattern, limit=SEARCH_HITS_MAX, context=SEARCH_CONTEXT_LINES_MAX)
+    assert answer["total"] == 1
+
+
+# ---- what is left out
+
+
+async def test_ignored_hidden_and_binary_files_are_left_out(filing: Filing) -> None:
+    filing.put(".gitignore", "*.log\n/build/\n!keep.log\n")
+    for name in ("a.txt", "b.log", "keep.log", "build/x.txt", "sub/build/y.txt", ".hidden", ".dir/z.txt"):
+        filing.put(name, "needle\n")
+    filing.put("bin.dat", b"needle\n\0\n")
+    filing.put("late.dat", b"needle\n" * 20_000 + b"\0")
+    (filing.folder / "link.txt").symlink_to("a.txt")
+    assert await places(filing, "needle") == ["a.txt:1", "keep.log:1", "sub/build/y.txt:1"]
+    assert await places(filing, "needle", path=".dir") == [".dir/z.txt:1"]
+    assert await places(filing, "needle", path=".hidden") == [".hidden:1"]
+    assert await places(filing, "needle", path="build") == ["build/x.txt:1"]
+    assert await places(filing, "needle", file_glob=".hid*") == [".hidden:1"]
+    assert await places(filing, "needle", file_glob=".dir/*") == [".dir/z.txt:1"]
+    assert await places(filing, "needle", file_glob="*.log") == ["keep.log:1"]
+
+
+async def test_what_the_guard_refuses_is_counted_whether_it_matches_or_not(filing: Filing) -> None:
+    filing.put("a.txt", "needle\n")
+    filing.put("store.kdbx", "needle\n")
+    filing.put("other.kdbx", "nothing\n")
+    answer = await search(filing, "needle")
+    assert [hit["path"] for hit in answer["matches"]] == ["a.txt"] and answer["total"] == 1
+    assert answer["withheld"] == 2
+    filing.put(".env", "needle\n")
+    named = [await search(filing, pattern, file_glob=".env") for pattern in ("needle", "^n", "zzz")]
+    assert [(answer["matches"], answer["withheld"]) for answer in named] == [([], 1)] * 3
+
+
+async def test_hits_in_a_private_key_are_left_out_and_counted(filing: Filing) -> None:
+    filing.put(
+        "server.pem", "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQEFAASC\n-----END PRIVATE KEY-----\n"
+    )
+    answer = await search(filing, "MII")
+    assert (answer["matches"], answer["total"], answer["withheld"]) == ([], 0, 1)
+
+
+async def test_secrets_are_shown_by_their_kind_only(filing: Filing) -> None:
+    filing.put("f", f"needle {KNOWN} end\n" + f"needle {'x' * 490} {KNOWN}\n")
+    hits = (await search(filing, "needle"))["matches"]
+    assert hits[0]["text"] == "needle «redacted:known» end"
+    assert KNOWN[:6] not in str(hits) and len(hits[1]["text"]) <= 500
+
+
+async def test_no_more_is_answered_than_fits(filing: Filing) -> None:
+    filing.put("f", ("needle " + "x" * 200 + "\n") * 400)
+    filing.world.window_tokens = 8192
+    answer = await search(filing, "needle", limit=400)
+    assert 5 < len(answer["matches"]) < 40 and answer["truncated"] and answer["total"] == 400
+    assert answer["next_offset"] == len(answer["matches"])
+
+
+async def test_the_runs_own_spilled_answers_can_be_searched(filing: Filing) -> None:
+    filing.world.spill.mkdir(parents=True)
+    path = filing.world.spill / "call.txt"
+    path.write_text("a\nneedle\n")
+    assert await places(filing, "needle", path=str(path)) == [f"{path}:2"]
+
+
+# ---- files
+
+
+@pytest.mark.parametrize(
+    ("pattern", "args", "expected"),
+    [
+        ("*.py", {}, ["a.py", "src/b.py", "src/deep/c.py"]),
+        ("src/*.py", {}, ["src/b.py"]),
+        ("src/**/*.py", {}, ["src/b.py", "src/deep/c.py"]),
+        ("**/deep/*", {}, ["src/deep/c.py", "src/deep/d.txt"]),
+        ("[ab].py", {}, ["a.py", "src/b.py"]),
+        ("[!a].py", {}, ["src/b.py", "src/deep/c.py"]),
+        ("?.{py,txt}", {"path": "src"}, ["src/b.py", "src/deep/c.py", "src/deep/d.txt"]),
+        ("A.PY", {}, []),
+        ("A.PY", {"ignore_case": True}, ["a.py"]),
+        ("*", {"file_glob": "*.txt"}, ["src/deep/d.txt"]),
+        (".github/**", {}, [".github/w/ci.yml"]),
+        (".git*", {}, [".gitignore"]),
+        ("*", {"path": ".github"}, [".github/w/ci.yml"]),
+        ("a.py", {"path": "a.py"}, ["a.py"]),
+        ("*.kdbx", {}, []),
+    ],
+)
+async def test_files_are_found_by_name(filing: Filing, pattern: str, args: Json, expected: list[str]) -> None:
+    for name in ("a.py", "src/b.py", "src/deep/c.py", "src/deep/d.txt", ".github/w/ci.yml", "out/x.py", "k.kdbx"):
+        filing.put(name)
+    filing.put(".gitignore", "out/\n")
+    answer = await search(filing, pattern, target="files", **args)
+    assert answer["matches"] == expected
+    assert answer["withheld"] == (pattern == "*.kdbx")
+
+
+@pytest.mark.parametrize("glob", ["*a" * 40 + "b", "**/" * 20 + "x", "{a,b}" * 6])
+def test_no_glob_takes_long(glob: str) -> None:
+    assert not Glob(glob).matches(["a" * 250] * 30)
+
+
+@pytest.mark.parametrize("glob", ["[", "a\\", "{a,b}" * 7, "[z-a]"])
+def test_what_is_no_glob_is_said_so(glob: str) -> None:
+    with pytest.raises(ValueError):
+        Glob(glob)
+
+
+# ---- time
+
+
+async def test_a_pattern_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filing = Filing(tmp_path)
+    filing.world.make = LocalWithoutRipgrep
+    filing.put("a", "x\n")
+    filing.put("b", "a" * 60 + "\n")
+    monkeypatch.setattr(searching, "SEARCH_FILES_S_MAX", 1.0)
+    answer = await search(filing, r"x|(a+)+$|(a+)+b", output_mode="files_only")
+    assert "code" not in answer
+    answer = await search(filing, r"x|(a+)+b", output_mode="files_only")
+    assert answer["timed_out"] and answer["truncated"] and answer["matches"] == ["a"] and "smaller" in answer["hint"]
+    filing.threads.close()
+
+
+async def test_where_nothing_can_be_started_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def no(*_: Any, **__: Any) -> Any:
+        raise SandboxError("no")
+
+    filing = Filing(tmp_path)
+    monkeypatch.setattr(Local, "spawn", no)
+    assert (await search(filing, "x"))["code"] == "tool_unavailable"
+    filing.threads.close()
+
+
+class WrappedWithoutRipgrep(NoRipgrep, Bubblewrap):
+    """A sandbox in which there is no ripgrep."""
+
+
+@pytest.mark.parametrize("kind", [Bubblewrap, WrappedWithoutRipgrep])
+async def test_in_a_sandbox_the_same_is_found(tmp_path: Path, kind: Any) -> None:
+    if failure := bubblewrap.probe().failure:
+        pytest.skip(f"bubblewrap does not work here: {failure}")
+    filing = Filing(tmp_path)
+    filing.world.make = lambda place: kind(place, bubblewrap.probe().features)
+    filing.put("src/a.txt", "needle\n")
+    assert await places(filing, "needle", path="src") == ["src/a.txt:1"]
+    assert (await search(filing, "*.txt", target="files"))["matches"] == ["src/a.txt"]
+    filing.world.spill.mkdir(parents=True)
+    (filing.world.spill / "call.txt").write_text("needle")
+    assert len(await places(filing, "needle", path=str(filing.world.spill))) == 1
+    filing.threads.close()
+
+
+# ---- both ways
+
+NAMES = st.sampled_from(["a", "b", "a.py", "b.log", ".h", "build", "x y", "é.txt", "[c]"])
+PATHS = st.lists(NAMES, min_size=1, max_size=3).map("/".join)
+RULES = st.sampled_from(
+    [
+        "*.log",
+        "a",
+        "/a",
+        "b/",
+        "!b",
+        "!*.log",
+        "a/b",
+        "**/b",
+        "a/**",
+        "!a/b",
+        "*",
+        "!*/",
+        "!.h",
+        "build/*",
+        "# a",
+        "",
+        "x\\ y",
+        "x y  ",
+        "[ab]",
+        "[!ab]*",
+        "\\[c\\]",
+        "*.{py,log}",
+        "?",
+        "a*",
+        "**/a/**/b",
+        "é*",
+        "/build",
+        "\\!b",
+        "[",
+    ]
+)
+IGNORING = st.dictionaries(
+    st.tuples(st.sampled_from(["", "a/", "build/"]), st.sampled_from([".gitignore", ".ignore", ".rgignore"])),
+    st.lists(RULES, min_size=1, max_size=3),
+    max_size=3,
+)
+CONTENTS = st.lists(st.sampled_from(["needle", "Needle x", "", "other", "né", "a\0", "needle\r"]), max_size=4)
+
+
+@needs_rg
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    tree=st.dictionaries(PATHS, CONTENTS, max_size=8),
+    ignoring=IGNORING,
+    pattern=st.sampled_from(["needle", "^needle$", r"n.+e\b", "[^a-z]", "x|é", ""]),
+    args=st.fixed_dictionaries(
+        {},
+        optional={
+            "path": st.sampled_from([".", "a", "build"]),
+            "file_glob": st.sampled_from(["*.py", "*.{py,log}", ".h", "a/*", "**/b", "[ab]*"]),
+            "ignore_case": st.booleans(),
+            "context": st.integers(0, 2),
+            "git": st.booleans(),
+        },
+    ),
+)
+@example({"a/b": ["needle"], "b": ["needle"]}, {("", ".gitignore"): ["*", "!a/", "!a/b"]}, "needle", {})
+@example({"a/b": ["needle"]}, {("", ".gitignore"): ["b"], ("a/", ".ignore"): ["!b"]}, "needle", {"path": "a"})
+@example(
+    {"a/b/c": ["needle"], "a/a": ["needle"]},
+    {("", ".gitignore"): ["a"], ("a/", ".rgignore"): ["b/"]},
+    "needle",
+    {"path": "a"},
+)
+async def test_with_and_without_ripgrep_the_same_is_found(
+    tmp_path_factory: pytest.TempPathFactory,
+    tree: dict[str, list[str]],
+    ignoring: dict[tuple[str, str], list[str]],
+    pattern: str,
+    args: Json,
+) -> None:
+    folder = tmp_path_factory.mktemp("both")
+    filing = Filing(folder)
+    for path, lines in tree.items():
+        if (
+            not any((filing.folder / above).is_file() for above in Path(path).parents)
+            and not (filing.folder / path).exists()
+        ):
+            filing.put(path, "\n".join(lines))
+    for (where, name), rules in ignoring.items():
+        if not (filing.folder / where).is_file() and not os.path.isfile(filing.folder / where.rstrip("/")):
+            filing.put(where + name, "\n".join(rules) + "\n")
+    given = dict(args)
+    if given.pop("git", False) and (filing.folder / "a").is_dir():
+        (filing.folder / "a/.git").mkdir(exist_ok=True)
+    found = []
+    for make in (Local, LocalWithoutRipgrep):
+        filing.world.make = make
+        content = await search(filing, pattern or "x?", **given)
+        names = await search(filing, "*", target="files", **{k: v for k, v in given.items() if k != "context"})
+        found.append((content, names))
+    filing.threads.close()
+    assert found[0] == found[1]
+    shutil.rmtree(folder)

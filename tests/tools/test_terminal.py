@@ -1,0 +1,326 @@
+"""The tool `terminal`: what commands say, how they end, what they leave to the next one, and that nothing else stays."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.conftest import MakeHouse
+from agent.house import KEY, Json, nothing_left
+from hermes.errors import ConfigError
+from hermes.guards.secrets import Secrets
+from hermes.sandbox import choose
+from hermes.tools import captured
+from hermes.tools.captured import Ends, Readable
+from hermes.tools.terminal import goes_online
+from support.model_server import Call, ModelServer
+
+from .commanding import SURELY_S, Desk, descriptors, each_backend, new_mark, running
+
+
+@pytest.fixture
+def desk(make_house: MakeHouse, server: ModelServer) -> Desk:
+    return Desk(make_house, server)
+
+
+# ---- what a command says
+
+
+@each_backend
+@pytest.mark.parametrize(
+    ("command", "code", "output"),
+    [
+        ("echo out; echo err >&2; echo out", 0, "out\nerr\nout\n"),
+        ("exit 7", 7, ""),
+        ("false; echo $?", 0, "1\n"),
+        ("kill -9 $$", 137, ""),
+        ("cat; echo no input", 0, "no input\n"),
+        ("printf 'a\\033[1;31mred\\033[0m\\033]0;title\\007\\r\\nb'", 0, "ared\nb"),
+        ("printf 'a\\377b\\000c'", 0, "a\ufffdb\ufffdc"),
+        ("cat <<'EOF'\nit's\nEOF", 0, "it's\n"),
+        ("no_such_command_here 2>/dev/null", 127, ""),
+    ],
+)
+async def test_a_command_and_its_answer(
+    make_house: MakeHouse, server: ModelServer, backend: str, command: str, code: int, output: str
+) -> None:
+    desk = Desk(make_house, server, backend)
+    answer = await desk.sh(command)
+    assert {"output", "exit_code", "status", "error", "cwd", "duration_ms", "truncated", "spill"} <= answer.keys()
+    assert (answer["output"], answer["exit_code"], answer["status"]) == (output, code, "ok")
+    assert (answer["error"], answer["truncated"], answer["spill"]) == (None, False, None)
+    assert answer["cwd"] == str(desk.workspace)
+    assert desk.left_over() == []
+
+
+@each_backend
+async def test_the_next_command_begins_where_the_last_one_ended(
+    make_house: MakeHouse, server: ModelServer, backend: str
+) -> None:
+    desk = Desk(make_house, server, backend)
+    assert (await desk.sh("mkdir -p a/b; cd a; export LEFT='x y'; HERE=1"))["cwd"] == f"{desk.workspace}/a"
+    assert (await desk.sh("echo $LEFT$HERE; pwd"))["output"] == f"x y\n{desk.workspace}/a\n"
+    # One that crashes wedges nothing, and leaves the state as it was.
+    assert (await desk.sh("cd b; export LEFT=lost; kill -9 $$"))["exit_code"] == 137
+    assert (await desk.sh("echo $LEFT"))["output"] == "x y\n"
+    assert (await desk.sh("pwd", workdir="b"))["output"] == f"{desk.workspace}/a/b\n"
+    assert (await desk.sh("pwd", workdir="~"))["output"] != ""
+    gone = await desk.sh("echo not reached", workdir="/no/such/folder")
+    assert gone["exit_code"] != 0 and "not reached" not in gone["output"]
+    other = await desk.call("terminal", {"command": "pwd"}, session_id="s2")
+    assert other["output"] == f"{desk.workspace}\n", "another session has a shell of its own"
+
+
+async def test_commands_know_no_key_and_no_variable_of_ours(
+    make_house: MakeHouse, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OPENAI_API_KEY", "HERMES_WRITE_SAFE_ROOT", "SOME_OTHER"):
+        monkeypatch.setenv(name, "/planted-value")
+    assert "planted-value" not in (await Desk(make_house, server).sh("env"))["output"]
+
+
+async def test_sudo_never_asks(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = tmp_path / "bin" / "sudo"
+    fake.parent.mkdir()
+    fake.write_text("#!/bin/sh\necho with $*\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    assert (await desk.sh("sudo id; (sudo -u me ls)"))["output"] == "with -n id\nwith -n -u me ls\n"
+
+
+# ---- much of it
+
+
+@each_backend
+async def test_much_output_is_cut_in_the_middle_and_kept_in_a_file(
+    make_house: MakeHouse, server: ModelServer, backend: str
+) -> None:
+    desk = Desk(make_house, server, backend, tool_output={"max_bytes": 10_000})
+    answer = await desk.sh("seq -w 1 10000; echo last >&2")
+    output = answer["output"]
+    assert (answer["truncated"], answer["exit_code"]) == (True, 0)
+    head, mark, tail = output.partition("\n[… 50005 characters left out; all of it is in ")
+    assert (len(head), len(tail.partition("]\n")[2])) == (4000, 6000) and mark
+    assert head.startswith("00001\n00002\n") and tail.endswith("10000\nlast\n")
+    spill = Path(answer["spill"])
+    assert spill.read_text() == "".join(f"{n:05}\n" for n in range(1, 10_001)) + "last\n"
+    assert spill.stat().st_mode & 0o777 == 0o600 and spill.parent.parent.name == "tool_results"
+
+
+async def test_the_file_has_a_limit_that_is_told(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(captured, "COMMAND_OUTPUT_BYTES_KEPT", 2 << 20)
+    answer = await desk.sh("yes 0123456 | head -c 5000000")
+    assert "its first 2 MiB are in" in answer["output"]
+    assert Path(answer["spill"]).stat().st_size == 2 << 20
+
+
+async def test_a_flood_takes_little_memory_and_shows_its_beginning(desk: Desk) -> None:
+    await desk.sh("true")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    ran = await desk.ran(Call("terminal", {"command": "yes abcdefg | head -c 1000000000"}))
+    [answer] = ran.tool_results()
+    grown_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert answer["exit_code"] == 0 and answer["truncated"]
+    assert grown_kb < 50_000
+    shown = ran.of("tool.output")
+    assert sum(len(event["text"]) for event in shown if event["stream"] == "stdout") == 200_000
+    assert shown[-1]["stream"] == "info" and "more output" in shown[-1]["text"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 64])
+def test_text_is_the_same_however_it_is_cut(size: int) -> None:
+    data = "ä\x1b[0;1mb\x1b]8;;http://x\x1b\\link\x1b(B\r\nc\r\x1b[Kd \x1b".encode()
+    readable = Readable(Secrets(["sk-planted-000000000"]))
+    pieces = [readable.feed(data[at : at + size]) for at in range(0, len(data), size)]
+    assert "".join(pieces) + readable.feed(b"", end=True) == "äblink\nc\rd "
+
+
+@pytest.mark.parametrize(
+    ("said", "told"), [(10, "0123456789"), (11, "0123\n[… 1 characters left out …]\n567890"), (0, "")]
+)
+def test_the_ends_of_a_text(said: int, told: str) -> None:
+    ends = Ends(10)
+    for at in range(said):
+        ends.add(str(at % 10))
+    assert ends.text() == told
+
+
+# ---- as it comes
+
+
+@each_backend
+async def test_lines_are_shown_while_the_command_runs(make_house: MakeHouse, server: ModelServer, backend: str) -> None:
+    desk = Desk(make_house, server, backend)
+    command = "echo one; until [ -e go ]; do sleep 0.01; done; printf two; until [ -e on ]; do sleep 0.01; done"
+    under_way = await desk.begin(Call("terminal", {"command": command}))
+
+    def shown(events: list[Json]) -> str:
+        return "".join(event["text"] for event in events if event["type"] == "tool.output")
+
+    await under_way.until(lambda events: shown(events) == "one\n", SURELY_S)
+    (desk.workspace / "go").touch()
+    await under_way.until(lambda events: shown(events) == "one\ntwo", SURELY_S)  # no line, but a moment has passed
+    (desk.workspace / "on").touch()
+    assert (await under_way.end()).tool_results()[0]["output"] == "one\ntwo"
+
+
+async def test_a_secret_is_seen_nowhere(desk: Desk, home_folder: Path) -> None:
+    half = len(KEY) // 2
+    command = f"printf {KEY[:half]}; sleep 0.3; echo {KEY[half:]}; seq 100000; printf x{KEY}y"
+    ran = await desk.ran(Call("terminal", {"command": command}), persist=True)
+    [answer] = ran.tool_results()
+    assert answer["output"].startswith("[redacted]\n1\n") and answer["output"].endswith("x[redacted]y")
+    assert KEY not in repr(ran.events) and KEY not in Path(answer["spill"]).read_text()
+
+
+# ---- how it ends
+
+
+@each_backend
+async def test_time_is_limited(make_house: MakeHouse, server: ModelServer, backend: str) -> None:
+    desk, mark = Desk(make_house, server, backend), new_mark()
+    ran = await desk.ran(Call("terminal", {"command": f"echo so far; (sleep {mark}); sleep {mark}", "timeout": 1.5}))
+    [answer] = ran.tool_results()
+    assert (answer["status"], answer["exit_code"], answer["output"]) == ("timeout", 124, "so far\n")
+    assert "1.5 s" in answer["error"] and answer["code"] == "timeout"
+    assert ran.one("tool.finished")["status"] == "timeout"
+    assert running(mark) == [] and desk.left_over() == []
+
+
+@each_backend
+async def test_an_interrupt_ends_the_whole_group_and_keeps_what_was_said(
+    make_house: MakeHouse, server: ModelServer, backend: str
+) -> None:
+    desk, mark = Desk(make_house, server, backend), new_mark()
+    await desk.ran(Call("terminal", {"command": "true"}), persist=True)
+    before = descriptors()
+    command = f"trap 'echo bye; exit' INT; echo hello; (sleep {mark} | sleep {mark}) & wait"
+    under_way = await desk.begin(Call("terminal", {"command": f"sh -c {command!r}"}), persist=True)
+    await under_way.seen("tool.output")
+    async with asyncio.timeout(SURELY_S):
+        await under_way.control("interrupt")
+        ran = await under_way.end()
+    answer = ran.tool_results()[-1]
+    assert (answer["status"], answer["exit_code"], answer["code"]) == ("interrupted", 130, "interrupted")
+    assert answer["output"].startswith("hello\n")
+    assert ran.one("tool.finished")["status"] == "interrupted" and ran.final["type"] == "run.cancelled"
+    assert running(mark) == [] and desk.left_over() == []
+    await nothing_left(server)
+    assert descriptors() <= before
+
+
+async def test_one_of_several_calls_is_told_to_end_gently_too(desk: Desk) -> None:
+    mark = new_mark()
+    slow = f"trap 'sleep 0.2; echo bye; exit' INT; echo hello; while :; do sleep 0.01; done # {mark}"
+    calls = [Call("terminal", {"command": slow}), Call("process", {"action": "wait", "session_id": "proc_00000000"})]
+    background = (await desk.sh(f"sleep {mark}", background=True))["session_id"]
+    calls[1] = Call("process", {"action": "wait", "session_id": background})
+    under_way = await desk.begin(*calls)
+    await under_way.seen("tool.output")
+    await under_way.control("interrupt")
+    answers = (await under_way.end()).tool_results()
+    assert (answers[0]["output"], answers[0]["status"]) == ("hello\nbye\n", "interrupted")
+    assert answers[1] == {"status": "interrupted"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ({"command": "true", "timeout": 601}, "invalid_arguments", "background"),
+        ({"command": "sleep 5 &"}, "invalid_arguments", "background"),
+        ({"command": "nohup sleep 5"}, "invalid_arguments", "background"),
+        ({"command": "setsid sleep 5", "background": True}, "invalid_arguments", "background"),
+        ({"command": "sleep 5 & disown"}, "invalid_arguments", "background"),
+        ({"command": ""}, "invalid_arguments", ""),
+        ({"command": "true", "timeout": 0}, "invalid_arguments", ""),
+        ({"command": "x" * 100_001}, "invalid_arguments", ""),
+        ({"command": "rm -rf /"}, "blocked", "another way"),
+    ],
+)
+async def test_what_is_not_run(desk: Desk, arguments: Json, code: str, words: str) -> None:
+    ran = await desk.ran(Call("terminal", arguments))
+    [answer] = ran.tool_results()
+    assert ran.one("tool.finished")["code"] == code and words in answer.get("hint", "")
+    assert "tool.started" not in ran.types
+    if code == "blocked":
+        assert (answer["status"], answer["exit_code"]) == ("blocked", -1)
+
+
+@pytest.mark.parametrize("command", ["sleep 0.01 & wait", "(sleep 5 &) ; true", "echo '&' nohup"])
+async def test_what_only_looks_like_leaving_something_behind(desk: Desk, command: str) -> None:
+    answer = await desk.sh(command)
+    assert answer.get("code") in (None, "invalid_arguments")
+    assert running("sleep 5") == [] or answer.get("code") is None
+
+
+async def test_a_sandbox_that_does_not_work_is_told(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: Any) -> None:
+        raise ConfigError("The sandbox 'docker' does not work here: no daemon.")
+
+    monkeypatch.setattr(choose, "choice", broken)
+    answer = await desk.sh("true")
+    assert answer["code"] == "tool_unavailable" and "no daemon" in answer["error"]
+
+
+async def test_a_command_longer_than_the_system_takes_is_told(desk: Desk) -> None:
+    answer = await desk.sh("echo " + "'" * 49_998)
+    assert answer["code"] in ("tool_unavailable", "blocked") and desk.left_over() == []
+
+
+# ---- the network
+
+
+@pytest.mark.parametrize(
+    ("command", "online"),
+    [
+        ("curl https://example.org", True),
+        ("cd x && sudo -n curl -s x", True),
+        ("A=b timeout 5 /usr/bin/wget x", True),
+        ("git -C repo fetch", True),
+        ("pip install x", True),
+        ("git status", False),
+        ("echo curl", False),
+        ("openssl rand -hex 4", False),
+        ("pip list", False),
+        ("", False),
+    ],
+)
+def test_what_goes_to_the_network(command: str, online: bool) -> None:
+    assert goes_online(command) is online
+
+
+@pytest.mark.parametrize(
+    ("choice", "status", "later"), [("once", "ok", 2), ("session", "ok", 1), ("deny", "blocked", 2)]
+)
+async def test_the_network_is_asked_for(
+    make_house: MakeHouse, server: ModelServer, choice: str, status: str, later: int
+) -> None:
+    desk = Desk(make_house, server, "bubblewrap")
+    call = Call("terminal", {"command": "curl --version >/dev/null; tail -n +3 /proc/net/dev | wc -l"})
+    asked = 0
+    for _ in range(2):
+        under_way = await desk.begin(call, answerable=True)
+        events = await under_way.until(
+            lambda events: [e for e in events if e["type"] in ("approval.requested", "tool.started")], SURELY_S
+        )
+        if events[0]["type"] == "approval.requested":
+            asked += 1
+            assert (events[0]["kind"], events[0]["choices"]) == ("network", ["once", "session", "deny"])
+            await under_way.control("approve", id=events[0]["approval_id"], choice=choice)
+        [answer] = (await under_way.end()).tool_results()
+        assert answer["status"] == status
+    assert asked == later
+
+
+async def test_without_anybody_to_ask_a_command_runs_without_network(
+    make_house: MakeHouse, server: ModelServer
+) -> None:
+    desk = Desk(make_house, server, "bubblewrap")
+    answer = await desk.sh("curl --version >/dev/null; tail -n +3 /proc/net/dev; false")
+    assert answer["exit_code"] == 1 and "network" in answer["hint"]
+    assert "eth" not in answer["output"]

@@ -1,0 +1,248 @@
+"""The tool `vision_analyze`: where images come from, how large they may be, and which model looks at them."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from agent.conftest import MakeHouse
+from agent.house import House, Json
+from guards.stage import WORLD, Stage, serving
+from hermes import limits
+from hermes.tools import vision
+from hermes.tools.vision import TOOL
+from support.model_server import Call, ModelServer, Reply, Request
+
+from .turns import answers
+
+Image = pytest.importorskip("PIL.Image")
+
+
+def picture(width: int = 8, height: int = 4, form: str = "PNG", mode: str = "RGB", color: Any = "red") -> bytes:
+    out = io.BytesIO()
+    Image.new(mode, (width, height), color).save(out, form)
+    return out.getvalue()
+
+
+def data_url(data: bytes, kind: str = "image/png") -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def images_of(request: Request) -> list[str]:
+    """The images in a request to a model, as it got them."""
+    parts = [part for m in request.body["messages"] if isinstance(m["content"], list) for part in m["content"]]
+    return [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
+
+
+async def look(house: House, server: ModelServer, *places: str, seen: str | None = "A red box.") -> list[Json]:
+    """A turn in which the model asks about images; another call of it answers, or does not."""
+    house.offer(TOOL)
+    calls = [Call(TOOL.name, {"image_url": place, "question": "What is it?"}) for place in places]
+    steps = [Reply(tool_calls=calls), Reply(text="Done.")]
+
+    def handle(request: Request) -> Reply:
+        if images_of(request):
+            return Reply(text=seen) if seen is not None else Reply(status=400)
+        return steps.pop(0)
+
+    server.handler = handle
+    ran = await house.run(server, workdir=None)
+    assert ran.result["final_response"] == "Done."
+    return answers(ran)
+
+
+def shown(server: ModelServer) -> Any:
+    """The one image that a model was shown, decoded, and its type."""
+    [url] = [url for request in server.requests for url in images_of(request)]
+    head, _, text = url.partition(";base64,")
+    return Image.open(io.BytesIO(base64.b64decode(text))), head.removeprefix("data:")
+
+
+async def test_a_data_url_is_looked_at_by_the_main_route(house: House, server: ModelServer) -> None:
+    [answer] = await look(house, server, data_url(picture()))
+    assert answer == {"answer": "A red box.", "model": "m"}
+    image, kind = shown(server)
+    assert (image.size, kind) == ((8, 4), "image/png")
+    [request] = [request for request in server.requests if images_of(request)]
+    assert "What is it?" in request.turns[-1].text and "tools" not in request.body
+
+
+async def test_what_it_cost_is_on_record_under_its_task(house: House, server: ModelServer) -> None:
+    house.offer(TOOL)
+    server.handler = lambda request: (
+        Reply(text="A box.", usage={"input": 7, "output": 3})
+        if images_of(request)
+        else Reply(text="Done.")
+        if len(server.requests) > 1
+        else Reply(tool_calls=[Call(TOOL.name, {"image_url": data_url(picture()), "question": "?"})])
+    )
+    ran = await house.run(server, persist=True)
+    [usage] = [event for event in ran.of("usage") if event["task"] == "vision"]
+    assert (usage["input_tokens"], usage["output_tokens"]) == (7, 3)
+
+
+async def test_a_route_of_its_own_is_asked(make_house: MakeHouse, server: ModelServer) -> None:
+    async with ModelServer() as other:
+        other.handler = lambda _: Reply(text="Seen elsewhere.")
+        provider = {"base_url": f"{other.url}/v1", "api_key": "k-0123456789", "api_mode": "chat_completions"}
+        own = {"provider": "eyes", "model": "sees"}
+        house = make_house({"providers": {"eyes": provider}, "auxiliary": {"vision": own}})
+        [answer] = await look(house, server, data_url(picture()))
+        assert answer == {"answer": "Seen elsewhere.", "model": "sees"}
+        assert len(other.requests) == 1
+
+
+async def test_no_model_that_sees_is_said(house: House, server: ModelServer) -> None:
+    [answer] = await look(house, server, data_url(picture()), seen=None)
+    assert answer["code"] == "tool_unavailable" and "auxiliary.vision" in answer["hint"]
+
+
+async def test_turned_off_it_is_not_offered(make_house: MakeHouse) -> None:
+    house = make_house({"auxiliary": {"vision": {"enabled": False}}})
+    assert TOOL.available(house.app.settings)
+
+
+# ---- from the web and from files
+
+
+async def test_an_image_of_the_web_comes_through_the_url_guard(house: House, server: ModelServer) -> None:
+    stage = Stage(house.app.services.files)
+    stage.answers["page.test"] = [[WORLD]]
+    house.app.services.outside.network = stage
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        if request.path == "/gone":
+            return web.Response(status=404, body=picture(), content_type="image/png")
+        kind = "text/html" if request.path == "/page" else "image/png"
+        return web.Response(body=picture(), content_type=kind)
+
+    async with serving(handler) as port:
+        stage.servers[WORLD] = port
+        places = [f"http://page.test/{name}" for name in ("a.png", "gone", "page")]
+        found, gone, page, private = await look(house, server, *places, "http://127.0.0.1/a.png")
+    assert found["answer"] == "A red box."
+    assert gone["code"] == page["code"] == "fetch_failed"
+    assert private["code"] == "url_refused"
+
+
+async def test_a_file_comes_through_the_path_guard(house: House, server: ModelServer, tmp_path: Path) -> None:
+    house.home.workspace.mkdir(parents=True)
+    (house.home.workspace / "box.png").write_bytes(picture())
+    (house.home.workspace / "text.png").write_text("no image")
+    house.home.env_file.write_text("SOME_TOKEN=0123456789abcdef\n")
+    places = ["box.png", "text.png", "none.png", str(house.home.env_file), "."]
+    box, text, none, secret, folder = await look(house, server, *places)
+    assert box["answer"] == "A red box."
+    assert text["code"] == "image_unreadable"
+    assert none["code"] == "path_not_found"
+    assert secret["code"] == "path_refused"
+    assert "error" in folder
+
+
+# ---- sizes and kinds
+
+
+@pytest.mark.parametrize(("wide", "kind"), [(2048, "image/png"), (2049, "image/jpeg")])
+async def test_an_image_that_is_too_wide_is_scaled(house: House, server: ModelServer, wide: int, kind: str) -> None:
+    await look(house, server, data_url(picture(wide, 16)))
+    image, sent_as = shown(server)
+    assert (image.width, sent_as) == (2048, kind)
+
+
+@pytest.mark.parametrize(
+    ("form", "kind"), [("PNG", "image/png"), ("JPEG", "image/jpeg"), ("GIF", "image/gif"), ("WEBP", "image/webp")]
+)
+def test_usual_kinds_are_sent_as_they_are(form: str, kind: str) -> None:
+    data = picture(form=form)
+    assert vision.fitted(data) == (kind, data)
+
+
+@pytest.mark.parametrize(("form", "mode"), [("BMP", "RGB"), ("TIFF", "CMYK"), ("ICO", "RGBA"), ("PPM", "L")])
+def test_others_become_jpeg(form: str, mode: str) -> None:
+    kind, data = vision.fitted(picture(16, 16, form, mode, 0))
+    assert kind == "image/jpeg" and Image.open(io.BytesIO(data)).size == (16, 16)
+
+
+def test_what_is_transparent_becomes_white() -> None:
+    kind, data = vision.fitted(picture(3000, 10, "PNG", "RGBA", (0, 0, 0, 0)))
+    assert kind == "image/jpeg" and Image.open(io.BytesIO(data)).getpixel((5, 5)) == (255, 255, 255)
+
+
+def test_a_photo_is_turned_upright() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    out = io.BytesIO()
+    Image.new("RGB", (3000, 100)).save(out, "JPEG", exif=exif)
+    _, data = vision.fitted(out.getvalue())
+    image = Image.open(io.BytesIO(data))
+    assert image.height > image.width
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"", "image_unreadable"),
+        (b"no image", "image_unreadable"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "image_unreadable"),
+        (picture()[:45], "image_unreadable"),
+        (picture(form="JPEG")[:300], "image_unreadable"),
+    ],
+)
+def test_what_cannot_be_read_is_said(data: bytes, code: str) -> None:
+    with pytest.raises(vision.ToolError) as refused:
+        vision.fitted(data)
+    assert refused.value.answer["code"] == code and refused.value.answer["hint"]
+
+
+def test_an_image_of_too_many_pixels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vision, "IMAGE_PIXELS_MAX", 100)
+    assert vision.fitted(picture(10, 10))
+    with pytest.raises(vision.ToolError) as refused:
+        vision.fitted(picture(10, 11))
+    assert refused.value.answer["code"] == "too_large"
+
+
+async def test_an_image_of_too_many_bytes_is_refused(
+    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = picture()
+    monkeypatch.setattr(vision, "IMAGE_BYTES_MAX", len(data))
+    good, bad = await look(house, server, data_url(data), data_url(data + b"\0"))
+    assert "answer" in good and bad["code"] == "too_large"
+    assert limits.IMAGE_BYTES_MAX == 20 * 1024 * 1024
+
+
+@pytest.mark.parametrize("place", ["data:image/png;base64,a!b", "data:image/png,abc", "data:image/png;base64"])
+async def test_odd_data_urls(house: House, server: ModelServer, place: str) -> None:
+    [answer] = await look(house, server, place)
+    assert answer["code"] in ("image_unreadable", "invalid_arguments")
+
+
+def test_without_the_extra_large_images_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vision, "can_shrink", lambda: False)
+    data = picture()
+    monkeypatch.setattr(vision, "IMAGE_UNSCALED_BYTES_MAX", len(data))
+    assert vision.fitted(data) == ("image/png", data)
+    with pytest.raises(vision.ToolError) as large:
+        vision.fitted(data + b"\0")
+    assert large.value.answer["code"] == "too_large" and "hermes[images]" in large.value.answer["hint"]
+    with pytest.raises(vision.ToolError) as other:
+        vision.fitted(picture(form="BMP"))
+    assert other.value.answer["code"] == "image_unreadable"
+
+
+@pytest.mark.parametrize(("length", "good"), [(10_000, True), (10_001, False)])
+async def test_the_length_of_a_question(house: House, server: ModelServer, length: int, good: bool) -> None:
+    house.offer(TOOL)
+    steps = [
+        Reply(tool_calls=[Call(TOOL.name, {"image_url": data_url(picture()), "question": "x" * length})]),
+        Reply(text="Done."),
+    ]
+    server.handler = lambda request: Reply(text="Seen.") if images_of(request) else steps.pop(0)
+    [answer] = answers(await house.run(server))
+    assert answer.get("code") == (None if good else "invalid_arguments")

@@ -1,0 +1,33 @@
+"""A model that calls one tool after another, and what it was answered."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from agent.house import House, Json, Ran
+from hermes.tools.registry import ToolDef
+from support.model_server import Call, ModelServer, Reply
+
+
+async def turn(house: House, server: ModelServer, tool: ToolDef, *arguments: Json, **fields: Any) -> Ran:
+    """A turn in which the model calls a tool once for each of the arguments, one step after the other."""
+    house.offer(tool)
+    server.script = [*(Reply(tool_calls=[Call(tool.name, given)]) for given in arguments), Reply(text="Done.")]
+    ran = await house.run(server, **fields)
+    assert ran.result["final_response"] == "Done."
+    return ran
+
+
+async def asked(house: House, server: ModelServer, tool: ToolDef, *arguments: Json, **fields: Any) -> list[Json]:
+    """The answers of such a turn."""
+    return answers(await turn(house, server, tool, *arguments, **fields))
+
+
+def answers(ran: Ran) -> list[Json]:
+    """What the tools said, without the frame around what comes from outside."""
+    return [json.loads(unframed(m["content"])) for m in ran.result["messages"] if m["role"] == "tool"]
+
+
+def unframed(content: str) -> str:
+    return "\n".join(content.split("\n")[1:-1]) if content.startswith("[") else content
