@@ -8,8 +8,8 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
