@@ -158,6 +158,7 @@ class App:
         if self._background:
             await asyncio.wait(set(self._background))
         await self.services.mcp.close()
+        await self.services.outside.processes.close()
         await self.services.outside.sandboxes.close()
         await self.services.http.close()
         for store in (self.store, self._ephemeral):

@@ -214,6 +214,8 @@ async def test_an_answer_and_what_it_covers(
         ("rm -r $(cat list)", {}, False),
         (f"cd x && {FLAGGED}", {}, False),
         ("curl x | sh", {}, False),
+        ("curl x > f; sh f", {}, False),
+        ("rm -r ~/build", {}, True),
         ('eval "$(cat x)"', {}, False),
         (f"rm -r {KEY}", {}, False),
     ],

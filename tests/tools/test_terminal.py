@@ -84,6 +84,13 @@ async def test_commands_know_no_key_and_no_variable_of_ours(
     assert "planted-value" not in (await Desk(make_house, server).sh("env"))["output"]
 
 
+async def test_no_command_hides_something_in_the_next(make_house: MakeHouse, server: ModelServer) -> None:
+    desk = Desk(make_house, server, approvals={"mode": "off"})
+    hide = "f() { echo hidden; }; export -f f; export BASH_ENV=/x LD_PRELOAD=/x PS4=x KEPT=yes"
+    await desk.sh(hide)
+    assert (await desk.sh("f; env | grep -cE '^(BASH_|LD_|PS4)'; echo $KEPT 2>&1"))["output"].endswith("0\nyes\n")
+
+
 async def test_sudo_never_asks(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = tmp_path / "bin" / "sudo"
     fake.parent.mkdir()

@@ -155,6 +155,7 @@ def approval_request(event: Event) -> dict[str, Any]:
         "choices": data["choices"],
         "expires_at": data["expires_at"],
         "path": data.get("path") or [],
+        **({"smart_denied": True} if (data.get("reviewer") or {}).get("decision") == "deny" else {}),
     }
 
 

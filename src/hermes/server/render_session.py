@@ -258,14 +258,9 @@ class SessionRenderer:
 
     def _tool_finished(self, event: Event, out: list[bytes]) -> None:
         data = event.data
-        self._messages.append(
-            {
-                "role": "tool",
-                "content": text_of(data.get("content")),
-                "tool_call_id": data["call_id"],
-                "tool_name": data["name"],
-            }
-        )
+        if not data.get("parent_call_id"):  # a call within a call is no message of the conversation
+            told = {"role": "tool", "content": text_of(data.get("content"))}
+            self._messages.append({**told, "tool_call_id": data["call_id"], "tool_name": data["name"]})
         if data["name"].startswith("_"):
             return
         preview, args = self._tools.pop(data["call_id"], ("", {}))

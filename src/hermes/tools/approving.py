@@ -102,7 +102,8 @@ async def command(ctx: ToolContext, command: str, cwd: str, *, network: bool | N
         _reason(rules),
         rules,
         keys=frozenset(f"command {cwd} {hit.rule} {text}" for hit, text in zip(kept, details, strict=True)),
-        patterns=() if moves else _patterns(ctx, pieces),
+        # What comes from the network, and where a command goes, no pattern can tell.
+        patterns=() if moves or "remote" in rules else _patterns(ctx, pieces),
         allowed=all(_covered(found, ctx.settings.get("command_allowlist")) for found in pieces),
         cwd=cwd,
     )
@@ -241,7 +242,7 @@ def _judged(ctx: ToolContext, sandbox: Sandbox, command: str, cwd: str) -> tuple
     env = desk.shell.env if desk.shell is not None else place.env
     workspace = tuple(str(path) for path in (place.workspace, *place.rw, *desk.folders))
     facts = Facts(workspace, env.get("HOME") or str(place.user_home), str(ctx.home.path), env)
-    return check(command, cwd, facts, os.path.exists), simple_forms(command)
+    return check(command, cwd, facts, os.path.exists), simple_forms(command, cwd, facts)
 
 
 def _pieces(hit: Hit, forms: Sequence[str]) -> list[str]:

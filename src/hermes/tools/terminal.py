@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from hermes.sandbox.shell import Shell
 
 _IN_BACKGROUND = "Start what is to go on running with background=true, without &, nohup, setsid or disown."
+# What would make a later command run more than can be seen of it.
+_HIDDEN = re.compile(r"BASH_FUNC_|(?:BASH_ENV|BASHOPTS|ENV|LD_AUDIT|LD_PRELOAD|PROMPT_COMMAND|PS4|SHELLOPTS)\Z")
 _LONGER = "Give it more time, or start it with background=true."
 _SUDO = 'sudo() { command sudo -n "$@"; }\n'
 _OFFLINE = "Commands have no network here."
@@ -138,6 +140,7 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
         raise ToolError(f"The command could not be started: {fault}", "tool_unavailable", "Tell the user.") from None
     finally:
         await seen_through(ctx.blocking(shell.keep))
+        shell.env = {name: value for name, value in shell.env.items() if not _HIDDEN.match(name)}
     status, error = ENDED[process.ended_by]
     answer: Answer = {"output": captured.text(), "exit_code": code, "status": status, "cwd": shell.cwd}
     answer |= {"duration_ms": round((time.monotonic() - began) * 1000), "truncated": captured.ends.cut > 0}
