@@ -23,7 +23,6 @@ from hermes.server.outcome import Outcome
 from hermes.server.sse import TurnQueue
 from hermes.server.wishes import Wishes
 from hermes.store.base import StoreError
-from hermes.store.bundle import Async
 
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
@@ -372,8 +371,3 @@ def preview(args: Any) -> str:
     """A line that says what a call is about: its first argument that is text."""
     values = args.values() if isinstance(args, Mapping) else ()
     return next((value.splitlines()[0][:200] for value in values if isinstance(value, str) and value.strip()), "")
-
-
-def stored(db: Any) -> Any:
-    """A database, or what stands for one, to be awaited."""
-    return Async(db)
