@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hermes.agent import decisions
+from hermes.server.response_kept import Kept
 from support.model_server import Call, Reply, Request
 from support.wire import body_bytes
 
@@ -401,3 +402,25 @@ async def test_what_a_response_shows_is_settled_when_it_is_made(api: Api) -> Non
     headers = {"X-Hermes-Tool-Items": "none", "X-Hermes-Reasoning": "off"}
     async with api.get(f"{PATH}/{response_id}?stream=true", headers=headers) as response:
         assert events(await stream_of(response)) == made
+
+
+async def test_who_is_told_the_end_finds_it_stored(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = asyncio.Event()
+    keep = Kept.keep
+
+    async def late(self: Kept, adapter: Any, response: Json, ended: Any = None) -> None:
+        task = asyncio.current_task()
+        # The follower that works for nobody is a moment behind.
+        if response["status"] == "completed" and task is not None and "_alone" in repr(task.get_coro()):
+            await held.wait()
+        await keep(self, adapter, response, ended)
+
+    monkeypatch.setattr(Kept, "keep", late)
+    api.model.script = [Reply(text="Done.")]
+    async with api.post("/v1/responses", {"input": "x", "background": True}) as response:
+        made = await response.json()
+    async with api.get(f"/v1/responses/{made['id']}?stream=true") as response:
+        assert "response.completed" in await response.text()
+    async with api.get(f"/v1/responses/{made['id']}") as response:
+        assert (await response.json())["status"] == "completed"
+    held.set()

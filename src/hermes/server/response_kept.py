@@ -38,11 +38,12 @@ class Kept:
     owner: str = "default"
     run_id: str | None = None
     input_items: list[Json] = field(default_factory=list)
+    known: bool = False
 
     def record(self, response: Json, history: list[Message]) -> Json:
         """As it is stored."""
         told = asdict(self)
-        for name in ("response_id", "store", "user_message", "history"):
+        for name in ("response_id", "store", "user_message", "history", "known"):
             del told[name]
         return {**told, "response": response, "conversation_history": history}
 
@@ -59,6 +60,7 @@ class Kept:
             Shows(**{**shows, "client_tools": tuple(shows.get("client_tools", ()))}),
             owner=record.get("owner") or "default",
             input_items=list(record.get("input_items") or ()),
+            known=True,
             **known,
         )
 
@@ -75,7 +77,9 @@ class Kept:
         over = response["status"] not in ("queued", "in_progress")
         history = await self._transcript(adapter, response, ended) if over else list(self.history)
         store = adapter.stored_responses
-        await store.put(self.response_id, self.record(response, history))
+        # What was deleted meanwhile stays so.
+        await store.put(self.response_id, self.record(response, history), self.known)
+        self.known = True
         if over and self.conversation:
             await store.set_conversation(self.conversation, self.response_id, self.owner)
             if self.conversation.startswith("conv_"):

@@ -286,11 +286,21 @@ async def _replayed(
                     await stream.write(data)
             async with contextlib.aclosing(logged(app.engine, run.spec.run_id, ROWS)) as source:
                 async for batch in source:
-                    if data := renderer.feed(batch):
+                    data = renderer.feed(batch)
+                    if renderer.ended:
+                        await _ensure_kept(adapter, kept, renderer)
+                    if data:
                         await stream.write(data)
             if renderer.ended:
                 await stream.write(renderer.done())
     return stream.response
+
+
+async def _ensure_kept(adapter: APIServerAdapter, kept: Kept, renderer: ResponseRenderer) -> None:
+    """Whoever is told the end of a response finds it stored, also where its own follower is a moment behind."""
+    found = await adapter.stored_responses.get(kept.response_id, kept.owner)
+    if found is not None and found["response"].get("status") in ("queued", "in_progress"):
+        await kept.keep(adapter, renderer.response)
 
 
 async def delete(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:

@@ -87,13 +87,15 @@ class ResponseStore(Part):
             self._engine.release()
 
     @writes
-    def put(self, tx: Tx, response_id: str, data: Mapping[str, Any]) -> None:
-        """Keep a record, in the place of one with the same id."""
+    def put(self, tx: Tx, response_id: str, data: Mapping[str, Any], only_known: bool = False) -> None:
+        """Keep a record, in the place of one with the same id; `only_known`: and only there."""
         owner = data.get("owner") or "default"
         response = data.get("response")
         status = response.get("status") if isinstance(response, Mapping) else None
         rest = {name: value for name, value in data.items() if name != _HISTORY}
         old = tx.row("SELECT created_at, items FROM responses WHERE id = ?", (response_id,))
+        if old is None and only_known:
+            return
         items = _keep_items(tx, data[_HISTORY]) if isinstance(data.get(_HISTORY), list) else None
         if items is None and _HISTORY in data:
             rest[_HISTORY] = data[_HISTORY]
