@@ -1,6 +1,6 @@
 """`make bench`: what a token costs on its way from the provider's bytes to the log, what a turn costs, and the store.
 
-`python -m bench turn` and `python -m bench state` measure one part; `--quick` takes a smaller database.
+`python -m bench turn`, `tools` or `state` measures one part; `--quick` takes a smaller database.
 """
 
 from __future__ import annotations
@@ -180,11 +180,15 @@ def state(quick: bool) -> None:
 def main() -> None:
     """Measure what is asked for, or everything."""
     parser = argparse.ArgumentParser(prog="bench")
-    parser.add_argument("part", nargs="?", choices=["turn", "state"])
+    parser.add_argument("part", nargs="?", choices=["turn", "tools", "state"])
     parser.add_argument("--quick", action="store_true", default=os.environ.get("HERMES_BENCH_QUICK") == "1")
     asked = parser.parse_args()
     if asked.part in (None, "turn"):
         turn()
+    if asked.part in (None, "tools"):
+        from bench.tools import run
+
+        run()
     if asked.part in (None, "state"):
         state(asked.quick)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterable
 
 CHUNK = {
     "id": "chatcmpl-bench",
@@ -27,17 +28,28 @@ def stream_bytes(tokens: int) -> bytes:
         "choices": [],
         "usage": {"prompt_tokens": 10, "completion_tokens": tokens, "total_tokens": tokens + 10},
     }
-    frames = [chunk_bytes()] * tokens + [json.dumps(last).encode(), json.dumps(usage).encode(), b"[DONE]"]
-    return b"".join(b"data: " + frame + b"\n\n" for frame in frames)
+    return frames([chunk_bytes()] * tokens + [json.dumps(last).encode(), json.dumps(usage).encode(), b"[DONE]"])
+
+
+def frames(events: Iterable[bytes]) -> bytes:
+    """Events as they are on the wire."""
+    return b"".join(b"data: " + event + b"\n\n" for event in events)
 
 
 class Answering(asyncio.Protocol):
     """Reads requests by their length and writes the stream."""
 
     def __init__(self, body: bytes) -> None:
-        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n" % len(body)
-        self._answer = head + body
+        self._answer = self.headed(body)
         self._buffer = b""
+
+    def headed(self, body: bytes) -> bytes:
+        """A body with its head."""
+        return b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+    def answer(self, body: bytes) -> bytes:
+        """What a request is answered with."""
+        return self._answer
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -46,11 +58,12 @@ class Answering(asyncio.Protocol):
         self._buffer += data
         while (end := self._buffer.find(b"\r\n\r\n")) >= 0:
             head = self._buffer[:end].lower()
-            size = int(head.split(b"content-length:")[1].split(b"\r\n")[0])
+            _, _, length = head.partition(b"content-length:")
+            size = int(length.split(b"\r\n")[0] or 0)
             if len(self._buffer) < end + 4 + size:
                 return
-            self._buffer = self._buffer[end + 4 + size :]
-            self._transport.write(self._answer)  # type: ignore[attr-defined]
+            body, self._buffer = self._buffer[end + 4 : end + 4 + size], self._buffer[end + 4 + size :]
+            self._transport.write(self.answer(body))  # type: ignore[attr-defined]
 
 
 async def serve(tokens: int) -> tuple[asyncio.Server, str]:

@@ -139,6 +139,8 @@ SOCKET_QUEUE_MAX = 8
 SPILLED_CHARS_MIN = 2_000
 SPILL_PREVIEW_CHARS = 1_500
 FRAMED_CHARS_MIN = 32
+# Longer answers are searched for secrets in a thread.
+REDACTED_AT_ONCE_CHARS_MAX = 10_000
 DESKS_MAX = 1_000
 
 # Jobs

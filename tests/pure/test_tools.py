@@ -59,7 +59,7 @@ def test_a_refusal_carries_code_hint_and_fields() -> None:
     assert ToolError("No.", "blocked").answer == {"error": "No.", "code": "blocked"}
 
 
-@pytest.mark.parametrize("name", ["todo", "memory", "clarify"])
+@pytest.mark.parametrize("name", [tool.name for tool in builtin().all()])
 def test_the_schemas_of_built_in_tools_are_sound(name: str) -> None:
     found = builtin().get(name)
     assert found is not None and found.description
@@ -70,27 +70,31 @@ def test_the_schemas_of_built_in_tools_are_sound(name: str) -> None:
 # ---- the sets
 
 
+IN_JOBS = {"file", "terminal", "code_execution", "web", "vision", "todo", "session_search", "skills"}
+ALL = IN_JOBS | {"memory", "delegation", "cronjob", "clarify"}
+
+
 @pytest.mark.parametrize(
     ("config", "platform", "expected"),
     [
-        ({}, "cli", {"todo", "memory", "clarify"}),
-        ({}, "api_server", {"todo", "memory", "clarify"}),
-        ({}, "cron", {"todo"}),
-        ({"agent": {"disabled_toolsets": ["memory"]}}, "cli", {"todo", "clarify"}),
+        ({}, "cli", ALL),
+        ({}, "api_server", ALL),
+        ({}, "cron", IN_JOBS),
+        ({"agent": {"disabled_toolsets": ["memory"]}}, "cli", ALL - {"memory"}),
         ({"platform_toolsets": {"cli": ["todo", "web"]}}, "cli", {"todo", "web"}),
         ({"platform_toolsets": {"cli": []}}, "cli", set()),
-        ({"platform_toolsets": {"api_server": ["todo"]}}, "cron", {"todo"}),
+        ({"platform_toolsets": {"api_server": ["todo"]}}, "cron", IN_JOBS),
         (
             {"platform_toolsets": {"cli": ["todo", "web"]}, "agent": {"disabled_toolsets": ["web"]}},
             "cli",
             {"todo"},
         ),
-        ({"platform_toolsets": None, "agent": None}, "cron", {"todo"}),
+        ({"platform_toolsets": None, "agent": None}, "cron", IN_JOBS),
+        ({"mcp_servers": {"a": {}, "b": {"enabled": False}}}, "cron", IN_JOBS | {"mcp:a"}),
     ],
 )
 def test_the_sets_of_a_surface(config: dict[str, Any], platform: str, expected: set[str]) -> None:
-    known = {"todo", "memory", "clarify", "web"}
-    assert _get_platform_tools(config, platform) & known == expected
+    assert _get_platform_tools(config, platform) == expected
 
 
 # ---- todo

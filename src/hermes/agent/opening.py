@@ -117,7 +117,7 @@ async def _equip(turn: Turn, client_tools: dict[str, ToolSchema]) -> None:
     turn.instructions = turn.live.spec.instructions or ""
     turn.reasoning = _reasoning(turn)
     turn.client_tools = client_tools
-    turn.tools = await _offered(turn)
+    turn.equip(await _offered(turn))
 
 
 def _with_window(route: Route, services: Services) -> Route:
@@ -165,7 +165,7 @@ def _reasoning(turn: Turn) -> Mapping[str, Any] | None:
 async def set_system_prompt(turn: Turn, session: Mapping[str, Any] | None, *, anew: bool = False) -> dict[str, Any]:
     """The system prompt, byte for byte as last time while nothing it is made of has changed; what the session is."""
     live, spec = turn.live, turn.live.spec
-    tools = tuple(schema.name for schema in turn.schemas())
+    tools = tuple(schema.name for schema in turn.schemas)
     instructions = (session["instructions"] if session else None) or ""
     facts: dict[str, Any] = {
         "model": turn.route.model,
@@ -209,7 +209,7 @@ async def _record(turn: Turn, record: Mapping[str, Any], content: Any, *, begins
         model=turn.route.model,
         provider=turn.route.provider,
         api_mode=turn.route.api_mode,
-        tools=[schema.name for schema in turn.schemas()],
+        tools=[schema.name for schema in turn.schemas],
         user_row=None,
         max_iterations=turn.steps_max,
         on_detach=spec.on_detach,

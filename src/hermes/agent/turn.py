@@ -120,6 +120,8 @@ class Turn:
     instructions: str = ""
     tools: dict[str, ToolDef] = field(default_factory=dict)
     client_tools: dict[str, ToolSchema] = field(default_factory=dict)
+    schemas: list[ToolSchema] = field(default_factory=list)
+    schemas_tokens: int = 0
     reasoning: Mapping[str, Any] | None = None
     at: int = 0
     stream: bool = True
@@ -166,18 +168,20 @@ class Turn:
         """Whether the caller itself limits the length of answers."""
         return self.live.spec.max_output_tokens is not None
 
-    def schemas(self) -> list[ToolSchema]:
-        """Every tool on offer; a client's tool hides a server's of the same name."""
-        server = [ToolSchema(t.name, t.description, t.parameters) for t in self.tools.values()]
+    def equip(self, tools: dict[str, ToolDef]) -> None:
+        """The server's tools for this turn; a client's tool hides a server's of the same name."""
+        self.tools = tools
+        server = [ToolSchema(t.name, t.description, t.parameters) for t in tools.values()]
         kept = [schema for schema in server if schema.name not in self.client_tools]
-        return sorted([*kept, *self.client_tools.values()], key=lambda schema: schema.name)
+        self.schemas = sorted([*kept, *self.client_tools.values()], key=lambda schema: schema.name)
+        self.schemas_tokens = sum(estimate({"n": s.name, "d": s.description, "p": s.parameters}) for s in self.schemas)
 
     def prompt(self, *, tools: bool = True, tail: list[Message] | None = None, prefill: str = "") -> Prompt:
         """The next request in canonical form."""
         spec = self.live.spec
         messages = self.messages if self.with_opaque else [_without_opaque(m) for m in self.messages]
         first = not any(m.get("role") == "assistant" for m in self.messages[self.history_length :])
-        offered = self.schemas() if tools and spec.tool_choice != "none" and self.capabilities.tools else []
+        offered = self.schemas if tools and spec.tool_choice != "none" and self.capabilities.tools else []
         choice = spec.tool_choice
         if offered and first and choice not in (None, "auto", "none"):
             offered = [schema for schema in offered if schema.name in self.client_tools]
@@ -201,8 +205,7 @@ class Turn:
 
     def fixed_tokens(self) -> int:
         """What goes along with the messages: prompt and schemas."""
-        schemas = sum(estimate({"n": s.name, "d": s.description, "p": s.parameters}) for s in self.schemas())
-        return estimate(self.system) + estimate(self.instructions) + schemas
+        return estimate(self.system) + estimate(self.instructions) + self.schemas_tokens
 
     def prompt_tokens(self) -> int:
         """The provider's last count plus an estimate of what was added, or an estimate of all."""

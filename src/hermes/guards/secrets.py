@@ -12,37 +12,53 @@ from hermes.limits import SECRET_CHARS_MIN, SECRET_HELD_CHARS_MIN
 
 MARK = "[redacted]"
 
+
+def _any_case(word: str) -> str:
+    """A word in capitals or not. A class of characters is found sooner than a letter whose case is ignored."""
+    return "".join(f"[{char}{char.upper()}]" if char.isalpha() else char for char in word)
+
+
 # A credential's name, up to where its value begins. A plural (max_tokens) counts things and names no secret.
-_NAME = (
-    r"((?:api[_-]?key|access[_-]?key|account[_-]?key|private[_-]?key|secret(?:[_-]?(?:access[_-]?)?key)?|token|"
-    r"password|passwd|pwd)(?![A-Za-z])[\\\"']*\s*[:=]\s*)"
-)
+_KINDS = ("api", "access", "account", "private", "secret")
+_KEYS = "|".join(f"(?<={_any_case(kind)}{link}[kK][eE][yY])" for kind in _KINDS for link in ("", "[_-]"))
+_NAMES = "|".join(map(_any_case, ("secret", "token", "password", "passwd", "pwd")))
+_NAME = rf"((?:[kK][eE][yY](?:{_KEYS})|{_NAMES})(?![A-Za-z])[\\\"']*\s*[:=]\s*)"
+_NAMED = ("key", "secret", "token", "passw", "pwd")
 _TYPES = r"(?:string|number|boolean|undefined|object|str|int|bool|None|null|true|false)\b"
 # A secret that is hidden already, here or in the content of a file, where the mark tells its kind.
 _HIDDEN = r"\[redacted\]|«redacted:[a-z_]+»"
 _KEY = r"(?=[A-Za-z0-9_-]*[0-9])[A-Za-z0-9_-]"
-_PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(pattern, flags), replacement)
-    for pattern, replacement, flags in [
+_PREFIXES = ("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "hf_", "gsk_", "r8_", "npm_", "fw_", "whsec_")
+_DASHED = ("glpat-", "xoxa-", "xoxb-", "xoxp-", "xoxr-", "xoxs-", "xapp-", "tvly-", "pypi-", "xai-", "nvapi-", "pplx-")
+# What must be in a text, in small letters, for the pattern to be looked for; the pattern; what is put in its place.
+_PATTERNS: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = tuple(
+    (needles, re.compile(pattern, flags), replacement)
+    for needles, pattern, replacement, flags in [
         (
+            ("-----begin",),
             r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)",
             MARK,
             re.S,
         ),
-        (rf"\b(?:sk|pk|rk|csk)-{_KEY}{{8,}}", MARK, 0),
-        (rf"\b(?:sk|pk|rk)_(?:live|test)_{_KEY}{{8,}}", MARK, 0),
-        (rf"\b(?:ghp|gho|ghu|ghs|ghr|github_pat|hf|gsk|r8|npm|fw|whsec)_{_KEY}{{16,}}", MARK, 0),
-        (rf"\b(?:glpat|xox[abprs]|xapp|tvly|pypi|xai|nvapi|pplx)-{_KEY}{{16,}}", MARK, 0),
-        (r"\bAIza[A-Za-z0-9_-]{20,}", MARK, 0),
-        (r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}", MARK, 0),
-        (r"\bSG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}", MARK, 0),
-        (r"\bya29\.[A-Za-z0-9_-]{20,}", MARK, 0),
-        (r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}(?:\.[A-Za-z0-9_-]*)?", MARK, 0),
-        (r"(\bAuthorization[\"']?\s*[:=]\s*[\"']?(?:[A-Za-z]{1,12}\s+)?)[A-Za-z0-9._~+/=-]{8,}", r"\1" + MARK, re.I),
-        (r"\b((?:Bearer|Basic)\s+)[A-Za-z0-9._~+/=-]{8,}", r"\1" + MARK, re.I),
-        (rf"([a-z][a-z0-9+.-]{{0,30}}://[^\s/:@]{{0,200}}:)(?!(?:{_HIDDEN})@)[^\s/]+(@)", r"\1" + MARK + r"\2", re.I),
-        (_NAME + rf"(\\?[\"'])(?!{_HIDDEN})((?:(?!\2).){{6,500}}?)(\2)", r"\1\2" + MARK + r"\4", re.I),
-        (_NAME + rf"(?!{_HIDDEN}|{_TYPES})[^\s\"'\\&,;{{}}\[\]]{{6,}}", r"\1" + MARK, re.I),
+        (("sk-", "pk-", "rk-"), rf"\b(?:sk|pk|rk|csk)-{_KEY}{{8,}}", MARK, 0),
+        (("k_live_", "k_test_"), rf"\b(?:sk|pk|rk)_(?:live|test)_{_KEY}{{8,}}", MARK, 0),
+        (_PREFIXES, rf"\b(?:{'|'.join(_PREFIXES)}){_KEY}{{16,}}", MARK, 0),
+        (_DASHED, rf"\b(?:{'|'.join(_DASHED)}){_KEY}{{16,}}", MARK, 0),
+        (("aiza",), r"\bAIza[A-Za-z0-9_-]{20,}", MARK, 0),
+        (("akia", "asia"), r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}", MARK, 0),
+        (("sg.",), r"\bSG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}", MARK, 0),
+        (("ya29.",), r"\bya29\.[A-Za-z0-9_-]{20,}", MARK, 0),
+        (("eyj",), r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}(?:\.[A-Za-z0-9_-]*)?", MARK, 0),
+        (
+            ("authorization",),
+            r"(\bAuthorization[\"']?\s*[:=]\s*[\"']?(?:[A-Za-z]{1,12}\s+)?)[A-Za-z0-9._~+/=-]{8,}",
+            r"\1" + MARK,
+            re.I,
+        ),
+        (("bearer", "basic"), r"\b((?:Bearer|Basic)\s+)[A-Za-z0-9._~+/=-]{8,}", r"\1" + MARK, re.I),
+        (("://",), rf"(://[^\s/:@]{{0,200}}:)(?!(?:{_HIDDEN})@)[^\s/]+(@)", r"\1" + MARK + r"\2", 0),
+        (_NAMED, _NAME + rf"(\\?[\"'])(?!{_HIDDEN})((?:(?!\2).){{6,500}}?)(\2)", r"\1\2" + MARK + r"\4", 0),
+        (_NAMED, _NAME + rf"(?!{_HIDDEN}|{_TYPES})[^\s\"'\\&,;{{}}\[\]]{{6,}}", r"\1" + MARK, 0),
     ]
 )
 
@@ -59,7 +75,7 @@ def _forms(value: str) -> list[str]:
 class Secrets:
     """The known secret values of this process, and redaction by them and by pattern."""
 
-    __slots__ = ("_pattern", "_starts", "values")
+    __slots__ = ("_forms", "_pattern", "_starts", "values")
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         self.values = tuple(sorted({v for v in values if len(v) >= SECRET_CHARS_MIN}, key=len, reverse=True))
@@ -67,21 +83,26 @@ class Secrets:
         for value in self.values:
             forms += _forms(value)
         forms.sort(key=len, reverse=True)
+        self._forms = tuple(forms)
         self._pattern = re.compile("|".join(map(re.escape, forms))) if forms else None
         starts = "|".join(re.escape(value[:SECRET_HELD_CHARS_MIN]) for value in self.values)
         self._starts = re.compile(starts) if starts else None
 
     def redact(self, text: str) -> str:
         """The text without known values and without anything that looks like a credential."""
-        if self._pattern is not None:
-            text = self._pattern.sub(MARK, text)
-        for pattern, replacement in _PATTERNS:
-            text = pattern.sub(replacement, text)
+        text = self.mask(text)
+        lower = text.lower()
+        for needles, pattern, replacement in _PATTERNS:
+            if any(needle in lower for needle in needles):
+                text = pattern.sub(replacement, text)
         return text
 
     def mask(self, text: str) -> str:
         """The text without known values; otherwise as it is."""
-        return self._pattern.sub(MARK, text) if self._pattern is not None else text
+        # Looking for each is much quicker than looking for any.
+        if self._pattern is None or not any(form in text for form in self._forms):
+            return text
+        return self._pattern.sub(MARK, text)
 
     def stream(self) -> StreamMask:
         """A mask for text that comes in pieces."""

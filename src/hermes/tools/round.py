@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from hermes.agent.parts import ToolCall
 from hermes.guards.secrets import redact_tree
-from hermes.limits import PREVIEW_CHARS_MAX, STUBBORN_S_MAX
+from hermes.limits import PREVIEW_CHARS_MAX, REDACTED_AT_ONCE_CHARS_MAX, STUBBORN_S_MAX
 from hermes.runs.control import Stop
 from hermes.runs.resume import Resumption
 from hermes.runs.writer import LogEnded, RunWriter
@@ -72,15 +72,15 @@ class LoopGuard:
     def __init__(self) -> None:
         self._failed_calls: dict[str, int] = {}
         self._failed_tools: dict[str, int] = {}
-        self._read: dict[str, str] = {}
+        self._read: dict[str, int] = {}
 
     def hint(self, name: str, args: Args, status: Status, effect: str, content: str) -> str:
         """Advice for the model, or nothing."""
         key = f"{name}:{json.dumps(args, sort_keys=True)}"
         if status == "ok":
             self._failed_tools.pop(name, None)
-            same = self._read.get(key) == content if effect == "read" else False
-            self._read[key] = content
+            same = self._read.get(key) == hash(content) if effect == "read" else False
+            self._read[key] = hash(content)
             return "This is the same result as before; reading it again will not change it." if same else ""
         self._failed_calls[key] = self._failed_calls.get(key, 0) + 1
         self._failed_tools[name] = self._failed_tools.get(name, 0) + 1
@@ -344,12 +344,15 @@ class ToolRound:
         steer: Callable[[], str] = str,
     ) -> None:
         name = work.tool.name if work.tool else work.call.name
-        content = answer if isinstance(answer, str) else render(redact_tree(answer, self._redact))
-        code = code or (str(answer.get("code", "")) if isinstance(answer, dict) else "")
-        spilled = None
-        if not isinstance(answer, str) and work.parent is None:
-            foreign = work.tool is not None and work.tool.foreign
-            content, spilled = await self._shape.shaped(content, work.call.id, foreign=foreign)
+        content, spilled = answer if isinstance(answer, str) else render(answer), None
+        if not isinstance(answer, str):
+            code = code or str(answer.get("code", ""))
+            hide = partial(redact_tree, answer, self._redact)
+            shown: Answer = await self._threads.call(hide) if len(content) > REDACTED_AT_ONCE_CHARS_MAX else hide()
+            content = render(shown)
+            if work.parent is None:
+                foreign = work.tool is not None and work.tool.foreign
+                content, spilled = await self._shape.shaped(shown, content, work.call.id, foreign=foreign)
         words = steer()
         if words:
             content = f"{content}\n\n{words}"

@@ -9,22 +9,12 @@ from typing import Any
 
 from hermes.tools.registry import Registry, ToolDef
 
-# Offered where `platform_toolsets` names it.
-_BY_NAME = frozenset({""})
 # toolset: surfaces for which it is on unless the configuration says otherwise; empty means all
+_NOT_IN_JOBS = frozenset({"cli", "api_server"})
 DEFAULTS: dict[str, frozenset[str]] = {
-    "todo": frozenset(),
-    "memory": frozenset({"cli", "api_server"}),
-    "clarify": frozenset({"cli", "api_server"}),
-    "file": _BY_NAME,
-    "terminal": _BY_NAME,
-    "code_execution": _BY_NAME,
-    "web": _BY_NAME,
-    "vision": _BY_NAME,
-    "session_search": _BY_NAME,
-    "skills": _BY_NAME,
-    "delegation": _BY_NAME,
-    "cronjob": _BY_NAME,
+    **dict.fromkeys(("file", "terminal", "code_execution", "web", "vision", "todo"), frozenset()),
+    **dict.fromkeys(("session_search", "skills"), frozenset()),
+    **dict.fromkeys(("memory", "delegation", "cronjob", "clarify"), _NOT_IN_JOBS),
 }
 _MODULES = (
     *("clarify", "code", "cronjob", "delegation", "files", "memory", "patching", "process", "searching"),
