@@ -19,9 +19,7 @@ PROCESS_MODULES = {"subprocess", "pty", "multiprocessing"}
 # The command line becomes the server it restarts: it starts nothing beside itself.
 MAY_START = {"cli/gateway_command.py": {"execv"}}
 # The user's own editor, at the user's own terminal.
-MAY_START["cli/config_command.py"] = {"subprocess"}
-# Servers that the operator names in the configuration; no model can choose one.
-MAY_START["tools/mcp_link.py"] = {"create_subprocess_exec"}
+MAY_START["cli/editor.py"] = {"subprocess"}
 
 CONNECTING = {"aiohttp", "httpx", "requests", "urllib.request", "http.client", "socket", "ssl", "hermes.http"}
 # The tools' own server of calls is a socket in a private folder; the protocol's own client goes through the URL guard.

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from pathlib import Path
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import anyio
@@ -36,8 +32,8 @@ from hermes import __version__
 from hermes.guards.url_text import FetchFailed
 from hermes.guards.urls import Opened, UrlGuard
 from hermes.http import Timeouts
-from hermes.limits import MCP_END_S_MAX, MCP_MESSAGE_BYTES_MAX, MCP_PAGES_MAX, MCP_STDERR_LINES_MAX, MCP_TOOLS_MAX
-from hermes.sandbox import base
+from hermes.limits import MCP_END_S_MAX, MCP_MESSAGE_BYTES_MAX, MCP_PAGES_MAX, MCP_TOOLS_MAX
+from hermes.sandbox.piped import piped
 
 __all__ = ["CONNECTION_CLOSED", "INVALID_PARAMS", "Client", "Lost", "MCPError"]
 
@@ -50,8 +46,6 @@ logging.getLogger("httpx2").setLevel(logging.WARNING)
 # What the SDK says when the server does not know its session any more.
 FORGOTTEN = "Session terminated"
 Streams = AbstractAsyncContextManager[tuple[Any, Any]]
-_REAPER = Path(base.__file__).with_name("reaper.py")
-_HAS_REAPER = sys.platform == "linux"
 # How long an exchange takes is up to the calls made over it.
 _UNHURRIED, _BRIEF = Timeouts(86_400.0, 86_400.0), Timeouts(MCP_END_S_MAX, MCP_END_S_MAX)
 _HEARD = frozenset(
@@ -153,30 +147,21 @@ async def over_pipes(
     argv: Sequence[str], env: Mapping[str, str], note: Callable[[str], None]
 ) -> AsyncIterator[tuple[Any, Any]]:
     """Streams to a process that is started now and gone at the end, with all that it has started."""
-    reaper = [sys.executable, "-I", "-S", str(_REAPER), str(os.getpid())] if _HAS_REAPER else []
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        *reaper, *argv, env=env, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True,
-        limit=MCP_MESSAGE_BYTES_MAX,
-    )  # fmt: skip
-    incoming, read = anyio.create_memory_object_stream[Any](0)
-    write, outgoing = anyio.create_memory_object_stream[Any](0)
-    try:
-        async with incoming, read, write, outgoing, anyio.create_task_group() as group:
-            group.start_soon(_read, process, incoming)
-            group.start_soon(_write, process, outgoing)
-            group.start_soon(_listen, process, note)
-            yield read, write
-            group.cancel_scope.cancel()
-    finally:
-        with anyio.CancelScope(shield=True):
-            await _end(process)
-            with suppress(TimeoutError):  # its last words often say why
-                async with asyncio.timeout(MCP_END_S_MAX / 10):
-                    await _listen(process, note)
-            # A pipe that is not read to its end would stay open.
-            process._transport.close()  # type: ignore[attr-defined]
-            await asyncio.sleep(0)
+    async with AsyncExitStack() as stack:
+        process = await stack.enter_async_context(
+            piped(argv, env, note, line_bytes_max=MCP_MESSAGE_BYTES_MAX, end_s=MCP_END_S_MAX)
+        )
+        incoming, read = anyio.create_memory_object_stream[Any](0)
+        write, outgoing = anyio.create_memory_object_stream[Any](0)
+        try:
+            async with incoming, read, write, outgoing, anyio.create_task_group() as group:
+                group.start_soon(_read, process, incoming)
+                group.start_soon(_write, process, outgoing)
+                yield read, write
+                group.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await stack.aclose()
 
 
 async def _read(process: asyncio.subprocess.Process, incoming: Any) -> None:
@@ -206,31 +191,6 @@ async def _write(process: asyncio.subprocess.Process, outgoing: Any) -> None:
             async for item in outgoing:
                 process.stdin.write(item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
                 await process.stdin.drain()
-
-
-async def _listen(process: asyncio.subprocess.Process, note: Callable[[str], None]) -> None:
-    """What the process says on its error output, as far as a log can stand it."""
-    assert process.stderr is not None
-    lines = 0
-    while data := await process.stderr.read(2048):
-        lines += 1
-        if lines <= MCP_STDERR_LINES_MAX:
-            note(data.decode("utf-8", "replace").strip())
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Close its input; what does not end by that is told to, and then made to."""
-    assert process.stdin is not None
-    group = base.Group(process.pid, reaped=_HAS_REAPER)
-    process.stdin.close()
-    for number in (signal.SIGTERM, signal.SIGKILL, None):
-        with suppress(TimeoutError):
-            async with asyncio.timeout(MCP_END_S_MAX / 2):
-                await process.wait()
-                break
-        if number is not None:
-            group.signal(number)
-    await group.sweep()
 
 
 # ---- HTTP
