@@ -6,20 +6,21 @@ STAMP  := $(VENV)/.installed
 # The clients of the server, which nothing else needs.
 CLIENTS := tests/clients/.venv
 
-.PHONY: setup run test test-clients test-long test-crash check format bench clean help
+.PHONY: setup run test test-clients test-long test-crash check format bench eval-local clean help
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make run | test | test-clients | test-long | test-crash | check | format | bench | setup | clean"
+	@echo "make run | test | test-clients | test-long | test-crash | check | format | bench | eval-local | setup | clean"
 
 setup: $(STAMP)
 
 # The environment is made anew when the list of dependencies or the interpreter changes; otherwise this is free.
-$(STAMP): pyproject.toml scripts/setup
+$(STAMP): pyproject.toml scripts/setup scripts/local-runtime.txt scripts/test-model.txt
 	@PYTHON="$(PYTHON)" VENV="$(VENV)" sh scripts/setup
 	@touch $(STAMP)
 
 run: setup
+	@$(BIN)/python -m hermes.local.install
 	@exec $(BIN)/hermes gateway run $(ARGS)
 
 test: setup
@@ -39,16 +40,21 @@ test-crash: setup
 	@HERMES_CRASH_ROUNDS=300 $(BIN)/python -m pytest tests/crash -n auto --dist worksteal $(ARGS)
 
 check: setup
-	@$(BIN)/ruff format --check src tests bench
-	@$(BIN)/ruff check src tests bench
+	@$(BIN)/ruff format --check src tests bench evals
+	@$(BIN)/ruff check src tests bench evals
 	@$(BIN)/mypy
 
 format: setup
-	@$(BIN)/ruff format src tests bench
-	@$(BIN)/ruff check --fix src tests bench
+	@$(BIN)/ruff format src tests bench evals
+	@$(BIN)/ruff check --fix src tests bench evals
 
 bench: setup
 	@$(BIN)/python -m bench $(ARGS)
+
+# How well the installed local model does what it is asked, for real, in a scratch folder.
+eval-local: setup
+	@$(BIN)/python -m hermes.local.install
+	@$(BIN)/python -m evals $(ARGS)
 
 clean:
 	@rm -rf $(VENV) $(CLIENTS) tests/clients/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist bench/results.json bench/.cache

@@ -24,7 +24,8 @@ from hermes.guards.secrets import Secrets
 from hermes.home import Home, resolve
 from hermes.housekeeping import SWEEP_EVERY_S, sweep_if_due
 from hermes.http import HttpClient
-from hermes.providers.registry import KNOWN_PROVIDERS
+from hermes.local.client import LocalModel
+from hermes.logs import known_secrets
 from hermes.runs.engine import EngineLimits, LiveRun, Result, RunEngine
 from hermes.runs.log import RunLog
 from hermes.runs.spec import RunSpec
@@ -50,7 +51,6 @@ class App:
         self.home = home
         self._settings = settings
         self._notice: str | None = None
-        self._known: tuple[config.Settings, Secrets] | None = None
         self._background: set[asyncio.Task[None]] = set()
         self._guard: AsyncGenerator[None, None] | None = None
         self._closed = False
@@ -67,10 +67,13 @@ class App:
             lambda: self.engine,
             lambda: self.own_ports,
         )
+        self.local = LocalModel(home, lambda: self._settings)
         self.services = Services(
             home=home,
             settings=self._current_settings,
             http=http,
+            carrier=lambda route, tell: self.local.telling(tell) if route.api_mode == "local" else http,
+            more_room=self.local.halve,
             lists=ModelLists(home, http, files, self._in_background),
             registry=builtin,
             threads=Threads(settings.get("agent.tool_threads")),
@@ -107,10 +110,7 @@ class App:
     def secrets(self) -> Secrets:
         """Every credential this process knows."""
         self._reload()
-        if self._known is None or self._known[0] is not self._settings:
-            keys = [self._settings.variable(known.key_env) or "" for known in KNOWN_PROVIDERS.values() if known.key_env]
-            self._known = (self._settings, Secrets([*self._settings.secret_values(), *keys]))
-        return self._known[1]
+        return known_secrets(self._settings)
 
     def _secrets(self, spec: RunSpec) -> Secrets:
         """The same, and those that the run brings along."""
@@ -157,6 +157,7 @@ class App:
             task.cancel()
         if self._background:
             await asyncio.wait(set(self._background))
+        await self.local.close()
         await self.services.mcp.close()
         await self.services.outside.processes.close()
         await self.services.outside.sandboxes.close()

@@ -64,6 +64,7 @@ class Home:
     memories = _At("memories")
     skills = _At("skills")
     models = _At("models")
+    run_folder = _At("run")
     workspace = _At("workspace")
     uploads = _At("uploads")
     sandbox = _At("sandbox")
@@ -71,9 +72,11 @@ class Home:
     tool_results = _At("cache", "tool_results")
     model_lists = _At("cache", "models.json")
     logs = _At("logs")
+    history_file = _At("history")
     pid_file = _At("gateway.pid")
     lock_file = _At("gateway.lock")
     state_file = _At("gateway_state.json")
+    door_file = _At("gateway.token")
 
     @property
     def root(self) -> Path:

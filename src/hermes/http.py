@@ -6,6 +6,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -133,9 +134,15 @@ class Exchange:
     """`async with client.send(…) as answer`."""
 
     def __init__(
-        self, client: HttpClient, method: str, url: str, headers: Mapping[str, str], body: bytes, timeouts: Timeouts
+        self,
+        session: aiohttp.ClientSession,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        timeouts: Timeouts,
     ):
-        self._client = client
+        self._session = session
         self._call = (method, url, dict(headers), body)
         self._timeouts = timeouts
         self._response: aiohttp.ClientResponse | None = None
@@ -146,7 +153,7 @@ class Exchange:
             total=self._timeouts.total_s, sock_connect=CONNECT_S_MAX, sock_read=self._timeouts.stale_s
         )
         try:
-            self._response = await self._client.session.request(
+            self._response = await self._session.request(
                 method, url, headers=headers, data=body or None, timeout=limits, allow_redirects=False
             )
         except Exception as error:
@@ -157,6 +164,14 @@ class Exchange:
         if self._response is not None:
             # A body read to its end has already given its connection back; any other is of no use to anybody.
             self._response.close()
+
+
+class Transport(Protocol):
+    """What carries requests out."""
+
+    def send(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes, timeouts: Timeouts
+    ) -> AbstractAsyncContextManager[Answer]: ...
 
 
 class Pending(Protocol):
@@ -231,7 +246,7 @@ class HttpClient:
 
     def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes, timeouts: Timeouts) -> Exchange:
         """One exchange, to be entered with `async with`."""
-        return Exchange(self, method, url, headers, body, timeouts)
+        return Exchange(self.session, method, url, headers, body, timeouts)
 
     async def close(self) -> None:
         """Close every connection."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hermes import config
-from hermes.agent.routes import LOCAL, auxiliary, fallback, missing_key, primary, routes
+from hermes.agent.routes import LOCAL, auxiliary, fallback, local, missing_key, primary, routes
 from hermes.config import Settings
 from hermes.errors import ConfigError
 from hermes.home import Home
@@ -49,7 +49,7 @@ CONFIGURED = "model: {default: gpt-x, provider: openai}"
 
 
 def test_nothing_configured_is_the_local_model_and_keys_alone_choose_nothing(home: Home) -> None:
-    assert routes(load(home)) == [LOCAL]
+    assert routes(load(home)) == [local(load(home))]
     assert LOCAL.api_mode == "local" and LOCAL.credentials == ()
 
 
@@ -261,7 +261,7 @@ def test_a_fallback_says_what_it_needs(home: Home) -> None:
     }
     route = fallback(settings, entry)
     assert (keys(route), route.window_tokens, route.api_mode) == (["of-mine"], 9000, "anthropic_messages")
-    assert fallback(settings, "local") == LOCAL
+    assert fallback(settings, "local") == local(settings)
 
 
 def test_a_task_without_a_provider_of_its_own_takes_the_main_route(home: Home) -> None:

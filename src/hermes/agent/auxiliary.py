@@ -32,12 +32,17 @@ class Auxiliary:
         self._turn = turn
         self.spent: list[dict[str, Any]] = []
 
-    async def summary(self, messages: list[Message], budget: compress.Budget) -> tuple[str, dict[str, Any]] | None:
+    async def summary(
+        self, messages: list[Message], budget: compress.Budget, topic: str = ""
+    ) -> tuple[str, dict[str, Any]] | None:
         """Notes that stand for these messages, with what they cost."""
         room = int(budget.total * BYTES_PER_TOKEN * 0.8)
         limit = min(SUMMARY_TOKENS_MAX, max(256, budget.total // 4))
         request: list[Message] = [{"role": "user", "content": compress.transcript(messages, room)}]
-        return await self.ask("compression", compress.SUMMARY_REQUEST, request, limit)
+        wanted = (
+            f"{compress.SUMMARY_REQUEST} Keep most of what is about: {topic}" if topic else compress.SUMMARY_REQUEST
+        )
+        return await self.ask("compression", wanted, request, limit)
 
     async def title(self, question: str, answer: str) -> tuple[str, dict[str, Any]] | None:
         """A few words for a conversation that begins like this."""
@@ -81,13 +86,15 @@ class Auxiliary:
         seconds = float(turn.settings.get(f"auxiliary.{task}.timeout"))
         credential = next(iter(route.credentials), None)
         stop = turn.live.controls.stop if not turn.live.log.state.ended else Stop()
-        caller = Caller(turn.services.http, stop, lambda _: None, lambda _: None)
+        caller = Caller(stop, lambda _: None, lambda _: None)
         dropped = turn.services.learnt.dropped(route)
         request = Prompt([system], messages, max_output=max_output, stream=turn.stream, dropped=dropped)
         for tried in range(AUXILIARY_TRIES_MAX):
             timeouts = Timeouts(seconds, seconds)
             wire = provider.request(route, credential, request)
-            attempt = await caller.ask(provider, wire, timeouts, Assembler(), streaming=request.stream)
+            attempt = await caller.ask(
+                turn.services.http, provider, wire, timeouts, Assembler(), streaming=request.stream
+            )
             message = attempt.assembler.message()
             if attempt.facts is None and message.text.strip():
                 usage = {**turn.usage_event(message.usage, message.text, task)}

@@ -13,7 +13,7 @@ import msgspec
 from hermes.agent.assembler import Assembler, Delta
 from hermes.agent.failures import FailureFacts
 from hermes.agent.parts import Finish
-from hermes.http import HttpClient, SseDecoder, StaleStream, StreamBroken, Timeouts, TransportError
+from hermes.http import SseDecoder, StaleStream, StreamBroken, Timeouts, Transport, TransportError
 from hermes.limits import COMMENTS_STRETCH, MODEL_WAITING_S
 from hermes.providers.base import Provider, WireEvent, WireRequest
 from hermes.runs.control import Stop, Stopped
@@ -29,15 +29,14 @@ class Attempt:
 
 
 class Caller:
-    """Carries requests out on the one HTTP client. It knows no policy: what to do next is decided elsewhere."""
+    """Carries requests out. It knows no policy: what to do next is decided elsewhere."""
 
-    def __init__(
-        self, http: HttpClient, stop: Stop, deliver: Callable[[Delta], None], waiting: Callable[[float], None]
-    ):
-        self._http, self._stop, self._deliver, self._waiting = http, stop, deliver, waiting
+    def __init__(self, stop: Stop, deliver: Callable[[Delta], None], waiting: Callable[[float], None]):
+        self._stop, self._deliver, self._waiting = stop, deliver, waiting
 
     async def ask(
         self,
+        via: Transport,
         provider: Provider,
         wire: WireRequest,
         timeouts: Timeouts,
@@ -52,7 +51,7 @@ class Caller:
         try:
             async with (
                 self._stop.scope(),
-                self._http.send(wire.method, wire.url, wire.headers, body, timeouts) as answer,
+                via.send(wire.method, wire.url, wire.headers, body, timeouts) as answer,
             ):
                 silence.broken()
                 if answer.status >= 300:

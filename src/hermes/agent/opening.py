@@ -140,7 +140,9 @@ async def _offered(turn: Turn) -> dict[str, ToolDef]:
     sets -= spec.disabled_toolsets
     if spec.tool_policy is not None:
         sets &= spec.tool_policy
-    if turn.window < LEAN_WINDOW_TOKENS:
+    if turn.capabilities.toolsets is not None:
+        sets = sets if spec.toolsets is not None else sets & turn.capabilities.toolsets
+    elif turn.window < LEAN_WINDOW_TOKENS:
         sets &= LEAN
     if not spec.answerable:
         sets -= {"clarify"}

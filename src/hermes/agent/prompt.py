@@ -135,7 +135,7 @@ def _place(i: PromptInputs) -> str:
         "System": e.system,
         "Working folder": e.cwd,
         "Commands run in": e.sandbox,
-        "Also there": ", ".join(e.commands),
+        "Also there": "" if i.lean else ", ".join(e.commands),
     }
     return " ".join(f"{name}: {value}." for name, value in facts.items() if value)
 

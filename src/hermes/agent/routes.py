@@ -15,7 +15,7 @@ from hermes.runs.spec import RouteChoice
 if TYPE_CHECKING:
     from hermes.config import Settings
 
-LOCAL = Route("local", "local", "", "local")
+LOCAL = Route("local", "local", "http://local.localhost", "local")
 
 
 def routes(settings: Settings, choice: RouteChoice | None = None, session_model: str | None = None) -> list[Route]:
@@ -45,7 +45,7 @@ def primary(settings: Settings, choice: RouteChoice, session_model: str | None =
     # A key goes only to the address it was configured for.
     api_key = choice.api_key if choice.api_key is not None else None if own_address else configured["api_key"]
     if not (provider or model or base_url):
-        return LOCAL
+        return local(settings)
     route = _route(
         settings,
         provider,
@@ -58,6 +58,13 @@ def primary(settings: Settings, choice: RouteChoice, session_model: str | None =
         where="model.provider",
     )
     return replace(route, extra_body={**route.extra_body, **choice.extra_body}) if choice.extra_body else route
+
+
+def local(settings: Settings) -> Route:
+    """The embedded model, with the room it is given."""
+    from hermes.local import context
+
+    return replace(LOCAL, window_tokens=settings.get("model.context_length") or context(settings))
 
 
 def fallback(settings: Settings, entry: str | Mapping[str, Any]) -> Route:
@@ -104,7 +111,7 @@ def _route(
     address = base_url or entry.get("base_url") or (known.base_url if known else "")
     mode = api_mode_for(provider, address, api_mode, entry)
     if mode == "local":
-        return LOCAL
+        return local(settings)
     if not address:
         raise _unknown(provider, [*entries, *KNOWN_PROVIDERS], where)
     model = model or next(iter(_models(entry)), "")

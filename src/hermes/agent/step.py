@@ -50,7 +50,7 @@ class ModelStep:
         self._turn, self._id, self._compact, self._tools = turn, message_id, compact, tools
         self._log = turn.live.log
         self._stop = turn.live.controls.stop
-        self._caller = Caller(turn.services.http, self._stop, self._deliver, self._tell_waiting)
+        self._caller = Caller(self._stop, self._deliver, self._tell_waiting)
         self._tried: Counter[Action] = Counter()
         self._attempts = attempts
         self._offered = self._thought = False
@@ -69,6 +69,7 @@ class ModelStep:
             "drop_opaque": self._drop_opaque,
             "raise_output": self._raise_output,
             "nudge": self._nudge_model,
+            "halve_context": self._halve_context,
         }
 
     async def run(self) -> Answered:
@@ -127,7 +128,8 @@ class ModelStep:
             return Attempt(assembler, FailureFacts("connect", status=401, message=words))
         wire = turn.provider.request(turn.route, credential, request)
         await self._tell_left_out(wire.left_out)
-        return await self._caller.ask(turn.provider, wire, turn.timeouts(), assembler, streaming=turn.stream)
+        via = turn.services.carrier(turn.route, self._tell)
+        return await self._caller.ask(via, turn.provider, wire, turn.timeouts(), assembler, streaming=turn.stream)
 
     def _prompt(self, before: str) -> Prompt:
         """The request; after delivered text it asks for the rest of the same message."""
@@ -163,8 +165,10 @@ class ModelStep:
                 await self._log.emit("notice", level="info", code="option_left_out", message=words)
 
     def _tell_waiting(self, seconds: float) -> None:
-        words = f"The model has said nothing for {round(seconds)} s; still waiting."
-        task = asyncio.ensure_future(self._log.emit("notice", level="info", code="model_waiting", message=words))
+        self._tell("model_waiting", f"The model has said nothing for {round(seconds)} s; still waiting.")
+
+    def _tell(self, code: str, words: str) -> None:
+        task = asyncio.ensure_future(self._log.emit("notice", level="info", code=code, message=words))
         self._notices.add(task)
         task.add_done_callback(self._told)
 
@@ -218,6 +222,7 @@ class ModelStep:
             larger_window=any(turn.window_of(route) > turn.window for route in turn.routes[turn.at + 1 :]),
             retry_after_s=facts.retry_after_s,
             time_left_s=left,
+            worker_died="WorkerDied" in facts.exception,
             delivered=len(self._text),
             drafting=facts.drafting,
             own_limit=turn.own_limit and kind == "truncated_text",
@@ -342,3 +347,8 @@ class ModelStep:
 
     async def _nudge_model(self, facts: FailureFacts, kind: Kind) -> None:
         self._nudge = prompt.SMALLER_PIECES if kind == "truncated_tool" else prompt.ANSWER_VISIBLY
+
+    async def _halve_context(self, facts: FailureFacts, kind: Kind) -> None:
+        turn = self._turn
+        turn.services.more_room()
+        turn.routes[turn.at] = replace(turn.route, window_tokens=turn.window // 2)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hermes.agent.compress import estimate, size_of
 from hermes.agent.model_lists import ModelLists
 from hermes.agent.parts import Usage
-from hermes.http import HttpClient, Timeouts
+from hermes.http import HttpClient, Timeouts, Transport
 from hermes.limits import LARGE_PROMPT_TOKENS, STALE_LARGE_S, STALE_LOCAL_S
 from hermes.providers.base import Capabilities, Credential, Message, Prompt, Provider, Route, ToolSchema
 from hermes.providers.registry import capabilities_of, is_private, provider_for
@@ -63,11 +63,14 @@ class Learnt:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What belongs to the process and serves every run."""
+    """What belongs to the process and serves every run. `carrier` takes requests to where a route leads; `more_room`
+    has a model of this machine take less of its memory."""
 
     home: Home
     settings: Callable[[], tuple[Settings, str | None]]
     http: HttpClient
+    carrier: Callable[[Route, Callable[[str, str], None]], Transport]
+    more_room: Callable[[], None]
     lists: ModelLists
     registry: Callable[[], Registry]
     threads: Threads

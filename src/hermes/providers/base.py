@@ -86,7 +86,8 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a model takes and gives. `options` are the sampling parameters its protocol can carry."""
+    """What a model takes and gives. `options` are the sampling parameters its protocol can carry; `toolsets` those that
+    it is offered unless the caller says otherwise, where it can handle but few."""
 
     window: int = 32_768
     max_output: int = 8_192
@@ -97,6 +98,7 @@ class Capabilities:
     cache: bool = False
     parallel_calls: bool = True
     options: frozenset[str] = frozenset()
+    toolsets: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ async def piped(
     *,
     line_bytes_max: int,
     end_s: float,
+    cwd: Path | None = None,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """A process in a group of its own, started now and gone at the end, with all that it has started.
 
@@ -33,8 +34,9 @@ async def piped(
     reaper = [sys.executable, "-I", "-S", str(_REAPER), str(os.getpid())] if _HAS_REAPER else []
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        *reaper, *argv, env=env, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, limit=line_bytes_max
-    )
+        *reaper, *argv, env=env, cwd=cwd, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True,
+        limit=line_bytes_max,
+    )  # fmt: skip
     hearing = asyncio.ensure_future(_hear(process, note))
     try:
         yield process

@@ -1,0 +1,1 @@
+"""How well the local model does what it is asked."""

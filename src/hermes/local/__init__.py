@@ -1,0 +1,59 @@
+"""The embedded model: its file, the worker process that runs it, and the way to it."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hermes.config import Settings
+    from hermes.home import Home
+
+OFF = "none"
+# A header of ours, on requests whose answer is a choice between a call and an answer.
+CHOOSES = "X-Hermes-Chooses"
+# From so many bytes of free memory on: a context of so many tokens.
+_CONTEXTS = ((12 << 30, 16_384), (3 << 30, 8_192), (0, 4_096))
+
+
+def model_file(home: Home, settings: Settings) -> Path | None:
+    """The file to run: the one that is named, else the first of the home's own."""
+    named = settings.get("model.path") or settings.variable("HERMES_LOCAL_MODEL") or ""
+    if named == OFF:
+        return None
+    if named:
+        return Path(named).expanduser()
+    return next(iter(sorted(home.models.glob("*.gguf"))), None)
+
+
+def context(settings: Settings) -> int:
+    """How many tokens the model takes in."""
+    wanted = settings.get("local.context")
+    if wanted != "auto":
+        return int(wanted)
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return next(tokens for least, tokens in _CONTEXTS if free >= least)
+
+
+def status(home: Home, settings: Settings) -> dict[str, str | None]:
+    """Runtime and file as they are here, and what is wrong, if anything is."""
+    runtime, file = runtime_version(), model_file(home, settings)
+    problem = None
+    if runtime is None:
+        problem = "The runtime of the local model is not installed; `pip install 'hermes[local]'` installs it."
+    elif file is None:
+        problem = "There is no local model; `hermes setup` installs one or connects another."
+    elif not file.is_file():
+        problem = f"The model file {file} is not there; `hermes model use PATH` names another."
+    return {"runtime": runtime, "file": str(file) if file else None, "problem": problem}
+
+
+def runtime_version() -> str | None:
+    """The version of the runtime, without loading it; None where it is not installed."""
+    if find_spec("xllamacpp") is None:
+        return None
+    from importlib.metadata import version
+
+    return version("xllamacpp")

@@ -1,0 +1,256 @@
+"""The way to the local model: its worker, started when first asked and again when it has died, and what it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+import secrets
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+
+from hermes import local
+from hermes.home import make_private_folder
+from hermes.http import Answer, Exchange, SseDecoder, Timeouts, TransportError
+from hermes.limits import LOCAL_CONTEXT_TOKENS_MIN, LOCAL_END_S_MAX, LOCAL_START_S_MAX, SOCKET_PATH_BYTES_MAX
+from hermes.local.reading import Reading
+from hermes.local.worker import TAKEN
+from hermes.sandbox.piped import piped
+
+if TYPE_CHECKING:
+    from hermes.config import Settings
+    from hermes.home import Home
+
+log = logging.getLogger(__name__)
+_WORKER = str(Path(__file__).with_name("worker.py"))
+_POLL_S = 0.05
+_NO_MEMORY = ("allocate", "memory", "bad_alloc")
+Tell = Callable[[str, str], None]
+
+
+class LocalUnavailable(TransportError):
+    """There is no model to ask, or it cannot be loaded."""
+
+    code = "local_unavailable"
+
+
+class LocalMemory(TransportError):
+    """The model does not fit."""
+
+    code = "local_memory"
+
+
+class WorkerDied(TransportError):
+    """The worker was there and is gone."""
+
+    code = "local_unavailable"
+
+
+class LocalModel:
+    """The model of one home. Its worker belongs to this process, or to another one of the same home."""
+
+    def __init__(self, home: Home, settings: Callable[[], Settings]) -> None:
+        self._home, self._settings = home, settings
+        self._starting = asyncio.Lock()
+        self._worker = AsyncExitStack()
+        self._process: asyncio.subprocess.Process | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._turns: asyncio.Semaphore | None = None
+        self._waiting = 0
+        self._halved = 0
+        self._wanted: dict[str, Any] = {}
+        self._said: list[str] = []
+
+    def telling(self, tell: Tell) -> _Carrier:
+        """The same model, for a caller who wants to know what it waits for."""
+        return _Carrier(self, tell)
+
+    def halve(self) -> None:
+        """Take half the context from now on."""
+        self._halved += 1
+
+    async def ready(self, tell: Tell) -> aiohttp.ClientSession:
+        """A connection to the worker, which is started if it must be."""
+        async with self._starting:
+            wanted = self._choice()
+            if wanted != self._wanted:
+                await self._stop()
+                self._wanted = wanted
+            if self._session is None or not await self._answers():
+                await self._start(tell)
+            assert self._session is not None
+            return self._session
+
+    def _choice(self) -> dict[str, Any]:
+        settings = self._settings()
+        if problem := local.status(self._home, settings)["problem"]:
+            raise LocalUnavailable(problem)
+        get = settings.get
+        threads, layers = get("local.threads"), get("local.gpu_layers")
+        choice = {
+            "path": str(local.model_file(self._home, settings)),
+            "context": max(LOCAL_CONTEXT_TOKENS_MIN, local.context(settings) >> self._halved),
+            "parallel": get("local.parallel"),
+            "threads": max(1, (os.cpu_count() or 2)) if threads == "auto" else threads,
+            "gpu_layers": None if layers == "auto" else layers,
+            "idle_seconds": int(get("local.idle_unload_seconds")) or -1,
+        }
+        digest = hashlib.sha256(json.dumps(choice, sort_keys=True).encode()).hexdigest()[:12]
+        return {**choice, "name": f"model-{digest}"}
+
+    async def _answers(self) -> bool:
+        assert self._session is not None
+        with suppress(aiohttp.ClientError, OSError, TimeoutError):
+            async with self._session.get(
+                "http://local/health", timeout=aiohttp.ClientTimeout(LOCAL_END_S_MAX)
+            ) as answer:
+                return answer.status == 200
+        return False
+
+    async def _start(self, tell: Tell) -> None:
+        folder = self._home.run_folder
+        make_private_folder(folder)
+        await self._stop()
+        path = self._reachable(folder / f"{self._wanted['name']}.sock")
+        self._session = aiohttp.ClientSession(connector=aiohttp.UnixConnector(path))
+        self._worker.push_async_callback(self._session.close)
+        if await self._answers():  # another process of this home has it
+            return
+        tell("model_loading", f"Loading the local model {Path(self._wanted['path']).stem}.")
+        env = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
+        self._said = []
+        argv = [sys.executable, "-I", _WORKER, json.dumps(self._wanted)]
+        self._process = await self._worker.enter_async_context(
+            piped(argv, env, self._said.append, cwd=folder, line_bytes_max=65_536, end_s=LOCAL_END_S_MAX)
+        )
+        assert self._process.stdout is not None
+        try:
+            async with asyncio.timeout(LOCAL_START_S_MAX):
+                if await self._process.stdout.readline():
+                    return
+                await self._process.wait()
+                while self._process.returncode == TAKEN and not await self._answers():  # noqa: ASYNC110
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            raise LocalUnavailable(f"The local model was not loaded within {LOCAL_START_S_MAX:g} s.") from None
+        if self._process.returncode != TAKEN:
+            raise self._failure()
+
+    def _reachable(self, path: Path) -> str:
+        """A path to a socket; one that is too long for the system goes by way of its folder."""
+        if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX:
+            return str(path)
+        folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+        self._worker.callback(os.close, folder)
+        return f"/proc/self/fd/{folder}/{path.name}"
+
+    def _failure(self) -> TransportError:
+        words = " ".join(self._said)[-500:]
+        code = self._process.returncode if self._process else None
+        log.warning("the local model's worker ended with %s: %s", code, words)
+        if code == 137 or any(word in words.lower() for word in _NO_MEMORY):
+            return LocalMemory("The local model does not fit into memory.")
+        return LocalUnavailable(f"The local model could not be loaded from {self._wanted['path']}.")
+
+    @asynccontextmanager
+    async def turn(self, tell: Tell) -> AsyncIterator[None]:
+        """One of the places that there are, in order of arrival."""
+        if self._turns is None:
+            self._turns = asyncio.Semaphore(self._settings().get("local.parallel"))
+        if self._turns.locked():
+            self._waiting += 1
+            tell("model_queue", f"The local model is busy; {self._waiting} waiting.")
+            try:
+                await self._turns.acquire()
+            finally:
+                self._waiting -= 1
+        else:
+            await self._turns.acquire()
+        try:
+            yield
+        finally:
+            self._turns.release()
+
+    async def died(self) -> bool:
+        """Whether the worker is gone."""
+        if self._process is not None and self._process.returncode != TAKEN:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOCAL_END_S_MAX / 5):
+                    await self._process.wait()
+            return self._process.returncode is not None
+        return self._session is None or not await self._answers()
+
+    async def _stop(self) -> None:
+        worker, self._worker, self._process, self._session = self._worker, AsyncExitStack(), None, None
+        await worker.aclose()
+
+    async def close(self) -> None:
+        """End the worker, if it is ours."""
+        async with self._starting:
+            await self._stop()
+
+
+class _Carrier:
+    """Carries a request to the model, as the HTTP client does to others."""
+
+    def __init__(self, model: LocalModel, tell: Tell) -> None:
+        self._model, self._tell = model, tell
+
+    @asynccontextmanager
+    async def send(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes, timeouts: Timeouts
+    ) -> AsyncIterator[Answer]:
+        """One exchange, to be entered with `async with`."""
+        async with self._model.turn(self._tell):
+            session = await self._model.ready(self._tell)
+            try:
+                async with Exchange(session, method, url, headers, body, timeouts) as answer:
+                    yield _Read(answer) if answer.is_stream and local.CHOOSES in headers else answer
+            except TransportError as error:
+                if await self._model.died():
+                    raise WorkerDied("The local model's worker has died.", answered=error.answered) from error
+                raise
+
+
+class _Read(Answer):
+    """An answer whose text is read for calls."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer._response, answer._timeouts)
+        self._frames = SseDecoder()
+        self._reading = Reading(f"call_{secrets.token_hex(8)}")
+
+    async def read(self) -> bytes:
+        """What has come, rewritten; empty at the end."""
+        while data := await super().read():
+            if out := b"".join(b"data: " + frame + b"\n\n" for frame in self._rewritten(data)):
+                return out
+        return b""
+
+    def _rewritten(self, data: bytes) -> list[bytes]:
+        out: list[bytes] = []
+        for _, frame in self._frames.feed(data):
+            if frame == b"[DONE]":
+                out.append(frame)
+                continue
+            chunk = json.loads(frame)
+            choice = next(iter(chunk.get("choices") or ()), None)
+            if choice is None:
+                out.append(frame)
+                continue
+            deltas = list(self._reading.feed((choice.get("delta") or {}).get("content") or ""))
+            reason = choice.get("finish_reason")
+            if reason:
+                deltas += [*self._reading.finish(), {}]
+            for delta in deltas:
+                ended = None if delta else "tool_calls" if self._reading.called and reason == "stop" else reason
+                chunk["choices"] = [{"index": 0, "delta": delta, "finish_reason": ended}]
+                out.append(json.dumps(chunk).encode())
+        return out

@@ -1,0 +1,51 @@
+"""The process that holds the model. A program of its own, started by path: `worker.py '{"path": …}'`
+
+It serves the model on a socket in its working folder until its input ends, which it does with whoever started it.
+"""
+
+import fcntl
+import json
+import os
+import sys
+from typing import Any
+
+TAKEN, FAILED = 10, 11
+
+
+def main(wanted: dict[str, Any]) -> int:
+    """Load, say so, and wait. `TAKEN`: another process serves this model already."""
+    os.umask(0o077)
+    lock = os.open(wanted["name"] + ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return TAKEN
+    socket = wanted["name"] + ".sock"
+    if os.path.exists(socket):
+        os.unlink(socket)
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path = wanted["path"]
+    params.hostnames = [socket]
+    params.n_ctx = wanted["context"] * wanted["parallel"]
+    params.n_parallel = wanted["parallel"]
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = wanted["threads"]
+    if wanted["gpu_layers"] is not None:
+        params.n_gpu_layers = wanted["gpu_layers"]
+    params.sleep_idle_seconds = wanted["idle_seconds"]
+    params.verbosity = 1
+    try:
+        server = xllamacpp.Server(params)
+    except (RuntimeError, MemoryError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return FAILED
+    print("ready", flush=True)
+    sys.stdin.buffer.read()
+    os.unlink(socket)
+    del server
+    return 0
+
+
+if __name__ == "__main__":
+    os._exit(main(json.loads(sys.argv[1])))

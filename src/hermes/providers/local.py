@@ -1,0 +1,236 @@
+"""The embedded model. Small models do not hold to tool formats by themselves: here they are shown how by example, and
+what they write is bound to one object, a call or an answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from hermes.agent.failures import FailureFacts
+from hermes.agent.parts import Part
+from hermes.limits import LOCAL_OUTPUT_TOKENS_MAX
+from hermes.local import CHOOSES
+from hermes.providers import chat_completions
+from hermes.providers.base import (
+    Capabilities,
+    Credential,
+    JsonObject,
+    Message,
+    Prompt,
+    Provider,
+    Route,
+    ToolSchema,
+    WireEvent,
+    WireRequest,
+    call_arguments,
+    endpoint,
+    get,
+    left_out,
+    post,
+    refusal_facts,
+    sampling_sent,
+    text_of,
+)
+
+OPTIONS = frozenset({"temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop", "logit_bias"})
+_CAPABILITIES = Capabilities(
+    window=8_192,
+    max_output=LOCAL_OUTPUT_TOKENS_MAX,
+    images=False,
+    parallel_calls=False,
+    options=OPTIONS,
+    toolsets=frozenset({"file", "terminal", "web"}),
+)
+# What of a schema the model's words can be bound to; the rest is checked when the call is made.
+_KEPT = ("type", "properties", "required", "items", "enum", "const", "anyOf", "oneOf", "additionalProperties")
+_ANY: JsonObject = {"type": "object"}
+_DEEP = 6
+_NOISE = frozenset({"cwd", "duration_ms", "total_lines", "truncated", "matched_by", "path"})
+
+
+class Local:
+    """The translator for the local model."""
+
+    api_mode = "local"
+    ends: frozenset[str] = frozenset()
+    strips_prefill = False
+
+    def request(self, route: Route, credential: Credential | None, prompt: Prompt) -> WireRequest:
+        """The request that asks this prompt. The answer always comes as a stream."""
+        tools = _shown(
+            prompt.tools, " ".join(text_of(m.get("content")) for m in prompt.messages if m["role"] == "user")
+        )
+        wanted = _wanted_schema(prompt.response_format)
+        body: JsonObject = {
+            "messages": _messages(prompt, tools),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "cache_prompt": True,
+            "temperature": 0,
+            "max_tokens": prompt.max_output or route.max_output_tokens or LOCAL_OUTPUT_TOKENS_MAX,
+            **sampling_sent(prompt, _CAPABILITIES),
+        }
+        if tools:
+            body["json_schema"] = _choice(tools, wanted, prompt.tool_choice)
+        elif wanted is not None:
+            body["json_schema"] = wanted
+        chooses = {CHOOSES: "1"} if tools else {}
+        return post(
+            route, endpoint(route.base_url, "/v1/chat/completions"), body, {}, chooses, left_out(prompt, body, {})
+        )
+
+    def listing(self, route: Route, credential: Credential | None) -> WireRequest:
+        """The request for the model there is."""
+        return get(endpoint(route.base_url, "/v1/models"), route)
+
+    def parts(self, event: WireEvent) -> Sequence[Part]:
+        """The parts of one chunk."""
+        return chat_completions.PROVIDER.parts(event)
+
+    def facts(self, status: int, headers: Mapping[str, str], body: bytes) -> FailureFacts:
+        """What a refused request says."""
+        return refusal_facts(status, headers, body)
+
+    def capabilities(self, model: str) -> Capabilities:
+        """What a small model can handle."""
+        return _CAPABILITIES
+
+
+PROVIDER: Provider = Local()
+
+
+@cache
+def forms() -> dict[str, Any]:
+    """What the model is told and shown, chosen by measurement."""
+    found: dict[str, Any] = json.loads(files("hermes.providers").joinpath("local_forms.json").read_text("utf-8"))
+    return found
+
+
+def _shown(tools: Iterable[ToolSchema], said: str) -> dict[str, tuple[str, JsonObject]]:
+    """Tools by name: a line about each, and the schema of the arguments that a small model is to know. Those it is shown
+    how to use come first; some only when the user's words call for them, since they would mislead it."""
+    out: dict[str, tuple[str, JsonObject]] = {}
+    order = {name: at for at, name in enumerate(forms()["tools"])}
+    for tool in sorted(tools, key=lambda tool: order.get(tool.name, len(order))):
+        form = forms()["tools"].get(tool.name, {})
+        if form.get("hidden") or form.get("when", "") not in said:
+            continue
+        schema = _plain(tool.parameters)
+        given = schema.get("properties", {})
+        names = [name for name in form.get("parameters", given) if name in given]
+        narrowed = {name: form.get("fixed", {}).get(name, given[name]) for name in names}
+        schema |= {"properties": narrowed, "additionalProperties": False}
+        schema["required"] = [name for name in form.get("required", schema.get("required", ())) if name in names]
+        about = form.get("about") or f"{tool.name}({', '.join(names)}): {tool.description.split('. ')[0]}"
+        out[tool.name] = about, schema
+    return out
+
+
+def _plain(schema: Any, depth: int = 0) -> JsonObject:
+    if not isinstance(schema, dict) or depth > _DEEP:
+        return dict(_ANY)
+    out: JsonObject = {key: schema[key] for key in _KEPT if key in schema}
+    if isinstance(out.get("properties"), dict):
+        out["properties"] = {name: _plain(value, depth + 1) for name, value in out["properties"].items()}
+    if "items" in out:
+        out["items"] = _plain(out["items"], depth + 1)
+    for key in ("anyOf", "oneOf"):
+        if key in out:
+            out[key] = [_plain(item, depth + 1) for item in out[key]]
+    if not isinstance(out.get("additionalProperties", True), bool):
+        out.pop("additionalProperties")
+    return out
+
+
+def _choice(
+    tools: Mapping[str, tuple[str, JsonObject]], wanted: JsonObject | None, tool_choice: str | JsonObject | None
+) -> JsonObject:
+    """One of the calls, or an answer; a caller may ask for a call, or for this one."""
+    named = (tool_choice.get("function") or tool_choice).get("name") if isinstance(tool_choice, dict) else None
+    calls = [
+        _object(tool={"const": name}, arguments=schema) for name, (_, schema) in tools.items() if named in (None, name)
+    ]
+    answer = [] if tool_choice == "required" or named in tools else [_object(answer=wanted or {"type": "string"})]
+    return {"oneOf": [*calls, *answer]}
+
+
+def _object(**properties: Any) -> JsonObject:
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+def _wanted_schema(response_format: JsonObject | None) -> JsonObject | None:
+    if response_format is None or response_format.get("type") == "text":
+        return None
+    schema = (response_format.get("json_schema") or {}).get("schema")
+    return schema if isinstance(schema, dict) else dict(_ANY)
+
+
+def _messages(prompt: Prompt, tools: Mapping[str, tuple[str, JsonObject]]) -> list[Message]:
+    """System text, examples, then the conversation; neighbours of one role become one message."""
+    system = list(prompt.system)
+    if tools:
+        listed = "\n".join(f"- {about}" for about, _ in tools.values())
+        system.append(f"{forms()['form']}\nTools:\n{listed}")
+    out: list[Message] = [{"role": "system", "content": "\n\n".join(system)}] if system else []
+    for role, text in [*_examples(tools), *_conversation(prompt.messages, bool(tools))]:
+        if out and out[-1]["role"] == role:
+            out[-1] = {"role": role, "content": f"{out[-1]['content']}\n{text}"}
+        else:
+            out.append({"role": role, "content": text})
+    if prompt.prefill:
+        out.append({"role": "assistant", "content": prompt.prefill})
+    return out
+
+
+def _examples(tools: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """Turns with tools that are not there are not shown; without tools, none."""
+    for shot in forms()["shots"] if tools else ():
+        if shot.get("tool") and shot["tool"] not in tools:
+            continue
+        yield "user", shot["user"]
+        if "tool" in shot:
+            yield "assistant", _call(shot["tool"], shot["arguments"])
+        if "result" in shot:
+            yield "user", _result(shot["result"])
+        if "answer" in shot:
+            yield "assistant", _answer(shot["answer"])
+
+
+def _conversation(messages: Iterable[Message], tools: bool) -> Iterable[tuple[str, str]]:
+    for message in messages:
+        text = text_of(message.get("content"), "\n")
+        if message["role"] == "assistant":
+            if text:
+                yield "assistant", _answer(text) if tools else text
+            for call in message.get("tool_calls") or ():
+                function = call["function"]
+                yield "assistant", _call(function["name"], call_arguments(function["arguments"]))
+        elif message["role"] == "tool":
+            yield "user", _result(text)
+        else:
+            yield "user", text
+
+
+def _call(name: str, arguments: JsonObject) -> str:
+    return json.dumps({"tool": name, "arguments": arguments}, ensure_ascii=False)
+
+
+def _answer(text: str) -> str:
+    return json.dumps({"answer": text}, ensure_ascii=False)
+
+
+def _result(text: str) -> str:
+    """A tool's answer without what tells a small model nothing: empty fields, and the names of single ones."""
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        return f"[result] {text}"
+    if not isinstance(answer, dict):
+        return f"[result] {text}"
+    told = {name: value for name, value in answer.items() if value and name not in _NOISE and value != "ok"}
+    lines = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in told.values()]
+    named = [line if len(told) == 1 else f"{name}: {line}" for name, line in zip(told, lines, strict=True)]
+    return "[result] " + ("\n".join(named) or "done, without output")

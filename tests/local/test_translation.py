@@ -1,0 +1,112 @@
+"""What the local model is told: few tools, in short, with examples, and a form that it cannot leave."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hermes.agent.routes import LOCAL
+from hermes.local import CHOOSES
+from hermes.providers.base import Prompt, ToolSchema, WireRequest
+from hermes.providers.local import PROVIDER, forms
+from hermes.tools.toolsets import builtin
+
+TOOLS = [
+    ToolSchema(tool.name, tool.description, tool.parameters)
+    for tool in builtin().all()
+    if tool.toolset in ("file", "terminal", "web")
+]
+
+
+def request(question: str = "hello", tools: list[ToolSchema] | None = None, **more: Any) -> WireRequest:
+    messages = more.pop("messages", [{"role": "user", "content": question}])
+    return PROVIDER.request(
+        LOCAL, None, Prompt(["You are Hermes."], messages, TOOLS if tools is None else tools, **more)
+    )
+
+
+def names(wire: WireRequest) -> list[str]:
+    calls = [form["properties"].get("tool") for form in wire.body["json_schema"]["oneOf"]]
+    return [call["const"] for call in calls if call]
+
+
+def test_the_examples_hold_to_the_schemas_of_the_real_tools() -> None:
+    from hermes.tools.arguments import check
+
+    shown = [shot for shot in forms()["shots"] if "tool" in shot]
+    assert len(shown) >= 8 and len(forms()["shots"]) >= 10
+    for shot in shown:
+        tool = builtin().get(shot["tool"])
+        assert tool is not None and check(shot["arguments"], tool.parameters) == (shot["arguments"], "")
+
+
+def test_every_form_names_a_tool_and_arguments_that_there_are() -> None:
+    for name, form in forms()["tools"].items():
+        tool = builtin().get(name)
+        assert tool is not None and set(form.get("parameters", ())) <= set(tool.parameters["properties"])
+
+
+def test_the_first_request_is_short() -> None:
+    # Some three characters to a token; a small machine reads eighty tokens in a second.
+    assert sum(len(message["content"]) for message in request().body["messages"]) < 2_600
+
+
+def test_a_tool_that_misleads_is_offered_when_the_words_call_for_it() -> None:
+    assert "web_extract" not in names(request("what is in config.json?"))
+    wire = request("what does http://a.org say?")
+    assert "web_extract" in names(wire) and "http://a.org" in json.dumps(wire.body["messages"])
+
+
+def test_any_other_tool_is_told_by_its_own_words_and_its_schema_made_plain() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "maxLength": 5, "format": "x"}, "b": {"$ref": "#/nowhere"}},
+        "required": ["a"],
+    }
+    wire = request(tools=[ToolSchema("mcp_home_light", "Turns the light. More words.", schema)])
+    assert "- mcp_home_light(a, b): Turns the light" in wire.body["messages"][0]["content"]
+    call = wire.body["json_schema"]["oneOf"][0]["properties"]["arguments"]
+    assert call["properties"]["a"] == {"type": "string"} and call["required"] == ["a"]
+    assert not any("read_file" in message["content"] for message in wire.body["messages"])
+
+
+def test_without_tools_it_speaks_freely() -> None:
+    wire = request(tools=[])
+    assert "json_schema" not in wire.body and CHOOSES not in wire.headers
+    assert [message["role"] for message in wire.body["messages"]] == ["system", "user"]
+
+
+def test_a_form_that_the_caller_wants_binds_the_answer() -> None:
+    wanted = {"type": "object", "properties": {"city": {"type": "string"}}}
+    response_format = {"type": "json_schema", "json_schema": {"name": "x", "schema": wanted}}
+    assert request(tools=[], response_format=response_format).body["json_schema"] == wanted
+    choices = request(response_format=response_format).body["json_schema"]["oneOf"]
+    assert choices[-1]["properties"]["answer"] == wanted
+
+
+def test_a_call_that_the_caller_wants_is_all_there_is_to_choose() -> None:
+    assert len(names(request(tool_choice="required"))) == len(
+        request(tool_choice="required").body["json_schema"]["oneOf"]
+    )
+    assert names(request(tool_choice={"type": "function", "function": {"name": "terminal"}})) == ["terminal"]
+
+
+def test_the_conversation_is_told_in_the_same_form() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "terminal", "arguments": '{"command": "ls"}'}}
+    result = {"output": "a.txt\n", "exit_code": 0, "status": "ok", "error": None, "cwd": "/w", "duration_ms": 5}
+    messages = [
+        {"role": "user", "content": "which files?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": json.dumps(result)},
+        {"role": "assistant", "content": "Only a.txt."},
+        {"role": "user", "content": "thanks"},
+        {"role": "user", "content": "and now?"},
+    ]
+    told = [(message["role"], message["content"]) for message in request(messages=messages).body["messages"][-5:]]
+    assert told == [
+        ("user", "which files?"),
+        ("assistant", '{"tool": "terminal", "arguments": {"command": "ls"}}'),
+        ("user", "[result] a.txt\n"),
+        ("assistant", '{"answer": "Only a.txt."}'),
+        ("user", "thanks\nand now?"),
+    ]

@@ -1,0 +1,196 @@
+"""The embedded model on the real runtime: loaded when asked, streamed, bound to its form, replaced when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes.app import App
+from hermes.home import Home
+from hermes.runs.events import Event
+from hermes.runs.spec import Control
+from local.conftest import of, text, turn
+
+Start = Callable[..., App]
+LONG = "Write a long story about a ship."
+
+
+def workers(home: Home) -> list[int]:
+    """The processes that hold a model of this home."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            ours = entry.name.isdigit() and b"worker.py" in (entry / "cmdline").read_bytes().split(b"\0")[-3]
+            if ours and Path(os.readlink(entry / "cwd")) == home.run_folder.resolve():
+                found.append(int(entry.name))
+        except (OSError, IndexError):
+            continue
+    return found
+
+
+def worker(home: Home) -> int:
+    """The one that has the model; the other is the one that looks after it."""
+    return max(workers(home))
+
+
+async def gone(home: Home) -> None:
+    async with asyncio.timeout(20):
+        while workers(home):
+            await asyncio.sleep(0.02)
+
+
+async def test_it_is_loaded_when_first_asked_and_streams(started: Start, home: Home) -> None:
+    app = started()
+    assert workers(home) == []
+    events = await turn(app, "Say hello.", max_output_tokens=12)
+    assert [data["code"] for data in of(events, "notice")] == ["model_loading"]
+    assert text(events) and len(of(events, "text.delta")) > 1
+    [usage] = of(events, "usage")
+    assert usage["measured"] == "provider" and 0 < usage["output_tokens"] <= 12 and usage["input_tokens"] > 5
+    again = await turn(app, "Say hello.", max_output_tokens=4)
+    assert of(again, "notice") == [] and len(workers(home)) <= 2
+    assert of(again, "usage")[0]["cache_read_tokens"] > 0
+
+
+async def test_it_has_no_port_no_secret_and_a_private_socket(
+    started: Start, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-planted-000000000000")
+    await turn(started(), "Hi", max_output_tokens=2)
+    pid = worker(home)
+    environment = Path(f"/proc/{pid}/environ").read_bytes()
+    assert b"planted" not in environment and {line.split(b"=")[0] for line in environment.split(b"\0") if line} <= {
+        b"PATH", b"LANG", b"TMPDIR", b"LC_CTYPE",
+    }  # fmt: skip
+    inodes = {
+        os.readlink(fd)[8:-1] for fd in Path(f"/proc/{pid}/fd").iterdir() if os.readlink(fd).startswith("socket:")
+    }
+    for table in ("tcp", "tcp6", "udp", "udp6"):
+        rows = [line.split() for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]]
+        assert not inodes & {row[9] for row in rows}
+    [socket] = home.run_folder.glob("*.sock")
+    assert socket.is_socket() and home.run_folder.stat().st_mode & 0o777 == 0o700
+
+
+async def test_what_it_writes_is_a_call_that_the_tool_takes(started: Start, home: Home) -> None:
+    """A model of this size calls anything; what it calls always fits."""
+    app = started("local: {context: 4096}\n")
+    home.workspace.mkdir(parents=True)
+    events = await turn(app, "List the files.", toolsets=frozenset({"file"}), max_iterations=3, max_output_tokens=300)
+    assert of(events, "tool.started") or text(events)
+    assert not [data for data in of(events, "tool.finished") if data["code"] in ("invalid_arguments", "unknown_tool")]
+
+
+async def test_a_stop_takes_effect_while_it_writes(started: Start, home: Home) -> None:
+    app = started()
+
+    def stop(event: Event) -> Any:
+        if event.type == "text.delta":
+            return app.engine.control(event.run_id, Control("interrupt"))
+        return None
+
+    events = await turn(app, LONG, stop)
+    assert events[-1].type == "run.cancelled" and text(events)
+    # The place is free again at once.
+    assert text(await turn(app, "Hi", max_output_tokens=3, session_id="other"))
+
+
+async def test_when_it_dies_it_is_started_again_and_the_answer_goes_on(started: Start, home: Home) -> None:
+    app, killed = started(), []
+
+    def kill(event: Event) -> None:
+        if event.type == "text.delta" and not killed:
+            killed.append(worker(home))
+            os.kill(killed[0], signal.SIGKILL)
+
+    events = await turn(app, LONG, kill, max_output_tokens=60)
+    assert [(data["failure"], data["action"]) for data in of(events, "model.retrying")] == [
+        ("local_unavailable", "reconnect")
+    ]
+    assert text(events) and worker(home) != killed[0], events[-1]
+    assert events[-1].data.get("failure") in (None, "truncated_text")  # it may well reach the limit
+
+
+async def test_those_who_wait_are_told_and_come_in_order(started: Start, home: Home) -> None:
+    app = started()
+    all_events = await asyncio.gather(
+        *(turn(app, "Say something.", session_id=f"s{n}", max_output_tokens=10) for n in range(3))
+    )
+    codes = sorted(data["code"] for events in all_events for data in of(events, "notice"))
+    assert codes == ["model_loading", "model_queue", "model_queue"] and all(map(text, all_events))
+    waits = [data["message"] for events in all_events for data in of(events, "notice") if data["code"] == "model_queue"]
+    assert sorted(waits) == [f"The local model is busy; {n} waiting." for n in (1, 2)]
+
+
+async def test_more_than_its_window_is_refused_before_it_is_asked(started: Start) -> None:
+    events = await turn(started("local: {context: 512}\n"), "word " * 2_000)
+    assert events[-1].type == "run.failed" and events[-1].data["code"] == "context_length_exceeded"
+
+
+async def test_two_of_one_home_share_one_worker(started: Start, home: Home) -> None:
+    one, other = started(), started()
+    assert text(await turn(one, "Hi", max_output_tokens=3))
+    had = workers(home)
+    assert text(await turn(other, "Hi", max_output_tokens=3, session_id="t")) and workers(home) == had
+    await one.close()
+    await gone(home)
+    assert text(await turn(other, "Hi", max_output_tokens=3, session_id="t")) and workers(home)
+
+
+async def test_it_ends_with_whoever_started_it(started: Start, home: Home) -> None:
+    app = started()
+    await turn(app, "Hi", max_output_tokens=2)
+    assert workers(home)
+    await app.close()
+    assert workers(home) == [] and not list(home.run_folder.glob("*.sock"))
+
+
+async def test_idle_it_gives_its_memory_back_and_wakes_when_asked(started: Start, home: Home) -> None:
+    app = started("local: {context: 2048, idle_unload_seconds: 1}\n")
+    await turn(app, "Hi", max_output_tokens=2)
+    pid = worker(home)
+
+    def mapped() -> bool:
+        return ".gguf" in Path(f"/proc/{pid}/maps").read_text()
+
+    assert mapped()
+    async with asyncio.timeout(30):
+        while mapped():
+            await asyncio.sleep(0.05)
+    assert text(await turn(app, "Hi", max_output_tokens=2)) and worker(home) == pid
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("model: {path: /nowhere/m.gguf, provider: local}\n", "/nowhere/m.gguf"),
+        ("local: {context: 2048}\n", "hermes setup"),
+    ],
+    ids=["a file that is not there", "no file"],
+)
+async def test_without_a_model_it_says_what_to_do(started: Start, home: Home, settings: str, words: str) -> None:
+    (home.models / "tiny.gguf").unlink()
+    events = await turn(started(settings), "Hi")
+    assert events[-1].type == "run.failed" and words in events[-1].data["error"]
+
+
+async def test_a_file_that_is_no_model_says_so(started: Start, home: Home) -> None:
+    (home.models / "tiny.gguf").unlink()
+    (home.models / "bad.gguf").write_text("no model")
+    events = await turn(started(), "Hi")
+    assert events[-1].type == "run.failed" and "bad.gguf" in events[-1].data["error"]
+    assert workers(home) == []
+
+
+async def test_another_file_is_taken_up_when_it_is_chosen(started: Start, home: Home, model: Path) -> None:
+    app = started()
+    await turn(app, "Hi", max_output_tokens=2)
+    before = worker(home)
+    home.config_file.write_text(f"model: {{path: {model}, provider: local}}\nlocal: {{context: 1024}}\n")
+    assert text(await turn(app, "Hi", max_output_tokens=2)) and worker(home) != before
