@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from aiohttp import web
 
@@ -97,6 +97,8 @@ class ModelServer:
         self.handler = handler
         # Whether the last reply of the script answers all further requests.
         self.repeat = repeat
+        # What is told of models; None: it tells nothing.
+        self.models: list[dict[str, Any]] | None = None
         self.requests: list[Request] = []
         self.open_streams = 0
         self.port = 0
@@ -124,6 +126,7 @@ class ModelServer:
         app = web.Application(client_max_size=1 << 30)
         for path in PATHS:
             app.router.add_post(path, self._serve)
+        app.router.add_get("/v1/models", self._list)
         # Being cancelled is how a handler learns that its client has left.
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
         await self._runner.setup()
@@ -131,6 +134,9 @@ class ModelServer:
         self.port = self._runner.addresses[0][1]
         self._stopping = False
         return self
+
+    async def _list(self, request: web.Request) -> web.Response:
+        return web.json_response({"data": self.models or []}, status=404 if self.models is None else 200)
 
     async def stop(self) -> None:
         """End every response where it stands, and leave neither a socket nor a task."""

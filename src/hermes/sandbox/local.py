@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from pathlib import Path
 
+from hermes.sandbox import reaper
 from hermes.sandbox.base import Command, Group, Handle, Parts, Sandbox, launch
 
-_REAPER = str(Path(__file__).with_name("reaper.py"))
 _HAS_REAPER = sys.platform == "linux"
 
 
@@ -19,6 +19,10 @@ class Local(Sandbox):
     python = sys.executable
 
     async def _start(self, command: Command) -> tuple[Parts, Handle]:
-        reaper = [sys.executable, "-I", "-S", _REAPER, str(os.getpid())] if _HAS_REAPER else []
-        parts = launch([*reaper, *command.argv], cwd=command.cwd, env=command.env)
+        before = [sys.executable, "-I", "-S", reaper.__file__, str(os.getpid())] if _HAS_REAPER else []
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, reaper.AWAITED if _HAS_REAPER else ())
+        try:
+            parts = launch([*before, *command.argv], cwd=command.cwd, env=command.env)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return parts, Group(parts[0].pid, reaped=_HAS_REAPER)

@@ -10,13 +10,19 @@ import sys
 import time
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_AWAITED = {signal.SIGCHLD, signal.SIGUSR1, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
+_PASSED_ON = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
+AWAITED = {signal.SIGCHLD, signal.SIGUSR1, *_PASSED_ON}
+# What Python or who started us may have set otherwise.
+_NATURAL = {signal.SIGPIPE, signal.SIGXFSZ, *_PASSED_ON}
 _SWEEP_S_MAX = 3.0
 
 
 def main(parent: int, argv: list[str]) -> int:
-    """The command's exit code, as a shell tells it. The command has a process group of its own; signals go there."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
+    """The command's exit code, as a shell tells it. The command has a process group of its own; signals go there.
+
+    Who blocks `AWAITED` when starting this may send signals from the first moment on: they wait for the command.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
     import ctypes  # slow enough for a signal to come in between
 
     libc = ctypes.CDLL(None)
@@ -27,7 +33,8 @@ def main(parent: int, argv: list[str]) -> int:
     command = os.fork()
     if command == 0:
         _become(argv)
-    while (number := signal.sigwait(_AWAITED)) != signal.SIGUSR1:
+    _group(command)  # here as well: the first signal may go there before the command has come to do it
+    while (number := signal.sigwait(AWAITED)) != signal.SIGUSR1:
         if number != signal.SIGCHLD:
             _signal(-command, number)
             continue
@@ -41,8 +48,8 @@ def main(parent: int, argv: list[str]) -> int:
 
 
 def _become(argv: list[str]) -> None:
-    os.setpgid(0, 0)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # ignored by Python
+    _group(0)
+    for number in _NATURAL:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     try:
@@ -50,6 +57,13 @@ def _become(argv: list[str]) -> None:
     except OSError as error:
         os.write(2, f"{argv[0]}: {error.strerror}\n".encode())
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def _group(pid: int) -> None:
+    try:
+        os.setpgid(pid, pid)
+    except OSError:
+        return  # it has been done already
 
 
 def _ended_child() -> tuple[int, int] | None:

@@ -240,7 +240,8 @@ def _mentions(text: str, pattern: str) -> bool:
 def _judged(ctx: ToolContext, sandbox: Sandbox, command: str, cwd: str) -> tuple[list[Hit], list[str]]:
     place, desk = sandbox.place, ctx.world.desk
     env = desk.shell.env if desk.shell is not None else place.env
-    workspace = tuple(str(path) for path in (place.workspace, *place.rw, *desk.folders))
+    own = [place.private] if sandbox.isolated else []  # the HOME of commands there
+    workspace = tuple(str(path) for path in (place.workspace, *place.rw, *desk.folders, *own))
     facts = Facts(workspace, env.get("HOME") or str(place.user_home), str(ctx.home.path), env)
     return check(command, cwd, facts, os.path.exists), simple_forms(command, cwd, facts)
 

@@ -11,7 +11,7 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Literal
 
-from hermes.limits import NEAREST_NAMES_MAX
+from hermes.limits import FAULT_CHARS_MAX, NEAREST_NAMES_MAX
 from hermes.text import whole_text
 
 
@@ -163,8 +163,16 @@ def schema_faults(value: Any, schema: Mapping[str, Any]) -> list[str]:
     faults = []
     for error in validator.iter_errors(value):
         place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in error.instance_path).lstrip(".")
-        faults.append(f"{place}: {error.message}" if place else error.message)
+        faults.append(f"{place}: {_words(error)}" if place else _words(error))
     return faults
+
+
+def _words(error: Any) -> str:
+    """What is wrong, with all that could be there instead, but not with all of what is."""
+    text = str(error.message)
+    if options := getattr(error.kind, "options", None):
+        text = f"{json.dumps(error.instance)} is not one of {', '.join(map(json.dumps, options))}"
+    return text if len(text) <= FAULT_CHARS_MAX else f"{text[:100]} […] {text[100 - FAULT_CHARS_MAX :]}"
 
 
 @lru_cache(maxsize=512)

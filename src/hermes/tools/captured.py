@@ -122,10 +122,12 @@ class Shown:
 
 
 class Spill:
-    """A file for the whole of a text, up to a limit."""
+    """A file for the whole of a text, up to a limit, without what `redact` takes out of its lines."""
 
-    def __init__(self, path: Path, blocking: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
-        self.path, self._blocking = path, blocking
+    def __init__(
+        self, path: Path, blocking: Callable[[Callable[[], Any]], Awaitable[Any]], redact: Callable[[str], str]
+    ) -> None:
+        self.path, self._blocking, self._redact = path, blocking, redact
         self.begun, self.whole = False, True
         self._room, self._held = COMMAND_OUTPUT_BYTES_KEPT, ""
 
@@ -135,18 +137,20 @@ class Spill:
         if self.whole:
             self._held += text
             if len(self._held) >= _FILE_PIECE_CHARS:
-                await self.flush()
+                await self.flush(self._held.rfind("\n") + 1)
 
-    async def flush(self) -> None:
-        """Write what waits to be written."""
-        data, self._held = self._held.encode("utf-8", "replace"), ""
+    async def flush(self, chars: int = 0) -> None:
+        """Write what waits to be written, or so much of it."""
+        chars = chars or len(self._held)
+        text, self._held = self._held[:chars], self._held[chars:]
+        if text:
+            await self._blocking(partial(self._append, text))
+
+    def _append(self, text: str) -> None:
+        data = self._redact(text).encode("utf-8", "replace")
         self.whole = self.whole and len(data) <= self._room
         data = data[: self._room]
         self._room -= len(data)
-        if data:
-            await self._blocking(partial(self._append, data))
-
-    def _append(self, data: bytes) -> None:
         make_private_folder(self.path.parent)
         with open(self.path, "ab", buffering=0, opener=private_opener) as file:
             while data:

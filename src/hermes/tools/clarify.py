@@ -25,7 +25,7 @@ TOOL = ToolDef(
         "additionalProperties": False,
     },
     run=_run,
-    effect="read",
+    reconcile=lambda ctx, args, started: "not_done",  # a question that was cut off is asked again
     timeout_s=None,
     alone=True,
     preview=lambda args: str(args["question"]),

@@ -28,7 +28,7 @@ from hermes.sandbox.base import CHUNK_BYTES_MAX
 from hermes.tools import approving
 from hermes.tools.captured import Captured
 from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, render
-from hermes.tools.terminal import ENDED, followed, room_of, seen_through, surroundings
+from hermes.tools.terminal import ENDED, begun, followed, room_of, seen_through, surroundings
 
 CALLABLE = ("read_file", "write_file", "patch", "search_files", "terminal", "web_search", "web_extract")
 _CHILD = Path(script.__file__)
@@ -101,7 +101,8 @@ class Booth:
 
     async def _carried_out(self, name: str, arguments: Mapping[str, object]) -> str:
         if name not in CALLABLE or name not in self._ctx.tools or self._ctx.call is None:
-            return render({"error": f"{name} cannot be called from here.", "code": "unknown_tool"})
+            hint = f"A script can call {', '.join(name for name in CALLABLE if name in self._ctx.tools)}."
+            return render({"error": f"{name} cannot be called from here.", "code": "unknown_tool", "hint": hint})
         if self.calls == CODE_CALLS_MAX:
             fault = f"A script makes at most {CODE_CALLS_MAX} calls."
             return render({"error": fault, "code": "limit_reached", "hint": "Split the work."})
@@ -150,7 +151,7 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
     try:
         await booth.open(args["code"])
         network = approving.online(ctx, sandbox)
-        process = await sandbox.spawn(argv, env=shell.env, seconds=CODE_S_MAX, network=network)
+        process, _ = await begun(sandbox.spawn(argv, env=shell.env, seconds=CODE_S_MAX, network=network))
         code = await followed(process, output, booth.hang_up)
     except HermesError as fault:
         raise ToolError(f"The script could not be started: {fault}", "tool_unavailable", "Tell the user.") from None
@@ -160,7 +161,8 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
     answer: Answer = {"stdout": output.text(), "stderr": errors.text(), "exit_code": code, "status": status}
     answer["calls"] = booth.calls
     if status != "ok":
-        raise ToolError(error.format(seconds=CODE_S_MAX), status, **answer)
+        hint = "Do less in one script." if status == "timeout" else ""
+        raise ToolError(error.format(seconds=CODE_S_MAX), status, hint, **answer)
     return answer
 
 

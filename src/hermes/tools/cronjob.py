@@ -65,6 +65,22 @@ def changed(job: Mapping[str, Any], fields: Mapping[str, Any], now: float, secre
     return found
 
 
+def paused(job: Mapping[str, Any], now: float) -> Job:
+    """What becomes different of a job that is to rest."""
+    return {"enabled": False, "state": "paused", "paused_at": now} if job["enabled"] else {}
+
+
+def resumed(job: Mapping[str, Any], now: float) -> Job:
+    """What becomes different of a job that is to go on."""
+    if job["enabled"]:
+        return {}
+    following = schedules.next_time(job["schedule"], now, schedules.zone_named(job["timezone"]))
+    if following is None:
+        raise ToolError("Its time is over.", "bad_schedule", "Give it another schedule with the action update.")
+    begin: Job = {"enabled": True, "state": "scheduled", "paused_at": None, "paused_reason": None}
+    return {**begin, "next_run_at": following}
+
+
 def shown(job: Mapping[str, Any]) -> Job:
     """The record as it is told."""
     return {name: value for name, value in job.items() if name not in _HIDDEN}
@@ -112,7 +128,7 @@ class _Jobs:
     async def change(self, job: Job, **fields: Any) -> Job:
         now: Job | None = await self._store.update(job["id"], **fields)
         if now is None:
-            raise ToolError(f"The job {job['id']} is gone.", "not_found")
+            raise ToolError(f"The job {job['id']} is gone.", "not_found", "The action list shows the others.")
         return now
 
     async def remove(self, job: Job) -> None:
@@ -134,17 +150,11 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
     if action == "update":
         fields = changed(job, args, now, ctx.secrets)
         if not fields:
-            raise ToolError("Nothing was given that is to change.", "invalid_arguments")
+            hint = f"Give one of {', '.join((*GIVEN, 'schedule', 'repeat'))}."
+            raise ToolError("Nothing was given that is to change.", "invalid_arguments", hint)
         fields["tool_policy"] = _narrowed(ctx, job.get("tool_policy"))
-    elif action == "pause" and job["enabled"]:
-        fields = {"enabled": False, "state": "paused", "paused_at": now}
-    elif action == "resume" and not job["enabled"]:
-        zone = schedules.zone_named(job["timezone"])
-        following = schedules.next_time(job["schedule"], now, zone)
-        if following is None:
-            raise ToolError("Its time is over.", "bad_schedule", "Give it another schedule with the action update.")
-        fields = {"enabled": True, "state": "scheduled", "paused_at": None, "paused_reason": None}
-        fields["next_run_at"] = following
+    elif action in ("pause", "resume"):
+        fields = paused(job, now) if action == "pause" else resumed(job, now)
     elif action == "run":
         if not job["enabled"]:
             raise ToolError("The job is paused.", "invalid_arguments", "Resume it first.")

@@ -64,7 +64,9 @@ def _base(ctx: ToolContext, paths: Paths) -> str:
 
 
 def located(ctx: ToolContext, paths: Paths, path: str) -> str:
-    """A path as the guard is asked for it: what is relative begins where the session's shell is."""
+    """A path as the guard is asked for it: what is relative begins where the session's shell is, `~` is its home."""
+    if (shell := ctx.world.desk.shell) is not None and re.match(r"~(/|\Z)", path):
+        path = shell.env.get("HOME", "~") + path[1:]
     return path if path.startswith(("/", "~")) or not path else os.path.join(_base(ctx, paths), path)
 
 

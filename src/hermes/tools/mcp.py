@@ -42,6 +42,7 @@ PREFIX = "mcp:"
 INSTALL = "The MCP client is not installed. Install it with: pip install 'hermes[mcp]'"
 _WORDS_CHARS_MAX = 300
 _NAMED_MAX = 20
+_OTHERWISE = "Change the arguments, or go on without it and tell the user."
 
 
 class Servers:
@@ -313,7 +314,7 @@ class Server:
         told, blobs = names.answer(result["content"], result.get("structuredContent"))
         if result.get("isError"):
             text = str(told.get("text") or told.get("structured") or "it does not say why")
-            raise ToolError(f"{raw} of {self.name!r} failed: {text[:10_000]}", "tool_crashed")
+            raise ToolError(f"{raw} of {self.name!r} failed: {text[:10_000]}", "tool_crashed", _OTHERWISE)
         return await _kept(ctx, told, blobs)
 
     async def _read_resource(self, ctx: ToolContext, args: Args) -> Answer:
@@ -344,7 +345,7 @@ class Server:
                 self._leave()
                 raise self._unavailable("was lost while it worked on this call, which may have taken effect") from None
             code = "invalid_arguments" if error.code == link.INVALID_PARAMS else "tool_crashed"
-            raise ToolError(f"The MCP server {self.name!r} refuses: {words}", code) from None
+            raise ToolError(f"The MCP server {self.name!r} refuses: {words}", code, _OTHERWISE) from None
         except Exception as error:  # noqa: BLE001  (a server that does not keep to the protocol)
             log.warning("the MCP server %s gave an answer that cannot be used: %s", self.name, self._words(error))
             raise self._unavailable("gave an answer that cannot be used") from None

@@ -23,6 +23,7 @@ FILES: dict[Target, tuple[str, str, str]] = {
     "user": ("USER.md", "memory.user_char_limit", "memory.user_profile_enabled"),
 }
 SEPARATOR = "\n§\n"
+_OLD_TEXT = "Copy a piece of the entry that stands in no other one."
 
 
 class MemoryFile:
@@ -95,9 +96,11 @@ def apply(entries: list[str], operations: list[dict[str, Any]], file: MemoryFile
 
 def _check_content(content: str, secrets: Secrets) -> None:
     if not content:
-        raise ToolError("`content` is missing or empty.", "invalid_arguments")
+        raise ToolError("`content` is missing or empty.", "invalid_arguments", "Say what is to be remembered.")
     if re.search(r"^§\s*$", content, re.M):
-        raise ToolError("A line holding only § separates entries and cannot be part of one.", "invalid_arguments")
+        raise ToolError(
+            "A line holding only § separates entries and cannot be part of one.", "invalid_arguments", "Leave it out."
+        )
     if secrets.redact(content) != content:
         raise ToolError("That holds a secret; memory is no place for one.", "contains_secret", "Leave the secret out.")
     if why := suspicious(content):
@@ -106,12 +109,12 @@ def _check_content(content: str, secrets: Secrets) -> None:
 
 def _place(entries: list[str], old_text: str) -> int:
     if not old_text:
-        raise ToolError("`old_text` must name the entry.", "invalid_arguments")
+        raise ToolError("`old_text` must name the entry.", "invalid_arguments", _OLD_TEXT)
     hits = [i for i, entry in enumerate(entries) if old_text in entry]
     if len(hits) == 1:
         return hits[0]
     code = "ambiguous_match" if hits else "no_match"
-    raise ToolError(f"`old_text` fits {len(hits)} entries; it must fit one.", code, entries=entries)
+    raise ToolError(f"`old_text` fits {len(hits)} entries; it must fit one.", code, _OLD_TEXT, entries=entries)
 
 
 async def _run(ctx: ToolContext, args: Args) -> Answer:

@@ -55,6 +55,11 @@ class ToolContext:
     tools: Mapping[str, ToolDef] = field(default_factory=dict)
     call: Callable[[ToolCall], Awaitable[str]] | None = None
 
+    @property
+    def redact(self) -> Callable[[str], str]:
+        """What takes secrets out of a text, as far as the settings want it."""
+        return self.secrets.redact if self.settings.get("security.redact_secrets") else self.secrets.mask
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:

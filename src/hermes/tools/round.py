@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from hermes.agent.parts import ToolCall
 from hermes.guards.secrets import redact_tree
-from hermes.limits import PREVIEW_CHARS_MAX, REDACTED_AT_ONCE_CHARS_MAX, STUBBORN_S_MAX
+from hermes.limits import PREVIEW_CHARS_MAX, REDACTED_AT_ONCE_CHARS_MAX, RESULT_SHOWN_CHARS_MAX, STUBBORN_S_MAX
 from hermes.runs.control import Stop
 from hermes.runs.resume import Resumption
 from hermes.runs.writer import LogEnded, RunWriter
@@ -364,6 +364,7 @@ class ToolRound:
         # From here on the commit goes through, also when this task is cancelled while it waits for it.
         work.outcome = Outcome(work.call, status, content, name, code, work.refusal is not None, bool(words))
         rows = [row] if work.parent is None else []
+        event.data |= {} if rows else {"content": content[:RESULT_SHOWN_CHARS_MAX]}
         await self._log.append(event, rows=rows, closes=self._log.end_output(work.call.id))
 
 

@@ -126,13 +126,14 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
     began = time.monotonic()
     try:
         argv = await ctx.blocking(partial(shell.argv, plan.text, remember=not background))
-        process = await plan.sandbox.spawn(argv, env=shell.env, seconds=plan.seconds, network=plan.network)
-        if background:
+        starting = plan.sandbox.spawn(argv, env=shell.env, seconds=plan.seconds, network=plan.network)
+        process, stopped = await begun(starting)
+        if background and not stopped:
             made = ctx.world.processes.add(
                 ctx, args["command"], process, plan.sandbox, notify=args.get("notify_on_complete", False)
             )
             return {"status": "started", "session_id": made.id, "pid": process.pid, "cwd": shell.cwd}
-        spill = Spill(ctx.world.spill / f"{folder_name(ctx.call_id)}-output.txt", ctx.blocking)
+        spill = Spill(ctx.world.spill / f"{folder_name(ctx.call_id)}-output.txt", ctx.blocking, ctx.redact)
         chars_max = min(ctx.settings.get("tool_output.max_bytes"), room_of(ctx))
         captured = Captured(chars_max, ctx.secrets, ctx.emit, spill=spill)
         code = await followed(process, captured)
@@ -156,6 +157,17 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
 def room_of(ctx: ToolContext) -> int:
     """How long output may be that is to fit into an answer: what is cut here is not cut once more on its way."""
     return room(ctx.settings.get("tool_output.max_chars"), ctx.world.window_tokens) * 3 // 4
+
+
+async def begun(starting: Awaitable[Process]) -> tuple[Process, bool]:
+    """A process once it is there, and whether it is to end at once: who is cancelled leaves nothing that still begins."""
+    task, stops = asyncio.ensure_future(starting), list[bool]()
+    await seen_through(task, lambda: stops.append(True))
+    process = task.result()
+    if stops:
+        process.interrupt()
+        process.kill()
+    return process, bool(stops)
 
 
 async def followed(process: Process, captured: Captured, cancelled: Callable[[], object] = lambda: None) -> int:

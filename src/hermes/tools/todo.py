@@ -23,9 +23,8 @@ def _run(ctx: ToolContext, args: Args) -> Answer:
             items = given
     ids = [item["id"] for item in items]
     if len(items) > TODO_ITEMS_MAX:
-        raise ToolError(
-            f"A list has at most {TODO_ITEMS_MAX} items; this one would have {len(items)}.", "limit_reached"
-        )
+        fault = f"A list has at most {TODO_ITEMS_MAX} items; this one would have {len(items)}."
+        raise ToolError(fault, "limit_reached", "Leave out what is done, and make one item of what belongs together.")
     if len(set(ids)) != len(ids):
         raise ToolError("Two items have the same id; give each its own.", "invalid_arguments")
     counts = {state: sum(item["status"] == state for item in items) for state in STATES}

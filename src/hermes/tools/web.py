@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _RESULTS = 5
 _HEAD_SHARE = 0.75
 _TAG = re.compile(r"</?[a-zA-Z][^<>]{0,200}>")
+_ODD, _WHOLE = ("malformed", "scheme"), "Give the whole address, which begins with https:// or http://."
 _NEXT = {
     "url_refused": "Such addresses are not opened; use another source, or tell the user.",
     "url_has_secret": "Leave the credential out of the address.",
@@ -192,10 +193,11 @@ async def _page(ctx: ToolContext, url: str, limit: int) -> Answer:
         fetched = await ctx.world.urls.fetch(url)
         told |= {"final_url": fetched.final_url, "status": fetched.status}
         if fetched.status >= 400:
-            told |= {"error": f"The server answered with the status {fetched.status}.", "code": "fetch_failed"}
+            fault = f"The server answered with the status {fetched.status}. {_NEXT['fetch_failed']}"
+            told |= {"error": fault, "code": "fetch_failed"}
         told |= await ctx.blocking(partial(_shown, ctx, fetched, limit))
     except FetchFailed as failed:
-        told |= {"error": f"{failed} {_NEXT[failed.code]}", "code": failed.code}
+        told |= {"error": f"{failed} {_WHOLE if failed.rule in _ODD else _NEXT[failed.code]}", "code": failed.code}
     except pages.Unreadable as failed:
         told |= {"error": told["error"] or str(failed), "code": failed.code}
     return told
@@ -204,13 +206,14 @@ async def _page(ctx: ToolContext, url: str, limit: int) -> Answer:
 def _shown(ctx: ToolContext, fetched: Fetched, limit: int) -> Answer:
     """A page as it is told; what is too long lies whole in a file beside."""
     page = pages.read(fetched.data, fetched.content_type, fetched.charset, fetched.final_url)
-    answer: Answer = {"title": page.title[:WEB_SNIPPET_CHARS_MAX], "content": page.text}
-    if len(page.text) > limit:
+    text = ctx.redact(page.text)  # before a cut, beside which half a secret would not be known
+    answer: Answer = {"title": ctx.redact(page.title)[:WEB_SNIPPET_CHARS_MAX], "content": text}
+    if len(text) > limit:
         head = int(limit * _HEAD_SHARE)
         tail = limit - head
-        cut = f"\n\n[… {len(page.text) - limit} characters are left out here …]\n\n"
-        answer |= {"content": page.text[:head] + cut + page.text[-tail:], "truncated": True}
-        answer["spill"] = _spilled(ctx, fetched.final_url, page.text)
+        cut = f"\n\n[… {len(text) - limit} characters are left out here …]\n\n"
+        answer |= {"content": text[:head] + cut + text[-tail:], "truncated": True}
+        answer["spill"] = _spilled(ctx, fetched.final_url, text)
     if not page.complete:
         answer |= {"truncated": True, "note": "The document was too long or too tangled to be read to its end."}
     return answer

@@ -110,9 +110,11 @@ class World:
         if self._sandbox is None:
             # A child works where its parent does, in the same sandbox.
             spec = self.engine.asked_by(self.spec)
-            here = Path.cwd() if spec.source == "cli" else None
+            here, workdir = None, spec.workdir
+            if spec.source == "cli":  # the user's own choice, whatever folder that is
+                here, workdir = Path(spec.workdir or Path.cwd()), None
             session_id = self.spec.session_id if self.spec.parent is None else self.spec.parent_session_id
-            find = partial(workspace_of, self.home, self._settings, spec.owner, spec.session_key, spec.workdir, here)
+            find = partial(workspace_of, self.home, self._settings, spec.owner, spec.session_key, workdir, here)
             workspace = await self._blocking(find)
             git_writable = any(folder.name == ".git" for folder in self.desk.folders)
             self._sandbox = await self._outside.sandboxes.of(

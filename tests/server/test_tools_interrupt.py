@@ -1,0 +1,348 @@
+"""However a turn ends while its tools run: all that they have started is gone when the run says that it is over."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes.home import Home
+from hermes.sandbox import base, bubblewrap, cgroup
+from hermes.sandbox.local import Local
+from hermes.sandbox.mounts import Place
+from support.model_server import Call, Reply, Request
+from tools.commanding import new_mark, running
+
+from .clients import Stream, Wire, told, user
+from .conftest import Api, Start
+
+Json = dict[str, Any]
+# From the moment a stop is acknowledged to the end of the run.
+GONE_S = 1.0
+SURELY_S = 30.0
+ENDS = ("run.completed", "run.failed", "run.cancelled")
+
+# In the background, deaf to signals, in sessions of their own, orphaned, at a port; `{own}` is what comes then.
+TREE = """
+sleep {mark} &
+(trap '' INT TERM HUP; sleep {mark}; true) &
+setsid sh -c "trap '' INT TERM HUP; sleep {mark}; true" &
+(setsid sh -c "sleep {mark} & sleep {mark} & wait" &)
+python3 -c "import socket, time; s = socket.create_server(('127.0.0.1', {port})); time.sleep({mark})" &
+{own}
+"""
+TREE_SIZE = 6
+STUBBORN = "trap '' INT TERM; while :; do sleep {mark}; done"
+SCRIPT = """
+import signal, subprocess, time
+from hermes_tools import terminal
+print("ready")
+subprocess.Popen(["sh", "tree.sh"])
+"""
+SCRIPTS = {
+    "waits": "time.sleep(1000)",
+    "is deaf": "signal.signal(signal.SIGINT, signal.SIG_IGN)\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    "while True: time.sleep(1000)",
+    "is in a call": "terminal('sh tree.sh')",
+}
+
+
+@dataclass
+class Scene:
+    """A server on one backend, and a model that has a tree of processes grow."""
+
+    api: Api
+    home: Path
+    mark: str
+    port: int
+
+    def plant(self, own: str) -> None:
+        """What `sh tree.sh` does besides leaving all kinds of processes."""
+        (self.home / "workspace").mkdir(parents=True, exist_ok=True)
+        text = TREE.format(mark=self.mark, port=self.port, own=own.format(mark=self.mark))
+        (self.home / "workspace/tree.sh").write_text(text)
+
+    async def submit(self, call: Call, *replies: Reply, **headers: str) -> str:
+        """Begin a run in which the model makes one call."""
+        self.api.model.script = [Reply(tool_calls=[call]), *replies, Reply(text="Done.")]
+        async with self.api.post("/v1/runs", {"input": "Go.", "session_id": "hall"}, headers=headers) as response:
+            return str((await told(response, 202))["run_id"])
+
+    async def grown(self, count: int = TREE_SIZE) -> None:
+        """Wait until so many of the tree are there."""
+        async with asyncio.timeout(SURELY_S):
+            while len(waiting(self.mark)) < count:
+                await asyncio.sleep(0.01)
+
+    async def ended(self, run_id: str) -> list[Json]:
+        """A run's events. When the last one comes, nothing of the tree is there any more."""
+        async with self.api.get(f"/v1/runs/{run_id}/events") as response:
+            stream, seen = Stream(response), list[Json]()
+            while not seen or seen[-1]["event"] not in ENDS:
+                seen.append((await stream.next(SURELY_S)).data)
+            assert running(self.mark) == [], seen[-1]
+        return seen
+
+    async def stop(self, run_id: str) -> list[Json]:
+        """Stop a run; its end comes soon."""
+        async with self.api.post(f"/v1/runs/{run_id}/stop") as response:
+            assert (await told(response))["status"] == "stopping"
+        began = time.monotonic()
+        seen = await self.ended(run_id)
+        assert time.monotonic() - began < GONE_S
+        assert (seen[-1]["event"], seen[-1]["reason"]) == ("run.cancelled", "stop")
+        return seen
+
+
+def waiting(mark: str) -> list[str]:
+    """The processes of a tree that are where they wait; a shell may only mention the mark."""
+    found = []
+    for pid in running(mark):
+        with contextlib.suppress(OSError):
+            found += [pid] if Path(f"/proc/{pid}/comm").read_text().strip() in ("sleep", "python3") else []
+    return found
+
+
+def left(home: Path) -> set[str]:
+    """What must not stay: processes below this one, temporary files, groups that bound processes."""
+    parents: dict[str, str] = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            parents[pid] = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+    below, new = set[str](), {str(os.getpid())}
+    while new:
+        new = {pid for pid, parent in parents.items() if parent in new} - below
+        below |= new
+    files = {
+        str(path)
+        for path in (*home.glob("**/.hermes-*"), *home.glob("**/*.tmp"), *home.glob("cache/tool_results/**/*"))
+    }
+    groups = {str(group) for parent in cgroup._parents() for group in parent.glob(f"hermes-{os.getpid()}-*")}
+    return below | files | groups
+
+
+@pytest.fixture(params=["bubblewrap", "local"])
+async def scene(start: Start, home_folder: Path, request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
+    """Nobody is asked for leave here. Behind every test nothing is left that was not there before."""
+    if request.param == "bubblewrap" and (failure := bubblewrap.probe().failure):
+        pytest.skip(f"bubblewrap does not work here: {failure}")
+    api = await start(settings={"terminal": {"backend": request.param}, "approvals": {"mode": "off"}})
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    before = left(home_folder)
+    yield Scene(api, home_folder, new_mark(), port)
+    assert left(home_folder) <= before
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0, "nobody listens where the tree did"
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who does not listen is told the next thing at once."""
+    monkeypatch.setattr(
+        base, "LADDER", [(number, min(pause, 0.1)) for number, pause in base.LADDER[:-1]] + [base.LADDER[-1]]
+    )
+
+
+def terminal(command: str = "sh tree.sh", **arguments: Any) -> Call:
+    return Call("terminal", {"command": command, **arguments}, id="call_t")
+
+
+def told_of(seen: list[Json], call_id: str) -> tuple[str, Json]:
+    """How a call ended, and what the model was answered."""
+    [found] = [event for event in seen if event["event"] == "tool.completed" and event["tool_call_id"] == call_id]
+    return found["status"], json.loads(found["result"] or "{}")
+
+
+# ---- stopped
+
+
+async def test_a_stop_ends_a_command_and_all_it_has_started(scene: Scene) -> None:
+    scene.plant("echo ready; sleep {mark}")
+    run_id = await scene.submit(terminal())
+    await scene.grown(TREE_SIZE + 1)
+    status, answer = told_of(await scene.stop(run_id), "call_t")
+    assert (status, answer["exit_code"], answer["output"]) == ("interrupted", 130, "ready\n")
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_command_that_takes_no_signal_is_killed(scene: Scene) -> None:
+    scene.plant(STUBBORN)
+    run_id = await scene.submit(terminal())
+    await scene.grown(TREE_SIZE + 1)
+    status, answer = told_of(await scene.stop(run_id), "call_t")
+    assert (status, answer["exit_code"]) == ("interrupted", 130)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("own", SCRIPTS)
+async def test_a_stop_ends_a_script_and_all_it_has_started(scene: Scene, own: str) -> None:
+    scene.plant("sleep {mark}")
+    run_id = await scene.submit(Call("execute_code", {"code": SCRIPT + SCRIPTS[own]}, id="call_x"))
+    await scene.grown((TREE_SIZE + 1) * (2 if own == "is in a call" else 1))
+    seen = await scene.stop(run_id)
+    status, answer = told_of(seen, "call_x")
+    assert (status, answer["exit_code"], answer["stdout"]) == ("interrupted", 130, "ready\n")
+    if own == "is in a call":
+        assert told_of(seen, "call_x.1")[0] == "interrupted"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_ends_a_command_and_all_it_has_started(scene: Scene, stream: bool) -> None:
+    scene.plant("sleep {mark}")
+    scene.api.model.script = [Reply(tool_calls=[terminal()])]
+    wire = await Wire.open(scene.api.url)
+    key = scene.api.client.headers["Authorization"]
+    await wire.request("POST", "/v1/chat/completions", user(stream=stream), Authorization=key)
+    await scene.grown(TREE_SIZE + 1)
+    async with scene.api.get("/v1/runs") as response:
+        [run] = (await told(response))["data"]
+    wire.reset()
+    began = time.monotonic()
+    seen = await scene.ended(run["run_id"])
+    assert time.monotonic() - began < 2 * GONE_S, "noticed within a second, over within another"
+    assert (seen[-1]["event"], seen[-1]["reason"]) == ("run.cancelled", "client_disconnected")
+    assert told_of(seen, "call_t")[0] == "interrupted"
+
+
+async def test_a_stop_reaches_what_a_subagent_has_started(scene: Scene) -> None:
+    scene.plant("sleep {mark}")
+
+    def handle(request: Request) -> Reply:
+        delegates = Call("delegate_task", {"goal": "Grow."}, id="call_d")
+        child = any(turn.role == "user" and turn.text.startswith("Grow") for turn in request.turns)
+        return Reply(tool_calls=[terminal() if child else delegates])
+
+    scene.api.model.handler = handle
+    run_id = await scene.submit(terminal())
+    await scene.grown(TREE_SIZE + 1)
+    await scene.stop(run_id)
+    async with scene.api.get("/v1/runs?kind=subagent") as response:
+        [child] = (await told(response))["data"]
+    assert child["status"] == "cancelled"
+
+
+# ---- other ends
+
+
+async def test_a_command_that_ends_leaves_nothing(scene: Scene) -> None:
+    scene.plant("echo over")
+    seen = await scene.ended(await scene.submit(terminal()))
+    status, answer = told_of(seen, "call_t")
+    assert (seen[-1]["event"], status, answer["output"]) == ("run.completed", "ok", "over\n")
+
+
+async def test_a_run_that_fails_leaves_nothing(scene: Scene) -> None:
+    scene.plant("echo over")
+    seen = await scene.ended(await scene.submit(terminal(), Reply(status=401, error="no")))
+    assert (seen[-1]["event"], seen[-1]["error_code"]) == ("run.failed", "provider_auth_failed")
+
+
+async def test_a_command_past_its_time_leaves_nothing(scene: Scene) -> None:
+    scene.plant(STUBBORN)
+    seen = await scene.ended(await scene.submit(terminal(timeout=1)))
+    status, answer = told_of(seen, "call_t")
+    assert (seen[-1]["event"], status, answer["exit_code"]) == ("run.completed", "timeout", 124)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("tool", ["terminal", "execute_code"])
+async def test_a_turn_past_its_time_leaves_nothing(scene: Scene, tool: str) -> None:
+    scene.plant(STUBBORN)
+    call = terminal() if tool == "terminal" else Call("execute_code", {"code": SCRIPT + SCRIPTS["is deaf"]})
+    seen = await scene.ended(await scene.submit(call, **{"X-Hermes-Timeout": "1"}))
+    assert (seen[-1]["event"], seen[-1]["error_code"]) == ("run.failed", "turn_timeout")
+
+
+async def test_what_runs_in_the_background_outlives_a_stop_and_ends_with_the_server(scene: Scene) -> None:
+    scene.plant("sleep {mark}")
+    scene.api.model.script = [Reply(tool_calls=[terminal(background=True)]), Reply(text="Begun.")]
+    await scene.api.ask("Begin.")
+    await scene.grown(TREE_SIZE + 1)
+    run_id = await scene.submit(terminal("sleep 1000"))
+    async with asyncio.timeout(SURELY_S):
+        while not running("sleep 1000"):
+            await asyncio.sleep(0.01)
+    await told(await scene.api.post(f"/v1/runs/{run_id}/stop"))
+    async with scene.api.get(f"/v1/runs/{run_id}/events") as response:
+        assert '"run.cancelled"' in await response.text()
+    assert len(waiting(scene.mark)) == TREE_SIZE + 1
+    await scene.api.app.close()
+    assert running(scene.mark) == []
+
+
+# ---- at the very beginning
+
+
+@pytest.mark.parametrize("tool", ["terminal", "background", "execute_code"])
+async def test_a_stop_before_a_command_is_there_waits_for_it_and_ends_it(
+    scene: Scene, tool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.plant("sleep {mark}")
+    code = Call("execute_code", {"code": SCRIPT + SCRIPTS["waits"]}, id="call_t")
+    call = {"terminal": terminal(), "background": terminal(background=True), "execute_code": code}[tool]
+    begin, asked, gate, pids = base.Sandbox._begin, asyncio.Event(), asyncio.Event(), list[int]()
+
+    async def slowly(sandbox: base.Sandbox, command: base.Command) -> base.Process:
+        asked.set()
+        await gate.wait()
+        process = await begin(sandbox, command)
+        pids.append(process.pid)
+        return process
+
+    monkeypatch.setattr(base.Sandbox, "_begin", slowly)
+    run_id = await scene.submit(call)
+    await asyncio.wait_for(asked.wait(), SURELY_S)
+    await told(await scene.api.post(f"/v1/runs/{run_id}/stop"))
+    gate.set()
+    seen = await scene.ended(run_id)
+    assert seen[-1]["event"] == "run.cancelled"
+    assert told_of(seen, "call_t")[0] == "interrupted"
+    assert len(pids) == 1 and not os.path.exists(f"/proc/{pids[0]}")
+
+
+@pytest.mark.parametrize("argv", [["sleep", "1000"], ["/bin/sh", "-c", "sleep 1000"]], ids=["bare", "shell"])
+@pytest.mark.parametrize("backend", ["bubblewrap", "local"])
+async def test_a_signal_that_comes_before_the_command_is_not_lost(
+    tmp_path: Path, backend: str, argv: list[str]
+) -> None:
+    if backend == "bubblewrap" and (failure := bubblewrap.probe().failure):
+        pytest.skip(f"bubblewrap does not work here: {failure}")
+    (tmp_path / "work").mkdir()
+    (tmp_path / "private").mkdir()
+    place = Place(Home(tmp_path / "home"), tmp_path / "work", tmp_path / "private", env={"PATH": "/usr/bin:/bin"})
+    sandbox = Local(place) if backend == "local" else bubblewrap.Bubblewrap(place, bubblewrap.probe().features)
+    odds = random.Random(5)
+    for _ in range(20):
+        process = await sandbox.spawn(argv)
+        await asyncio.sleep(odds.uniform(0, 0.04))
+        began = time.monotonic()
+        async with process:
+            process.interrupt()
+            said = b"".join([data async for data in process.chunks()])
+            assert (await process.wait(), process.ended_by, said) == (130, "interrupted", b"")
+        assert time.monotonic() - began < GONE_S
+
+
+async def test_signals_that_the_server_ignores_are_not_ignored_by_commands(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    place = Place(Home(tmp_path / "home"), tmp_path / "work", tmp_path / "private", env={"PATH": "/usr/bin:/bin"})
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        async with await Local(place).spawn(["grep", "SigIgn", "/proc/self/status"]) as process:
+            said = b"".join([data async for data in process.chunks()])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert int(said.split()[1], 16) & (1 << (signal.SIGINT - 1)) == 0
