@@ -17,18 +17,21 @@ from weakref import WeakKeyDictionary
 from hermes import config
 from hermes.agent.loop import run_turn
 from hermes.agent.model_lists import ModelLists
+from hermes.agent.routes import primary
 from hermes.agent.turn import Services
 from hermes.bus.memory import MemoryBus
+from hermes.errors import ConfigError
 from hermes.guards.network import Network
 from hermes.guards.secrets import Secrets
 from hermes.home import Home, resolve
 from hermes.housekeeping import SWEEP_EVERY_S, sweep_if_due
 from hermes.http import HttpClient
+from hermes.local import status
 from hermes.local.client import LocalModel
 from hermes.logs import known_secrets
 from hermes.runs.engine import EngineLimits, LiveRun, Result, RunEngine
 from hermes.runs.log import RunLog
-from hermes.runs.spec import RunSpec
+from hermes.runs.spec import RouteChoice, RunSpec
 from hermes.sandbox.choose import Sandboxes
 from hermes.store.base import StoreError
 from hermes.store.bundle import AsyncStore, Store, address, store_at
@@ -132,6 +135,17 @@ class App:
         self.engine.keep_going()
         self.services.mcp.begin(self._settings)
         self._in_background(self._keep_house())
+        self._in_background(self._warm_up())
+
+    async def _warm_up(self) -> None:
+        """A model of this machine is loaded, and has read what every conversation begins with, before it is asked."""
+        with suppress(ConfigError):
+            if (
+                primary(self._settings, RouteChoice()).api_mode != "local"
+                or status(self.home, self._settings)["problem"]
+            ):
+                return
+            await self.engine.run(RunSpec("hello", session_id="warm_up", persist=False, max_output_tokens=1))
 
     async def _keep_house(self) -> None:
         with suppress(StoreError):

@@ -58,6 +58,18 @@ async def test_it_is_loaded_when_first_asked_and_streams(started: Start, home: H
     assert of(again, "usage")[0]["cache_read_tokens"] > 0
 
 
+async def test_a_server_has_it_read_the_beginning_before_anybody_asks(started: Start, home: Home) -> None:
+    app = started("local: {context: 4096}\n")
+    app.serve()
+    async with asyncio.timeout(60):
+        while app.engine.active or not workers(home):
+            await asyncio.sleep(0.02)
+    events = await turn(app, "hello", toolsets=None, max_output_tokens=2, source="api_server")
+    assert of(events, "notice") == []
+    [usage] = of(events, "usage")
+    assert usage["cache_read_tokens"] > 0.9 * usage["input_tokens"] > 300
+
+
 async def test_it_has_no_port_no_secret_and_a_private_socket(
     started: Start, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:

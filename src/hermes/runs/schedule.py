@@ -99,7 +99,7 @@ def _span(minutes: int) -> str:
 
 
 def _after(expr: str, after: float, zone: tzinfo) -> float:
-    from croniter import croniter  # type: ignore[import-untyped]
+    from croniter import croniter
 
     # An hour that the clock goes through twice counts twice only for what runs every hour.
     hourly = set("*/") & set(expr.split(" ")[1])
