@@ -99,6 +99,20 @@ TWO_STEPS: list[tuple[str, Check]] = [
     ("find the file with the word ferries and tell me its name", _ends(r"main\.py")),
     ("write the numbers 1 to 3 into numbers.txt, one on each line", _holds("numbers.txt", r"1\s*\n2\s*\n3")),
     ("what is the name in config.json?", _ends("harbour")),
+    (
+        "make a folder docs and move README.md into it",
+        lambda done: bool(done.text("docs/README.md")) and not done.text("README.md"),
+    ),
+    (
+        "copy list.txt to fruit.txt, then delete list.txt",
+        lambda done: "pears" in done.text("fruit.txt") and not done.text("list.txt"),
+    ),
+    (
+        "write a python script sum.py that prints 2+3 and run it",
+        lambda done: bool(done.text("sum.py")) and "5" in done.answer,
+    ),
+    ("write two lines about the sea into poem.txt", _holds("poem.txt", r"\w.*\n.*\w")),
+    ("read notes.txt and write its first line into first.txt", _holds("first.txt", "call Anna")),
 ]
 TALK: list[tuple[str, Check]] = [
     ("hi there", _says()),

@@ -31,6 +31,7 @@ from hermes.local.client import LocalModel
 from hermes.logs import known_secrets
 from hermes.runs.engine import EngineLimits, LiveRun, Result, RunEngine
 from hermes.runs.log import RunLog
+from hermes.runs.scheduler import Scheduler
 from hermes.runs.spec import RouteChoice, RunSpec
 from hermes.sandbox.choose import Sandboxes
 from hermes.store.base import StoreError
@@ -136,6 +137,9 @@ class App:
         self.services.mcp.begin(self._settings)
         self._in_background(self._keep_house())
         self._in_background(self._warm_up())
+        if self._settings.get("cron.enabled"):
+            parallel = partial(self._settings.get, "cron.max_parallel_jobs")
+            self._in_background(Scheduler(self.engine, parallel).run())
 
     async def _warm_up(self) -> None:
         """A model of this machine is loaded, and has read what every conversation begins with, before it is asked."""

@@ -386,10 +386,11 @@ class RunEngine:
 
     # --- runs that were cut off -----------------------------------------------------------------------------------
 
-    def keep_going(self) -> None:
-        """From now on, take up runs that were cut off, and look for controls that other processes have left."""
+    def keep_going(self, *, resume: bool = True) -> None:
+        """From now on look for controls that other processes have left and, as servers do, take up runs that were cut
+        off."""
         if not self._watching:
-            for work in (self._scan(), self._poll_controls()):
+            for work in (self._poll_controls(), *([self._scan()] if resume else [])):
                 task = asyncio.create_task(work)
                 self._watching.add(task)
                 task.add_done_callback(self._watching.discard)

@@ -37,7 +37,7 @@ class RouteChoice:
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """One turn to be run."""
+    """One turn to be run. With `compact` nothing is asked: the conversation is made shorter, minding what it names."""
 
     user_message: Content
     session_id: str
@@ -67,6 +67,7 @@ class RunSpec:
     on_detach: OnDetach = "continue"
     persist: bool = True
     compress: bool = True
+    compact: str | None = None
     context_files: bool = True
     memory: bool = True
     deadline_seconds: float | None = None

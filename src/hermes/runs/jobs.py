@@ -1,0 +1,43 @@
+"""A job's run: what it is asked to do, and what of it is noted in the job's record. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from hermes.runs.events import RunState
+from hermes.runs.spec import RouteChoice, RunSpec
+
+Job = dict[str, Any]
+
+
+def spec_of(job: Mapping[str, Any], now: float) -> RunSpec:
+    """The run of a job, in the session that it names, or in one of its own."""
+    skills = f"Use the skills {', '.join(job['skills'])}." if job["skills"] else ""
+    named = job["model"] or job["provider"]
+    stamp = time.strftime("%Y%m%d_%H%M%S", time.gmtime(now))
+    return RunSpec(
+        user_message="\n\n".join(text for text in (skills, job["prompt"]) if text),
+        session_id=job["session_id"] or f"cron_{job['id']}_{stamp}",
+        kind="job",
+        source="cron",
+        owner=job["owner"],
+        session_key=job.get("session_key"),
+        route=RouteChoice(model=job["model"], provider=job["provider"]) if named else None,
+        toolsets=frozenset(job["enabled_toolsets"]) if job["enabled_toolsets"] is not None else None,
+        tool_policy=frozenset(job["tool_policy"]) if job.get("tool_policy") is not None else None,
+        workdir=job["workdir"],
+        job_id=job["id"],
+    )
+
+
+def begun(spec: RunSpec, now: float) -> Job:
+    """What a job's record says once a run of it has begun."""
+    noted = {"last_run_at": now, "last_run_id": spec.run_id, "last_session_id": spec.session_id}
+    return {**noted, "last_status": "running", "last_error": None}
+
+
+def ended(state: RunState) -> Job:
+    """What it says once that run has its end."""
+    return {"last_status": state.status, "last_error": state.error or None}

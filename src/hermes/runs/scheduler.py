@@ -1,0 +1,104 @@
+"""Jobs when they are due: each time becomes one run, whichever process is there, however often it is started."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from hermes.limits import JOB_CLAIM_S, JOB_LOOK_S
+from hermes.runs import schedule as schedules
+from hermes.runs.engine import Refused, RunEngine
+from hermes.runs.jobs import Job, begun, ended, spec_of
+from hermes.store.base import StoreError
+from hermes.store.leases import this_process
+
+log = logging.getLogger(__name__)
+
+
+class Scheduler:
+    """Looks for jobs that are due and hands their runs to the engine. `parallel` is how many may run at once."""
+
+    def __init__(self, engine: RunEngine, parallel: Callable[[], int], clock: Callable[[], float] = time.time) -> None:
+        self._engine, self._parallel, self._clock = engine, parallel, clock
+        self._holder = this_process()
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            try:
+                if not self._engine.draining:
+                    await self.look()
+            except (StoreError, Refused) as error:
+                log.warning("jobs could not be looked after: %s", error)
+            await asyncio.sleep(JOB_LOOK_S)
+
+    async def look(self) -> None:
+        """Note the ends of runs, then begin what is due."""
+        running = await self._settle()
+        jobs = self._engine.store.jobs
+        now, free = self._clock(), self._parallel() - running
+        for job in await jobs.claim_due(now, self._holder, ttl=JOB_CLAIM_S, limit=free) if free > 0 else ():
+            try:
+                fields = await self._begin(job, now)
+            except (Refused, StoreError) as error:
+                log.warning("the job %s is put off: %s", job["id"], error)
+                fields = {}
+            except schedules.BadSchedule as error:  # a time zone that is not there any more
+                fields = {"enabled": False, "state": "failed", "last_error": str(error)}
+            await jobs.finish(job["id"], holder=self._holder, **fields)
+
+    async def _settle(self) -> int:
+        """How many jobs run. Those whose run has ended say so in their record."""
+        store, running = self._engine.store, 0
+        for job in await store.jobs.list():
+            if job["last_status"] != "running":
+                continue
+            record = await self._engine.get(job["last_run_id"])
+            if record is not None and not record.state.ended:
+                running += 1
+            else:
+                lost = {"last_status": "failed", "last_error": "its run is gone"}
+                await store.jobs.update(job["id"], **(ended(record.state) if record else lost))
+        return running
+
+    async def _begin(self, job: Job, now: float) -> dict[str, Any]:
+        """Begin the run of a time that has come; what becomes different of the job's record.
+
+        The run is named after job and time: whoever takes this time up again, after a crash in between, finds it there.
+        """
+        following = _following(job, now)
+        last = await self._engine.get(job["last_run_id"]) if job["last_run_id"] else None
+        spec = replace(spec_of(job, now), run_id=run_id_of(job))
+        if last is not None and not last.state.ended and last.spec.run_id != spec.run_id:
+            await self._tell_skipped(job)
+            return following
+        if await self._engine.get(spec.run_id) is None:
+            await self._engine.submit(spec)
+        completed = job["repeat"]["completed"] + 1
+        repeat = {**job["repeat"], "completed": completed}
+        if following["next_run_at"] is None or completed >= (repeat["times"] or completed + 1):
+            following = {"next_run_at": None, "enabled": False, "state": "completed"}
+        return {**following, **begun(spec, now), "repeat": repeat}
+
+    async def _tell_skipped(self, job: Job) -> None:
+        words = f"The job {job['name']!r} was due again while it still runs; this time is skipped."
+        log.warning("%s (%s)", words, job["id"])
+        if (live := self._engine.live(job["last_run_id"])) is not None:
+            await live.log.emit("notice", level="warn", code="job_skipped", message=words)
+
+
+def run_id_of(job: Job) -> str:
+    """The run of a job's next time."""
+    time_of_job = f"{job['id']}:{job['next_run_at']!r}"
+    return f"run_{hashlib.sha256(time_of_job.encode()).hexdigest()[:32]}"
+
+
+def _following(job: Job, now: float) -> dict[str, Any]:
+    """The time after this one; those that were missed in between are this one."""
+    zone = schedules.zone_named(job["timezone"])
+    return {"next_run_at": schedules.next_time(job["schedule"], now, zone, last=job["next_run_at"])}

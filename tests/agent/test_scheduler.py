@@ -1,0 +1,198 @@
+"""Jobs at their times: once each, whoever looks and however often, with a clock that the test turns."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from hermes.guards.secrets import Secrets
+from hermes.runs.scheduler import Scheduler
+from hermes.runs.spec import Control
+from hermes.tools.cronjob import made
+from support.model_server import ModelServer, Reply
+
+from .conftest import MakeHouse
+from .house import House
+
+BERLIN = ZoneInfo("Europe/Berlin")
+NOW = datetime(2027, 1, 1, 8, 0, tzinfo=BERLIN).timestamp()
+Json = dict[str, Any]
+
+
+class Clock:
+    """Time as the test wants it."""
+
+    def __init__(self) -> None:
+        self.now = NOW
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Plan:
+    """A house whose jobs are looked after by hand."""
+
+    def __init__(self, house: House, server: ModelServer, parallel: int = 4) -> None:
+        self.house, self.server, self.clock = house, server, Clock()
+        self.scheduler = self.another(parallel)
+
+    def another(self, parallel: int = 4) -> Scheduler:
+        return Scheduler(self.house.engine, lambda: parallel, self.clock)
+
+    async def add(self, schedule: str, **fields: Any) -> Json:
+        job = made({"schedule": schedule, "prompt": "Say hi.", **fields}, self.clock.now, "Europe/Berlin", Secrets())
+        return await self.house.engine.store.jobs.create(job)  # type: ignore[no-any-return]
+
+    async def job(self, job: Json) -> Json:
+        return await self.house.engine.store.jobs.get(job["id"])  # type: ignore[no-any-return]
+
+    async def runs(self) -> list[Any]:
+        return sorted(await self.house.engine.list(kind="job"), key=lambda record: record.created_at)
+
+    async def look(self, at: float | None = None) -> None:
+        self.clock.now = self.clock.now if at is None else at
+        await self.scheduler.look()
+        await self.rest()
+
+    async def rest(self) -> None:
+        """Until every run has its end, and the records say so."""
+        async with asyncio.timeout(20):
+            while any(not record.state.ended for record in await self.runs()):
+                await asyncio.sleep(0.002)
+
+
+@pytest.fixture
+def plan(make_house: MakeHouse, server: ModelServer) -> Plan:
+    server.script = [Reply(text="hi", continues=False)] * 2_000
+    settings = {"model": {"base_url": f"{server.url}/v1", "default": "m"}, "platform_toolsets": {"cron": []}}
+    return Plan(make_house(settings), server)
+
+
+async def test_once_runs_once_and_is_over(plan: Plan) -> None:
+    job = await plan.add("30m")
+    await plan.look()
+    assert await plan.runs() == []
+    await plan.look(NOW + 1_800)
+    [record] = await plan.runs()
+    assert record.spec.source == "cron" and record.spec.session_id.startswith(f"cron_{job['id']}_")
+    await plan.look(NOW + 90_000)
+    now = await plan.job(job)
+    assert len(await plan.runs()) == 1 and (now["enabled"], now["state"], now["next_run_at"]) == (
+        False,
+        "completed",
+        None,
+    )
+    assert now["last_error"] is None
+    assert (now["last_status"], now["last_run_id"]) == ("completed", record.spec.run_id)
+    assert now["repeat"] == {"times": 1, "completed": 1}
+
+
+async def test_a_year_of_mornings_by_the_clock_on_the_wall(plan: Plan) -> None:
+    job = await plan.add("0 9 * * *")
+    times: list[datetime] = []
+    while (due := (await plan.job(job))["next_run_at"]) < NOW + 365 * 86_400:
+        times.append(datetime.fromtimestamp(due, BERLIN))
+        await plan.look(due)
+    assert len(times) == 365 == len(await plan.runs())
+    assert {(at.hour, at.minute) for at in times} == {(9, 0)}
+    assert {at.utcoffset() for at in times} == {at.utcoffset() for at in (times[0], times[200])}
+    assert len({at.date() for at in times}) == 365
+
+
+async def test_a_missed_time_runs_once(plan: Plan) -> None:
+    job = await plan.add("every 1h")
+    await plan.look(NOW + 10.5 * 3_600)
+    assert len(await plan.runs()) == 1
+    assert (await plan.job(job))["next_run_at"] == NOW + 11 * 3_600
+
+
+async def test_a_number_of_times_is_kept_to(plan: Plan) -> None:
+    job = await plan.add("every 1h", repeat=2)
+    for hour in range(1, 5):
+        await plan.look(NOW + hour * 3_600)
+    assert len(await plan.runs()) == 2 and (await plan.job(job))["state"] == "completed"
+
+
+async def test_a_failing_job_waits_for_its_next_time(plan: Plan) -> None:
+    plan.server.script = [Reply(status=400, error="no")] * 50
+    job = await plan.add("every 1h")
+    for minute in range(60, 75):
+        await plan.look(NOW + minute * 60)
+    now = await plan.job(job)
+    assert len(await plan.runs()) == 1 and now["enabled"] and now["last_status"] == "failed" and now["last_error"]
+
+
+async def test_two_who_look_at_once_begin_one_run(plan: Plan) -> None:
+    for _ in range(5):
+        await plan.add("30m")
+    plan.clock.now = NOW + 1_800
+    await asyncio.gather(*(plan.another(100).look() for _ in range(8)))
+    await plan.rest()
+    assert len(await plan.runs()) == 5
+
+
+async def test_a_crash_after_the_run_began_does_not_begin_another(plan: Plan) -> None:
+    job = await plan.add("every 1h")
+    before = await plan.job(job)
+    await plan.look(NOW + 3_600)
+    # The record as it was when the process died between the two.
+    await plan.house.engine.store.jobs.update(job["id"], **{**before, "last_status": None})
+    await plan.look(NOW + 3_700)
+    now = await plan.job(job)
+    assert len(await plan.runs()) == 1 and now["next_run_at"] == NOW + 7_200
+    assert now["last_run_id"] == (await plan.runs())[0].spec.run_id
+
+
+async def test_what_is_due_while_it_still_runs_is_skipped_and_said(plan: Plan) -> None:
+    plan.server.script = [Reply(text="slow", stall_at=1)]
+    job = await plan.add("every 1h")
+    plan.clock.now = NOW + 3_600
+    await plan.scheduler.look()
+    [record] = await plan.runs()
+    async with asyncio.timeout(10):
+        while not plan.server.requests:
+            await asyncio.sleep(0.002)
+    plan.clock.now = NOW + 7_200
+    await plan.scheduler.look()
+    now = await plan.job(job)
+    assert len(await plan.runs()) == 1 and now["next_run_at"] == NOW + 10_800 and now["repeat"]["completed"] == 1
+    await plan.house.engine.control(record.spec.run_id, Control("interrupt"))
+    await plan.look()
+    codes = [
+        event.data["code"] for event in await plan.house.engine.durable(record.spec.run_id) if event.type == "notice"
+    ]
+    assert "job_skipped" in codes and (await plan.job(job))["last_status"] == "cancelled"
+
+
+async def test_only_so_many_run_at_once(plan: Plan) -> None:
+    plan.server.script = [Reply(text="slow", stall_at=1)] * 3
+    for _ in range(3):
+        await plan.add("30m")
+    plan.clock.now = NOW + 1_800
+    narrow = plan.another(2)
+    await narrow.look()
+    await narrow.look()
+    runs = await plan.runs()
+    assert len(runs) == 2
+    for record in runs:
+        await plan.house.engine.control(record.spec.run_id, Control("interrupt"))
+    await plan.rest()
+    await narrow.look()
+    assert len(await plan.runs()) == 3
+    for record in await plan.runs():
+        await plan.house.engine.control(record.spec.run_id, Control("interrupt"))
+    await plan.rest()
+
+
+async def test_a_named_session_is_continued_by_every_run(plan: Plan) -> None:
+    await plan.add("every 1h", session_id="diary")
+    await plan.look(NOW + 3_600)
+    await plan.look(NOW + 7_200)
+    assert [record.spec.session_id for record in await plan.runs()] == ["diary", "diary"]
+    assert [m["content"] for m in plan.server.requests[-1].body["messages"] if m["role"] != "system"] == [
+        "Say hi.", "hi", "Say hi.",
+    ]  # fmt: skip
