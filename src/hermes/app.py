@@ -139,7 +139,7 @@ class App:
         self._in_background(self._warm_up())
         if self._settings.get("cron.enabled"):
             parallel = partial(self._settings.get, "cron.max_parallel_jobs")
-            self._in_background(Scheduler(self.engine, parallel).run())
+            self._in_background(Scheduler(self.engine, self.store.jobs, parallel).run())
 
     async def _warm_up(self) -> None:
         """A model of this machine is loaded, and has read what every conversation begins with, before it is asked."""

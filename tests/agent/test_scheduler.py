@@ -41,7 +41,7 @@ class Plan:
         self.scheduler = self.another(parallel)
 
     def another(self, parallel: int = 4) -> Scheduler:
-        return Scheduler(self.house.engine, lambda: parallel, self.clock)
+        return Scheduler(self.house.engine, self.house.app.store.jobs, lambda: parallel, self.clock)
 
     async def add(self, schedule: str, **fields: Any) -> Json:
         job = made({"schedule": schedule, "prompt": "Say hi.", **fields}, self.clock.now, "Europe/Berlin", Secrets())

@@ -23,8 +23,10 @@ log = logging.getLogger(__name__)
 class Scheduler:
     """Looks for jobs that are due and hands their runs to the engine. `parallel` is how many may run at once."""
 
-    def __init__(self, engine: RunEngine, parallel: Callable[[], int], clock: Callable[[], float] = time.time) -> None:
-        self._engine, self._parallel, self._clock = engine, parallel, clock
+    def __init__(
+        self, engine: RunEngine, jobs: Any, parallel: Callable[[], int], clock: Callable[[], float] = time.time
+    ) -> None:
+        self._engine, self._jobs, self._parallel, self._clock = engine, jobs, parallel, clock
         self._holder = this_process()
 
     async def run(self) -> None:
@@ -40,7 +42,7 @@ class Scheduler:
     async def look(self) -> None:
         """Note the ends of runs, then begin what is due."""
         running = await self._settle()
-        jobs = self._engine.store.jobs
+        jobs = self._jobs
         now, free = self._clock(), self._parallel() - running
         for job in await jobs.claim_due(now, self._holder, ttl=JOB_CLAIM_S, limit=free) if free > 0 else ():
             try:
@@ -54,8 +56,8 @@ class Scheduler:
 
     async def _settle(self) -> int:
         """How many jobs run. Those whose run has ended say so in their record."""
-        store, running = self._engine.store, 0
-        for job in await store.jobs.list():
+        running = 0
+        for job in await self._jobs.list():
             if job["last_status"] != "running":
                 continue
             record = await self._engine.get(job["last_run_id"])
@@ -63,7 +65,7 @@ class Scheduler:
                 running += 1
             else:
                 lost = {"last_status": "failed", "last_error": "its run is gone"}
-                await store.jobs.update(job["id"], **(ended(record.state) if record else lost))
+                await self._jobs.update(job["id"], **(ended(record.state) if record else lost))
         return running
 
     async def _begin(self, job: Job, now: float) -> dict[str, Any]:

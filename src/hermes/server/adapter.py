@@ -27,6 +27,7 @@ from hermes.server import (
     conversations,
     discovery,
     documents,
+    jobs,
     middleware,
     responses,
     runner,
@@ -104,6 +105,8 @@ class APIServerAdapter:
         self.started_at = time.time()
         self.draining = asyncio.Event()
         self.seal: Any = None
+        # What a command line of the same user shows, who alone can read it from the home.
+        self.door = ""
 
     # --- configuration ----------------------------------------------------------------------------------------------
 
@@ -126,7 +129,7 @@ class APIServerAdapter:
 
     def redact(self, text: str) -> str:
         """The text without anything that is, or looks like, a credential."""
-        return (self._app.secrets if self._app is not None else self._secrets).redact(text)
+        return self.secrets.redact(text)
 
     # --- what it works with -----------------------------------------------------------------------------------------
 
@@ -248,6 +251,19 @@ class APIServerAdapter:
     def owner_of(self, request: web.Request) -> str:
         """To whom belongs what the request makes."""
         return "default"
+
+    def seen_by(self, request: web.Request) -> str | None:
+        """Whose things the request may see; None: everybody's."""
+        return self.owner_of(request)
+
+    def policy_of(self, request: web.Request) -> frozenset[str] | None:
+        """The toolsets beyond which no turn of this caller may go."""
+        return None
+
+    @property
+    def secrets(self) -> Secrets:
+        """Every credential that is known here."""
+        return self._app.secrets if self._app is not None else self._secrets
 
     def _check_auth(self, request: web.Request) -> web.Response | None:
         """Nothing when the request may come in, otherwise the refusal."""
@@ -420,6 +436,16 @@ class APIServerAdapter:
     _handle_steer_run = endpoint(runs.steer)
     _handle_approve_run = endpoint(runs.approve)
     _handle_clarify_run = endpoint(runs.clarify)
+
+    _handle_list_jobs = endpoint(jobs.list_jobs)
+    _handle_create_job = endpoint(jobs.create)
+    _handle_get_job = endpoint(jobs.get)
+    _handle_update_job = endpoint(jobs.update)
+    _handle_delete_job = endpoint(jobs.delete)
+    _handle_pause_job = endpoint(jobs.pause)
+    _handle_resume_job = endpoint(jobs.resume)
+    _handle_run_job = endpoint(jobs.run)
+    _handle_job_runs = endpoint(jobs.runs)
 
     _handle_health = endpoint(discovery.health, public=True)
     _handle_health_detailed = endpoint(discovery.detailed, public=True)

@@ -9,6 +9,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 from hermes.limits import (
     CLIENT_TOOLS_MAX,
     IMPORT_SESSIONS_MAX,
+    JOB_NAME_CHARS_MAX,
+    JOB_PROMPT_CHARS_MAX,
     MESSAGES_MAX,
     METADATA_CHARS_MAX,
     METADATA_KEY_CHARS_MAX,
@@ -224,6 +226,18 @@ class SessionChatRequest(Parameters, kw_only=True):
     include_reasoning: bool | None = None
 
 
+class CommandLine(Struct, kw_only=True):
+    """What only a command line of the user whose server it is may ask for."""
+
+    model: str | None = None
+    provider: str | None = None
+    answerable: bool = True
+    yolo: bool = False
+    memory: bool = True
+    max_turns: Count | None = None
+    deadline_seconds: Annotated[float, Meta(gt=0)] | None = None
+
+
 class RunRequest(Parameters, kw_only=True):
     """A run."""
 
@@ -234,6 +248,8 @@ class RunRequest(Parameters, kw_only=True):
     conversation_history: Annotated[list[ChatMessage], Meta(max_length=MESSAGES_MAX)] | None = None
     toolsets: list[str] | None = None
     tools: Any = None
+    workdir: str | None = None
+    cli: CommandLine | None = None
 
 
 class CompactRequest(Struct, kw_only=True):
@@ -318,3 +334,43 @@ class ImportRequest(Struct, kw_only=True):
     """Sessions as they were exported."""
 
     sessions: Annotated[list[Any], Meta(max_length=IMPORT_SESSIONS_MAX)]
+
+
+JobName = Annotated[str, Meta(min_length=1, max_length=JOB_NAME_CHARS_MAX)]
+JobPrompt = Annotated[str, Meta(max_length=JOB_PROMPT_CHARS_MAX)]
+Names = Annotated[list[Annotated[str, Meta(min_length=1, max_length=200)]], Meta(max_length=64)]
+
+
+class JobRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Work to be done later."""
+
+    schedule: str
+    prompt: JobPrompt = ""
+    name: JobName | None = None
+    deliver: Literal["local"] | None = None
+    skills: Names | None = None
+    repeat: Count | None = None
+    model: str | None = None
+    provider: str | None = None
+    enabled_toolsets: Names | None = None
+    workdir: str | None = None
+    session_id: str | None = None
+    timezone: str | None = None
+
+
+class JobPatch(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What of a job is to be changed."""
+
+    schedule: str | UnsetType = UNSET
+    prompt: JobPrompt | UnsetType = UNSET
+    name: JobName | UnsetType = UNSET
+    deliver: Literal["local"] | UnsetType = UNSET
+    skills: Names | UnsetType = UNSET
+    repeat: Count | UnsetType | None = UNSET
+    model: str | UnsetType | None = UNSET
+    provider: str | UnsetType | None = UNSET
+    enabled_toolsets: Names | UnsetType | None = UNSET
+    workdir: str | UnsetType | None = UNSET
+    session_id: str | UnsetType | None = UNSET
+    timezone: str | UnsetType = UNSET
+    enabled: bool | UnsetType = UNSET

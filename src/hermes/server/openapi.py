@@ -53,6 +53,15 @@ ANSWERS: dict[str, type[msgspec.Struct]] = {
     "conversation_delete": shapes.ConversationDeleted,
     "conversation_items": shapes.ItemList,
     "conversation_items_add": shapes.ItemList,
+    "jobs": kept.JobList,
+    "job_create": kept.JobKept,
+    "job": kept.JobKept,
+    "job_update": kept.JobKept,
+    "job_delete": kept.JobDeleted,
+    "job_pause": kept.JobKept,
+    "job_resume": kept.JobKept,
+    "job_run": kept.JobStarted,
+    "job_runs": kept.RunList,
     "runs": kept.RunStarted,
     "run_list": kept.RunList,
     "run_status": kept.Run,
@@ -122,6 +131,7 @@ LINKS = {
     "responses": ("response_id", "/id"),
     "conversations": ("conversation_id", "/id"),
     "runs": ("run_id", "/run_id"),
+    "job_create": ("job_id", "/job/id"),
     "session_create": ("session_id", "/session/id"),
 }
 _ANYTHING: dict[str, Json] = {_JSON: {"type": "object"}, "*/*": {}}
@@ -183,7 +193,7 @@ def _ref(kind: type[msgspec.Struct]) -> Json:
 def group_of(route: Route) -> str:
     """The part of the API to which a route belongs."""
     part = route.path.removeprefix("/v1").removeprefix("/api").split("/")[1]
-    return part if part in ("chat", "responses", "conversations", "runs", "sessions") else "server"
+    return part if part in ("chat", "responses", "conversations", "runs", "sessions", "jobs") else "server"
 
 
 def _operation(route: Route) -> Json:

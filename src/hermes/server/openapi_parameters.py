@@ -64,6 +64,8 @@ QUERIES: dict[str, tuple[Json, ...]] = {
         _query("kind", "only runs of this kind", enum=list(_KINDS)),
         _query("session_id", "only runs of this session"),
     ),
+    "jobs": (_flag("include_disabled", "those too that rest or are over; they are shown unless this is false"),),
+    "job_runs": (_whole("limit", "how many runs", 1, 200, 50), _CURSOR),
     "run_events": (
         _whole("starting_after", "the number of the last event that is known"),
         _flag("event_names", "give every frame an `event:` line"),
@@ -128,12 +130,13 @@ HEADERS: dict[str, tuple[Json, ...]] = {
     "run_events": (_LAST_EVENT, _REASONING),
     "session_messages": (_REASONING,),
 }
-PATHS = {
+PATHS: dict[str, tuple[str, Json]] = {
     "model_id": ("the name of a model; it may hold slashes", {"minLength": 1}),
     "session_id": ("the id of a session", {"minLength": 1, "maxLength": SESSION_ID_CHARS_MAX}),
     "response_id": ("the id of a response", {"minLength": 1}),
     "conversation_id": ("the id of a conversation", {"minLength": 1}),
     "run_id": ("the id of a run", {"minLength": 1}),
+    "job_id": ("the id of a job", {"pattern": "^[0-9a-f]{12}$"}),
     "file_id": ("the id of a file", {"minLength": 1}),
 }
 _SAID = {"role": "user", "content": "Which files are here?"}
@@ -146,6 +149,8 @@ EXAMPLES: dict[str, Json] = {
     "conversation_update": {"metadata": {"topic": "letters"}},
     "conversation_items_add": {"items": [_ITEM]},
     "runs": {"input": "Write a shopping list.", "session_id": "kitchen"},
+    "job_create": {"schedule": "0 9 * * mon-fri", "prompt": "Say what is new in the news folder.", "name": "Morning"},
+    "job_update": {"schedule": "every 2h"},
     "run_steer": {"text": "Leave out the milk."},
     "run_approval": {"choice": "once"},
     "run_clarify": {"answer": "The blue one."},

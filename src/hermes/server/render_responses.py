@@ -462,5 +462,5 @@ def _streamed(item: Json) -> Json:
 
 def _text_of(content: Any) -> str:
     if isinstance(content, list):
-        return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+        return "\n".join(str(part["text"]) for part in content if isinstance(part, dict) and "text" in part)
     return "" if content is None else str(content)

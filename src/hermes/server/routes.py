@@ -26,11 +26,12 @@ class Route:
 
 
 _TURN = (404, 409, 429, 500, 502, 503, 504)
-_CHAT, _READ, _WRITE, _RUNS = "chat", "sessions:read", "sessions:write", "runs"
+_CHAT, _READ, _WRITE, _RUNS, _JOBS = "chat", "sessions:read", "sessions:write", "runs", "jobs"
 _SESSION = "/api/sessions/{session_id}"
 _RESPONSE = "/v1/responses/{response_id}"
 _CONVERSATION = "/v1/conversations/{conversation_id}"
 _RUN = "/v1/runs/{run_id}"
+_JOB = "/api/jobs/{job_id}"
 
 ROUTES: tuple[Route, ...] = (
     Route("health", "GET", "/health", "_handle_health", None, "Whether the server answers"),
@@ -211,6 +212,27 @@ ROUTES: tuple[Route, ...] = (
         models.ClarifyRequest,
         faults=(404, 409),
     ),
+    Route("jobs", "GET", "/api/jobs", "_handle_list_jobs", _JOBS, "Scheduled jobs", faults=(503,)),
+    Route(
+        "job_create",
+        "POST",
+        "/api/jobs",
+        "_handle_create_job",
+        _JOBS,
+        "Schedule a job",
+        models.JobRequest,
+        201,
+        (403, 404, 503),
+    ),
+    Route("job", "GET", _JOB, "_handle_get_job", _JOBS, "A job", faults=(404, 503)),
+    Route("job_update", "PATCH", _JOB, "_handle_update_job", _JOBS, "Change a job", models.JobPatch, faults=(404, 503)),
+    Route("job_delete", "DELETE", _JOB, "_handle_delete_job", _JOBS, "Forget a job", faults=(404, 503)),
+    Route("job_pause", "POST", f"{_JOB}/pause", "_handle_pause_job", _JOBS, "Let it rest", faults=(404, 503)),
+    Route("job_resume", "POST", f"{_JOB}/resume", "_handle_resume_job", _JOBS, "Let it go on", faults=(404, 503)),
+    Route(
+        "job_run", "POST", f"{_JOB}/run", "_handle_run_job", _JOBS, "Run it now", ok=202, faults=(404, 409, 429, 503)
+    ),
+    Route("job_runs", "GET", f"{_JOB}/runs", "_handle_job_runs", _JOBS, "What came of it", faults=(404, 503)),
     Route("sessions", "GET", "/api/sessions", "_handle_list_sessions", _READ, "Sessions"),
     Route(
         "session_create",

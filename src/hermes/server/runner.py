@@ -8,6 +8,7 @@ import copy
 import logging
 import os
 import resource
+import secrets
 import signal
 import socket
 from collections.abc import Iterator
@@ -49,6 +50,7 @@ EXIT_AT_ONCE = 130
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _STATE_EVERY_S = 2.0
 _FILES_MAX = 65_536
+_DOOR_BYTES = 32
 
 
 # --- what is configured, for those who build agents -------------------------------------------------------------------
@@ -222,12 +224,20 @@ class GatewayRunner:
         extra = load_gateway_config(settings).platforms[Platform.API_SERVER].extra
         self._adapter = APIServerAdapter(PlatformConfig(enabled=True, extra={**extra, **told}))
         self._adapter.attach(self._app)
+        await self._open_door(stack)
         server = Runner(build(self._adapter), shutdown_s=CLOSE_S_MAX)
         stack.push_async_callback(server.cleanup)
         await server.setup()
         self._app.serve()
         for sock in sockets:
             await web.SockSite(server, sock, backlog=BACKLOG).start()
+
+    async def _open_door(self, stack: contextlib.AsyncExitStack) -> None:
+        """Leave in the home what proves to this server that a request comes from the user whose home it is."""
+        self._adapter.door = secrets.token_urlsafe(_DOOR_BYTES)
+        write = partial(homes.write_private, self.home.door_file, self._adapter.door)
+        await self._app.services.files.call(write)
+        stack.callback(self.home.door_file.unlink, missing_ok=True)
 
     async def _run(self, settings: config.Settings, stop: asyncio.Event) -> None:
         """Serve until told to stop; then nothing new begins, reads go on, and runs have their time to end."""

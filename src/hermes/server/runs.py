@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
 from aiohttp import web
 
 from hermes.runs.engine import Refused
 from hermes.runs.events import Status
-from hermes.runs.spec import Control, ControlKind, RunKind, RunSpec, new_run_id
+from hermes.runs.spec import Control, ControlKind, RouteChoice, RunKind, RunSpec, new_run_id
+from hermes.sandbox.base import SandboxError
+from hermes.sandbox.choose import workspace_of
 from hermes.server import outcome
 from hermes.server.bodies import Body, read
 from hermes.server.chat import message_of
@@ -25,7 +29,7 @@ from hermes.server.response_work import reader
 from hermes.server.session_routes import unknown_session
 from hermes.server.sse import ClientGone, logged, pump
 from hermes.server.turns import Message, open_calls, parameters, route_in
-from hermes.server.wishes import Wishes, session_id_of, toolsets_of, wishes
+from hermes.server.wishes import Wishes, at_door, session_id_of, toolsets_of, wishes
 from hermes.store.base import EventsExpired, RunRecord
 
 if TYPE_CHECKING:
@@ -104,9 +108,41 @@ async def _spec(adapter: APIServerAdapter, request: web.Request, body: Body[RunR
         },
         **fields,
     )
+    spec = await _placed(adapter, request, asked, spec)
     source = "stored" if stored or not history else "chain" if chain else "request"
     used, ignored = (stored, len(history)) if stored else (history, 0)
     return spec, f"{source}; messages={len(used)}; ignored={ignored}"
+
+
+async def _placed(adapter: APIServerAdapter, request: web.Request, asked: RunRequest, spec: RunSpec) -> RunSpec:
+    """The run where it is to work; that of a command line works for its user, in whatever folder that one is."""
+    if asked.cli is None:
+        if asked.workdir is not None:
+            app = await adapter.app()
+            place = (app.home, app.settings, spec.owner, spec.session_key, asked.workdir)
+            try:
+                await app.services.files.call(partial(workspace_of, *place))
+            except SandboxError as error:
+                raise invalid("workdir", str(error)) from None
+        return replace(spec, workdir=asked.workdir)
+    if not at_door(adapter, request):
+        raise invalid("cli", "Only a command line of the user who runs this server may ask for this.")
+    if asked.workdir is None or not os.path.isabs(asked.workdir):
+        raise invalid("workdir", "A command line names the folder it works in, by its whole path.")
+    cli = asked.cli
+    return replace(
+        spec,
+        kind="cli",
+        source="cli",
+        workdir=asked.workdir,
+        route=RouteChoice(model=cli.model, provider=cli.provider) if cli.model or cli.provider else None,
+        toolsets=toolsets_of(asked.toolsets, "toolsets") if asked.toolsets is not None else None,
+        answerable=cli.answerable,
+        approvals="off" if cli.yolo else None,
+        memory=cli.memory,
+        max_iterations=cli.max_turns,
+        deadline_seconds=cli.deadline_seconds,
+    )
 
 
 async def _chain(adapter: APIServerAdapter, asked: RunRequest, owner: str) -> Json | None:

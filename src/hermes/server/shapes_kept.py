@@ -113,6 +113,71 @@ class ClarifyAnswer(Struct, kw_only=True):
     request_id: str
 
 
+# --- jobs ------------------------------------------------------------------------------------------------------------
+
+
+class Job(Struct, kw_only=True):
+    """Scheduled work, and what came of it the last time."""
+
+    id: str
+    name: str
+    prompt: str
+    skills: list[str]
+    model: str | None
+    provider: str | None
+    enabled_toolsets: list[str] | None
+    workdir: str | None
+    schedule: Object
+    schedule_display: str
+    repeat: Object
+    enabled: bool
+    state: Literal["scheduled", "paused", "completed", "failed"]
+    created_at: float
+    next_run_at: float | None
+    last_run_at: float | None
+    last_status: str | None
+    last_error: str | None
+    last_run_id: str | None
+    session_id: str | None
+    last_session_id: str | None
+    deliver: Literal["local"]
+    timezone: str
+    origin: Object | None
+    paused_at: float | None
+    paused_reason: str | None
+    owner: str | UnsetType = UNSET
+
+
+class JobKept(Struct, kw_only=True):
+    """A job."""
+
+    job: Job
+    object: Literal["hermes.job"] | UnsetType = UNSET
+
+
+class JobStarted(Struct, kw_only=True):
+    """A job that runs now."""
+
+    job: Job
+    run_id: str
+
+
+class JobDeleted(Struct, kw_only=True):
+    """A job that is forgotten."""
+
+    object: Literal["hermes.job.deleted"]
+    id: str
+    deleted: Literal[True]
+    ok: Literal[True]
+
+
+class JobList(Page, kw_only=True):
+    """Jobs, under both names."""
+
+    data: list[Job]
+    jobs: list[Job]
+
+
 # --- sessions --------------------------------------------------------------------------------------------------------
 
 

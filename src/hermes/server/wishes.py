@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hmac
 import re
 from dataclasses import dataclass
 from importlib.resources import files
@@ -14,6 +15,7 @@ from hermes.limits import IDEMPOTENCY_KEY_CHARS_MAX, SESSION_KEY_CHARS_MAX
 from hermes.server.bodies import flag_of
 from hermes.server.errors import ApiError, invalid
 from hermes.store.coding import checked_id
+from hermes.tools.mcp import PREFIX as SERVER_PREFIX
 from hermes.tools.toolsets import DEFAULTS
 
 if TYPE_CHECKING:
@@ -77,6 +79,12 @@ def wishes(adapter: APIServerAdapter, request: web.Request, *, client_tools: boo
     )
 
 
+def at_door(adapter: APIServerAdapter, request: web.Request) -> bool:
+    """Whether a request comes from the user whose home is served: it shows what only that user can read there."""
+    shown = request.headers.get("X-Hermes-Door", "").encode("utf-8", "surrogateescape")
+    return bool(adapter.door) and hmac.compare_digest(shown, adapter.door.encode())
+
+
 def session_id_of(given: str, where: str) -> str:
     """An id that a session may have; refused where it could name something else."""
     try:
@@ -137,7 +145,7 @@ def _toolsets(given: str | None) -> frozenset[str] | None:
 
 def toolsets_of(names: list[str], where: str) -> frozenset[str]:
     """Toolsets by name; an unknown one is refused."""
-    if unknown := sorted(set(names) - set(DEFAULTS)):
+    if unknown := sorted(name for name in names if name not in DEFAULTS and not name.startswith(SERVER_PREFIX)):
         raise invalid(where, f"There is no toolset {unknown[0]!r}; there are {', '.join(sorted(DEFAULTS))}.")
     return frozenset(names)
 

@@ -229,6 +229,7 @@ class Runs(Part):
         session_id: str | None = None,
         statuses: Sequence[str] = (),
         kinds: Sequence[str] = (),
+        job_id: str | None = None,
         before: str | None = None,
     ) -> tuple[builtins.list[RunRecord], dict[int, str | None], int]:
         """Runs, newest first and without what was said in them, the texts they ended with, and how many there are.
@@ -236,7 +237,9 @@ class Runs(Part):
         An unknown `before` is a `KeyError`.
         """
         where, params = "owner = ?", [owner]
-        for name, values in (("session_id", [session_id] if session_id else []), ("status", statuses), ("kind", kinds)):
+        one = {"session_id": session_id, "job_id": job_id}
+        chosen = {**{name: [value] for name, value in one.items() if value}, "status": statuses, "kind": kinds}
+        for name, values in chosen.items():
             if values:
                 where += f" AND {name} IN ({', '.join('?' * len(values))})"
                 params += values
