@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 import traceback
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -125,6 +126,7 @@ class EngineLimits:
     """How much at once, and how long to wait."""
 
     runs_max: int = 0
+    owner_max: Callable[[str], int] = lambda owner: 0
     turn_queue: int = 16
     session_wait_s: float | None = 30.0
     submitted_wait_s: float | None = 600.0
@@ -149,7 +151,9 @@ class RunEngine:
         self.limits = limits or EngineLimits()
         self._live: dict[str, LiveRun] = {}
         self._unkept: set[str] = set()
-        self._permits = 0
+        self._permits: Counter[str] = Counter()
+        # Whoever wants to hear of the ends of turns.
+        self.on_end: list[Callable[[LiveRun], None]] = []
         self._leases = SessionLeases(self.limits.turn_queue, self._session_lost)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._watching: set[asyncio.Task[None]] = set()
@@ -176,7 +180,7 @@ class RunEngine:
     @property
     def active(self) -> int:
         """How many turns there are at work, or about to be."""
-        return self._permits
+        return self._permits.total()
 
     @property
     def draining(self) -> bool:
@@ -192,18 +196,18 @@ class RunEngine:
         new one, and none is waited for.
         """
         self._check_open(spec)
-        self._permits += 1
+        self._permits[spec.owner] += 1
         try:
             lease = await self._gain(spec, self.limits.session_wait_s if wait_s == -1.0 else wait_s, bind)
         except SessionBusy as error:
-            self._permits -= 1
+            self._permits[spec.owner] -= 1
             self._check_open()
             raise Refused("session_busy", str(error), await self._running_in(spec)) from None
         except StoreError as error:
-            self._permits -= 1
+            self._permits[spec.owner] -= 1
             raise Refused("session_db_unavailable", f"The store is out of reach: {error}") from error
         except BaseException:
-            self._permits -= 1
+            self._permits[spec.owner] -= 1
             raise
         admission = Admission(replace(spec, session_id=lease.session_id), lease, self)
         if self._draining:
@@ -271,16 +275,19 @@ class RunEngine:
 
     async def give_back(self, admission: Admission) -> None:
         """Let the next one in."""
-        self._permits -= 1
+        self._permits[admission.spec.owner] -= 1
         await self._leases.release(admission.lease)
 
     def _check_open(self, spec: RunSpec | None = None) -> None:
         if self._draining:
             raise Refused("gateway_draining", "The server is stopping and takes no new turns.")
-        # A child works on a turn that has been let in already.
-        is_child = spec is not None and spec.parent is not None
-        if self.limits.runs_max and self._permits >= self.limits.runs_max and not is_child:
-            raise Refused("rate_limit_exceeded", f"{self.limits.runs_max} turns are running already.")
+        if spec is None or spec.parent is not None:  # a child works on a turn that has been let in already
+            return
+        own, most = self.limits.owner_max(spec.owner), self.limits.runs_max
+        if most and self.active >= most:
+            raise Refused("rate_limit_exceeded", f"{most} turns are running already.")
+        if own and self._permits[spec.owner] >= own:
+            raise Refused("rate_limit_exceeded", f"{own} turns of {spec.owner!r} are running already.")
 
     def _session_lost(self, run_id: str) -> None:
         log.warning("run %s has lost its session", run_id)
@@ -309,7 +316,7 @@ class RunEngine:
 
     async def submit(self, spec: RunSpec) -> str:
         """Record a run that starts as soon as its session is free; returns once it is on record."""
-        self._check_open()
+        self._check_open(spec)
         position = self._leases.waiting(spec.session_id)
         live: LiveRun | None = None
         try:
@@ -437,7 +444,7 @@ class RunEngine:
     async def _take_up(self, record: RunRecord, lease: Lease) -> None:
         """Go on with a run whose session is held; it gives the lease back at its end."""
         lease.run_id = record.spec.run_id
-        self._permits += 1
+        self._permits[record.spec.owner] += 1
         admission = Admission(record.spec, lease, self)
         try:
             live = await self._revived(record, lease.token)
@@ -514,6 +521,8 @@ class RunEngine:
             except Exception as error:  # noqa: BLE001  (the lease runs out by itself; the result stands)
                 log.warning("the session of run %s could not be released: %s", live.spec.run_id, error)
             finally:
+                for hear in self.on_end:
+                    hear(live)
                 await self._forget(live)
 
     async def _close_broken(self, live: LiveRun) -> None:

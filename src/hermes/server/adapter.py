@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import inspect
 import logging
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from hermes import app as apps
 from hermes import home
 from hermes.agent import facade
 from hermes.guards.secrets import Secrets
-from hermes.runs.engine import Admission
+from hermes.runs.engine import Admission, LiveRun
 from hermes.runs.spec import RunSpec
 from hermes.server import (
     chat,
@@ -37,10 +37,12 @@ from hermes.server import (
     websocket,
 )
 from hermes.server.endpoint import endpoint
-from hermes.server.errors import ApiError, error_response
+from hermes.server.errors import ApiError
 from hermes.server.idempotency import _IdempotencyCache
+from hermes.server.keys import CALLER, Key, Keyring
 from hermes.server.middleware import CORS_HEADERS, cors_middleware, security_headers_middleware
 from hermes.server.response_kept import level
+from hermes.server.routes import route_at
 from hermes.server.session_ids import _derive_chat_session_id
 from hermes.server.settings import Platform, PlatformConfig, api_server_options
 from hermes.server.sse import EventStream
@@ -101,6 +103,7 @@ class APIServerAdapter:
         )
         self._session_db: Any = None
         self._app: apps.App | None = None
+        self.keyring = Keyring(self._api_key, options["keys"])
         self._secrets = Secrets([self._api_key] if self._api_key else [])
         self.started_at = time.time()
         self.draining = asyncio.Event()
@@ -143,6 +146,7 @@ class APIServerAdapter:
             limits = self._options["responses.max_stored"], self._options["responses.max_age_days"]
             self._response_store = ResponseStore(limits[0], path, max_age_days=limits[1])
         self._limit(app)
+        app.engine.on_end.append(self._spent)
         app.services.background(level(self))
 
     def drain(self) -> None:
@@ -160,6 +164,7 @@ class APIServerAdapter:
     def _limit(self, app: apps.App) -> None:
         app.engine.limit(
             runs_max=self._options["max_concurrent_runs"],
+            owner_max=self.keyring.concurrent,
             session_wait_s=self._options["session_wait_seconds"],
             submitted_wait_s=self._options["run_queue_seconds"],
         )
@@ -226,7 +231,7 @@ class APIServerAdapter:
 
     def stream(self, request: web.Request, headers: Mapping[str, str]) -> EventStream:
         """The writer of a stream to a client."""
-        told = {**middleware.own_headers(self, request), **headers}
+        told = {**middleware.own_headers(self, request), **self.rate_headers(), **headers}
         keepalive_s = (
             self._options["keepalive_seconds"] if self._set_keepalive else CHAT_COMPLETIONS_SSE_KEEPALIVE_SECONDS
         )
@@ -246,19 +251,24 @@ class APIServerAdapter:
     @property
     def is_open(self) -> bool:
         """Whether anybody may come in: no key is configured."""
-        return not self._api_key and not self._options["keys"]
+        return not self.keyring.keys
 
     def owner_of(self, request: web.Request) -> str:
         """To whom belongs what the request makes."""
-        return "default"
+        return CALLER.get().owner
 
     def seen_by(self, request: web.Request) -> str | None:
-        """Whose things the request may see; None: everybody's."""
-        return self.owner_of(request)
+        """Whose things the request may see; None: everybody's. Where there is one owner, nobody is told of owners."""
+        caller = CALLER.get()
+        return None if self.keyring.shared and caller.is_admin else caller.owner
 
-    def policy_of(self, request: web.Request) -> frozenset[str] | None:
-        """The toolsets beyond which no turn of this caller may go."""
-        return None
+    def whose(self, owner: str) -> dict[str, str]:
+        """What an object says of its owner: something to who sees those of all, nothing to others."""
+        return {"owner": owner} if self.keyring.shared and CALLER.get().is_admin else {}
+
+    def may_see(self, request: web.Request, owner: str) -> bool:
+        """Whether what belongs to this owner is there for the request."""
+        return self.seen_by(request) in (None, owner)
 
     @property
     def secrets(self) -> Secrets:
@@ -267,14 +277,47 @@ class APIServerAdapter:
 
     def _check_auth(self, request: web.Request) -> web.Response | None:
         """Nothing when the request may come in, otherwise the refusal."""
-        if self.is_open:
-            return None
+        refusal = None if self.is_open else self._refusal(request)
+        if refusal is None and self.is_open:
+            CALLER.set(Key())
+        return refusal.response() if refusal else None
+
+    def _refusal(self, request: web.Request) -> ApiError | None:
+        """Why the request may not come in: its key, its key's scopes, or too many requests."""
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        key = given.strip().encode("utf-8", "surrogateescape")
-        if self._api_key and scheme.lower() == "bearer" and hmac.compare_digest(key, self._api_key.encode()):
-            return None
-        refusal = {"WWW-Authenticate": "Bearer"}
-        return error_response(401, "Incorrect API key provided.", "invalid_api_key", headers=refusal)
+        token = given.strip().encode("utf-8", "surrogateescape") if scheme.lower() == "bearer" else b""
+        key = self.keyring.find(token)
+        if key is None:
+            challenge = {"WWW-Authenticate": "Bearer"}
+            return ApiError(401, "Incorrect API key provided.", "invalid_api_key", headers=challenge)
+        CALLER.set(key)
+        route = route_at(request)
+        if route is not None and not key.opens(route.scope):
+            words = f"This key lacks the scope {route.scope!r}."
+            challenge = {"WWW-Authenticate": f'Bearer error="insufficient_scope", scope="{route.scope}"'}
+            return ApiError(403, words, "insufficient_scope", headers=challenge)
+        return self._limited(key, begins_turns=route is not None and route.begins_turns)
+
+    def _limited(self, key: Key, *, begins_turns: bool) -> ApiError | None:
+        """A key that has used up what it may do in a minute has to wait."""
+        requests, tokens = (self.keyring.bucket(key.owner, name) for name in ("requests", "tokens"))
+        for name, bucket, wanted in (("requests", requests, 1.0), ("tokens", tokens if begins_turns else None, 0.0)):
+            if bucket is not None and bucket.left < max(wanted, 1e-9):
+                wait = {"Retry-After": str(math.ceil(bucket.wait_s(wanted) or 1)), **self.keyring.headers(key.owner)}
+                words = f"This key may use {bucket.limit} {name} per minute, and has."
+                return ApiError(429, words, "rate_limit_exceeded", headers=wait)
+        if requests is not None:
+            requests.spend(1)
+        return None
+
+    def rate_headers(self) -> dict[str, str]:
+        """What answers to the present caller say of its limits."""
+        return self.keyring.headers(CALLER.get().owner)
+
+    def _spent(self, live: LiveRun) -> None:
+        """Count the tokens of a turn that has ended."""
+        if (bucket := self.keyring.bucket(live.spec.owner, "tokens")) is not None:
+            bucket.spend(live.log.state.usage.get("total_tokens") or 0)
 
     def _parse_session_key_header(self, request: web.Request) -> tuple[str | None, web.Response | None]:
         """The scope of long-term memory that a request names, or why it may not."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from hermes.agent.media import as_said
 from hermes.limits import CONTENT_PARTS_MAX
 from hermes.server.errors import invalid
 
@@ -34,7 +35,7 @@ def content(value: Any, where: str, text_chars_max: int, *, text_only: bool = Fa
 def _text(value: Any, where: str, chars_max: int) -> str:
     if not isinstance(value, str):
         raise invalid(where, f"Invalid type for {where!r}: text is expected.", "invalid_type")
-    if len(value) > chars_max:
+    if len(value) > chars_max and len(as_said(value) or value) > chars_max:
         raise invalid(where, f"{where!r} is longer than {chars_max} characters.", "string_above_max_length")
     return value
 

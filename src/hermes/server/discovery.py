@@ -16,6 +16,7 @@ from hermes.agent.skills import find_skills
 from hermes.errors import ConfigError
 from hermes.server import exposure, status
 from hermes.server.errors import ApiError, answer, error_body
+from hermes.server.keys import CALLER, SCOPES
 from hermes.server.readiness import OK, readiness
 from hermes.server.routes import ROUTES
 from hermes.tools import toolsets as sets
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
 
 PLATFORM = "hermes-agent"
-SCOPES = ("chat", "sessions:read", "sessions:write", "runs", "jobs", "admin")
 Json = dict[str, Any]
 
 # --- health ----------------------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ async def _state(adapter: APIServerAdapter) -> Json:
 
 def _is_admin(adapter: APIServerAdapter, request: web.Request) -> bool:
     """Whether numbers and texts may be shown: to the full key, and to everybody where there is none."""
-    return adapter._check_auth(request) is None
+    return adapter._check_auth(request) is None and CALLER.get().is_admin
 
 
 # --- models, skills, toolsets ----------------------------------------------------------------------------------------
@@ -108,7 +108,8 @@ def _models(adapter: APIServerAdapter) -> dict[str, Json]:
     for alias, route in adapter.option("model_routes").items():
         target = route.get("model") if isinstance(route, dict) else None
         found.setdefault(str(alias), _model(adapter, str(alias), target or own, own))
-    return found
+    allowed = CALLER.get().models
+    return {name: told for name, told in found.items() if allowed is None or name in allowed}
 
 
 def _model(adapter: APIServerAdapter, name: str, root: str, parent: str | None) -> Json:
@@ -138,6 +139,7 @@ async def toolsets(adapter: APIServerAdapter, request: web.Request) -> web.Strea
     settings, registry = app.settings, app.services.registry()
     own = adapter.option("toolsets")
     on = sets._get_platform_tools(settings.section(), "api_server") if own is None else set(own)
+    ceiling = CALLER.get().toolsets
     data = []
     for name in sets.DEFAULTS:
         tools = sorted((tool for tool in registry._tools.values() if tool.toolset == name), key=lambda tool: tool.name)
@@ -149,7 +151,7 @@ async def toolsets(adapter: APIServerAdapter, request: web.Request) -> web.Strea
                 "description": " ".join(tool.description.partition(". ")[0].rstrip(".") + "." for tool in tools),
                 "enabled": name in on,
                 "configured": usable,
-                "available": name in on and usable,
+                "available": name in on and usable and (ceiling is None or name in ceiling),
                 "tools": [tool.name for tool in tools],
             }
         )
@@ -206,7 +208,7 @@ _BY_ROUTE = {
     "jobs_admin": "job_create",
     "metrics": "metrics",
 }
-ABSENT = ("idempotency", "owner_isolation", "rate_limits", "web_ui", "profiles")
+ABSENT = ("idempotency", "web_ui", "profiles")
 _NEVER = (
     "admin_config_rw",
     "memory_write_api",
@@ -276,9 +278,9 @@ async def capabilities(adapter: APIServerAdapter, request: web.Request) -> web.S
             "version": hermes.__version__,
             "auth": {
                 "type": "bearer",
-                "required": bool(adapter._api_key),
+                "required": not adapter.is_open,
                 "owner": adapter.owner_of(request),
-                "scopes": list(SCOPES),
+                "scopes": [scope for scope in SCOPES if CALLER.get().opens(scope)],
             },
             "runtime": {
                 "mode": "server_agent",
@@ -298,6 +300,7 @@ def _features(adapter: APIServerAdapter) -> Json:
     routes = {route.name for route in ROUTES}
     return {
         **{feature: route in routes for feature, route in _BY_ROUTE.items()},
+        **dict.fromkeys(("owner_isolation", "rate_limits"), True),
         "metrics": "metrics" in routes and adapter.option("metrics"),
         "openapi": adapter.option("docs"),
         **dict.fromkeys((*ABSENT, *_NEVER), False),

@@ -40,7 +40,12 @@ def endpoint(work: Work, *, public: bool = False) -> Handler:
     async def handle(self: APIServerAdapter, request: web.Request) -> web.StreamResponse:
         try:
             refusal = None if public else self._check_auth(request)
-            return refusal if refusal is not None else await work(self, request)
+            if refusal is not None:
+                return refusal
+            answer = await work(self, request)
+            if not public and not answer.prepared:
+                answer.headers.update(self.rate_headers())
+            return answer
         except ApiError as error:
             error.message = self.redact(error.message)
             return error.response()

@@ -14,6 +14,7 @@ from hermes import config
 from hermes import home as homes
 from hermes.errors import ConfigError, HermesError
 from hermes.home import Home
+from hermes.server.keys import SCOPES
 from hermes.server.status import _address, read_runtime_status
 
 log = logging.getLogger(__name__)
@@ -21,7 +22,6 @@ BACKLOG = 1024
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 _KEY_CHARS_MIN = 16
 _PLACEHOLDERS = ("changeme", "placeholder", "yourapikey", "yoursecretkey", "replaceme", "insertkeyhere", "apikeyhere")
-_SCOPES = frozenset({"chat", "sessions:read", "sessions:write", "runs", "jobs", "admin"})
 _OWNER = re.compile(r"[a-z0-9_-]{1,64}")
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 
@@ -57,9 +57,9 @@ def _fault_of(entry: dict[str, Any], names: set[str], settings: config.Settings)
     if name in names:
         return f"the name {name!r} is used twice"
     if not isinstance(scopes, list) or not scopes:
-        return f"{name!r} has no scopes; there are {', '.join(sorted(_SCOPES))}"
-    if unknown := [str(scope) for scope in scopes if scope not in _SCOPES]:
-        return f"{name!r} has the unknown scope {unknown[0]!r}; there are {', '.join(sorted(_SCOPES))}"
+        return f"{name!r} has no scopes; there are {', '.join(sorted(SCOPES))}"
+    if unknown := [str(scope) for scope in scopes if scope not in SCOPES]:
+        return f"{name!r} has the unknown scope {unknown[0]!r}; there are {', '.join(sorted(SCOPES))}"
     given = [field for field in ("key", "key_env", "key_sha256") if field in entry]
     if len(given) != 1 or not isinstance(entry[given[0]], str) or not entry[given[0]]:
         return f"{name!r} must have one of key, key_env and key_sha256"

@@ -19,9 +19,10 @@ from hermes.sandbox.choose import workspace_of
 from hermes.server import outcome
 from hermes.server.bodies import read
 from hermes.server.errors import ApiError, answer, invalid
+from hermes.server.keys import CALLER
 from hermes.server.models import JobPatch, JobRequest
 from hermes.server.queries import bad_cursor, cursor_of, flag, listed, whole
-from hermes.server.render_run import run_object
+from hermes.server.runs import shown
 from hermes.server.turns import route_of
 from hermes.server.wishes import session_id_of, toolsets_of
 from hermes.tools import cronjob
@@ -47,7 +48,7 @@ async def list_jobs(adapter: APIServerAdapter, request: web.Request) -> web.Stre
     with_disabled = "include_disabled" not in request.query or flag(request, "include_disabled")
     store = await _store(adapter)
     found = await store.jobs.list(owner=adapter.seen_by(request), include_disabled=with_disabled)
-    data = [_shown(adapter, request, job) for job in found]
+    data = [_shown(adapter, job) for job in found]
     return answer({**listed(data, None, len(data)), "jobs": data})
 
 
@@ -63,17 +64,17 @@ async def create(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
         job = cronjob.made(fields, time.time(), fields.get("timezone") or settings.get("timezone"), adapter.secrets)
     except ToolError as error:
         raise _refused(error) from None
-    policy = adapter.policy_of(request)
+    policy = CALLER.get().toolsets
     job |= {"owner": adapter.owner_of(request), "session_key": key, "origin": {"source": "api_server"}}
     job["tool_policy"] = sorted(policy) if policy is not None else None
     made = await (await _store(adapter)).jobs.create(job)
-    told = {"object": "hermes.job", "job": _shown(adapter, request, made)}
+    told = {"object": "hermes.job", "job": _shown(adapter, made)}
     return answer(told, 201, {"Location": f"/api/jobs/{made['id']}", **body.headers()})
 
 
 async def get(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
     """GET /api/jobs/{job_id}"""
-    return answer({"job": _shown(adapter, request, await _job(adapter, request))})
+    return answer({"job": _shown(adapter, await _job(adapter, request))})
 
 
 async def update(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
@@ -92,7 +93,7 @@ async def update(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
             new |= _switched({**job, **new}, enabled)
     except ToolError as error:
         raise _refused(error) from None
-    return answer({"job": _shown(adapter, request, await _change(adapter, job, new))})
+    return answer({"job": _shown(adapter, await _change(adapter, job, new))})
 
 
 async def delete(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
@@ -124,7 +125,7 @@ async def run(adapter: APIServerAdapter, request: web.Request) -> web.StreamResp
     except Refused as error:
         raise outcome.refusal(error) from None
     job = await _change(adapter, job, begun(spec, now))
-    return answer({"job": _shown(adapter, request, job), "run_id": spec.run_id}, 202)
+    return answer({"job": _shown(adapter, job), "run_id": spec.run_id}, 202)
 
 
 async def runs(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
@@ -138,7 +139,7 @@ async def runs(adapter: APIServerAdapter, request: web.Request) -> web.StreamRes
     except KeyError:
         raise bad_cursor() from None
     page = found[:limit]
-    data = [run_object(record, texts.get(record.state.final_row), adapter.model_name) for record in page]
+    data = [shown(adapter, record, texts.get(record.state.final_row)) for record in page]
     return answer(listed(data, page[-1].spec.run_id if len(found) > limit else None, total))
 
 
@@ -157,8 +158,7 @@ async def _job(adapter: APIServerAdapter, request: web.Request) -> Job:
     if not _ID.fullmatch(job_id):
         raise invalid("job_id", f"{job_id!r} is no id of a job: those have 12 hexadecimal digits.", "invalid_job_id")
     job: Job | None = await (await _store(adapter)).jobs.get(job_id)
-    owner = adapter.seen_by(request)
-    if job is None or (owner is not None and job["owner"] != owner):
+    if job is None or not adapter.may_see(request, job["owner"]):
         raise ApiError(404, f"There is no job {job_id!r}.", "job_not_found")
     return job
 
@@ -178,7 +178,7 @@ async def _switch(adapter: APIServerAdapter, request: web.Request, *, enabled: b
         job = await _change(adapter, job, _switched(job, enabled))
     except ToolError as error:
         raise _refused(error) from None
-    return answer({"job": _shown(adapter, request, job)})
+    return answer({"job": _shown(adapter, job)})
 
 
 def _switched(job: Job, enabled: bool) -> Job:
@@ -205,9 +205,9 @@ async def _fields(adapter: APIServerAdapter, request: web.Request, given: Mappin
     return fields
 
 
-def _shown(adapter: APIServerAdapter, request: web.Request, job: Job) -> Job:
+def _shown(adapter: APIServerAdapter, job: Job) -> Job:
     """The record; who sees all is told whose it is."""
-    return {**cronjob.shown(job), **({"owner": job["owner"]} if adapter.seen_by(request) is None else {})}
+    return {**cronjob.shown(job), **adapter.whose(job["owner"])}
 
 
 def _refused(error: ToolError) -> ApiError:

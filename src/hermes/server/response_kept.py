@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hermes.agent.media import as_said
 from hermes.runs.events import Event
 from hermes.server.outcome import Outcome, usage_object
 from hermes.server.render_responses import ROWS, ResponseRenderer, Shows
@@ -104,7 +105,7 @@ def transcript(history: list[Message], user_message: Any, told: list[Message] | 
     if told and told[: len(history) + len(asked)] == [*history, *asked]:
         return told
     turn = turn_messages(history, told or [])
-    if text and not (turn and turn[-1].get("role") == "assistant" and turn[-1].get("content") == text):
+    if text and not (turn and turn[-1].get("role") == "assistant" and turn[-1].get("content") in (text, as_said(text))):
         turn = [*turn, {"role": "assistant", "content": text}]
     return [*history, *asked, *turn]
 

@@ -254,7 +254,7 @@ async def _in_background(adapter: APIServerAdapter, request: web.Request, work: 
 
 async def _stored(adapter: APIServerAdapter, request: web.Request) -> tuple[str, Json]:
     response_id = request.match_info["response_id"]
-    record: Json | None = await adapter.stored_responses.get(response_id, adapter.owner_of(request))
+    record: Json | None = await adapter.stored_responses.get(response_id, adapter.seen_by(request))
     if record is None:
         raise ApiError(404, f"There is no response {response_id!r}.", "response_not_found")
     return response_id, record

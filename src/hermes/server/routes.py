@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import msgspec
+from aiohttp import web
 
 from hermes.server import models
 
@@ -23,6 +24,11 @@ class Route:
     ok: int = 200
     faults: tuple[int, ...] = ()
     stream: bool = False
+
+    @property
+    def begins_turns(self) -> bool:
+        """Whether a model is asked by it."""
+        return self.name in _BEGIN_TURNS
 
 
 _TURN = (404, 409, 429, 500, 502, 503, 504)
@@ -322,3 +328,17 @@ ROUTES: tuple[Route, ...] = (
         stream=True,
     ),
 )
+_BEGIN_TURNS = frozenset(
+    {"chat_completions", "responses", "responses_websocket", "responses_compact", "runs", "job_run"}
+    | {"session_chat", "session_chat_stream"}
+)
+_BY_PLACE = {(route.method, route.path): route for route in ROUTES}
+
+
+def route_at(request: web.Request) -> Route | None:
+    """The route that a request was led to; None for one that did not come through the router."""
+    route = getattr(getattr(request, "match_info", None), "route", None)
+    resource = getattr(route, "resource", None)
+    if resource is None:
+        return None
+    return _BY_PLACE.get(("GET" if request.method == "HEAD" else request.method, resource.canonical))

@@ -22,6 +22,7 @@ from hermes.server.bodies import Body, read
 from hermes.server.chat import message_of
 from hermes.server.content import text_of
 from hermes.server.errors import ApiError, answer, invalid
+from hermes.server.keys import CALLER
 from hermes.server.models import ApprovalRequest, ClarifyRequest, RunRequest, SteerRequest
 from hermes.server.queries import bad_cursor, cursor_of, flag, listed, number_of, shows_reasoning, whole, word
 from hermes.server.render_run import CLOSED, ROWS, THOUGHTS, RunRenderer, run_object, used_until
@@ -211,7 +212,7 @@ async def list_runs(adapter: APIServerAdapter, request: web.Request) -> web.Stre
     app = await adapter.app()
     try:
         found, texts, total = await app.store.runs.page(
-            owner=adapter.owner_of(request),
+            owner=adapter.seen_by(request),
             limit=limit + 1,
             session_id=request.query.get("session_id") or None,
             # One that waits to be taken up by the next server is shown as one that waits.
@@ -222,7 +223,7 @@ async def list_runs(adapter: APIServerAdapter, request: web.Request) -> web.Stre
     except KeyError:
         raise bad_cursor() from None
     page = found[:limit]
-    data = [run_object(record, texts.get(record.state.final_row), adapter.model_name) for record in page]
+    data = [shown(adapter, record, texts.get(record.state.final_row)) for record in page]
     return answer(listed(data, page[-1].spec.run_id if len(found) > limit else None, total))
 
 
@@ -231,7 +232,12 @@ async def get(adapter: APIServerAdapter, request: web.Request) -> web.StreamResp
     record = await _record(adapter, request)
     row = record.state.final_row
     found = await (await adapter.app()).engine.row(record.spec.run_id, row) if row is not None else None
-    return answer(run_object(record, text_of(found.content) if found else None, adapter.model_name))
+    return answer(shown(adapter, record, text_of(found.content) if found else None))
+
+
+def shown(adapter: APIServerAdapter, record: RunRecord, output: str | None) -> Json:
+    """The run as it stands; who sees all is told whose it is."""
+    return {**run_object(record, output, adapter.model_name), **adapter.whose(record.spec.owner)}
 
 
 async def delete(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
@@ -247,7 +253,7 @@ async def _record(adapter: APIServerAdapter, request: web.Request) -> RunRecord:
     """The run that a path names; one of somebody else's is as good as none."""
     run_id = request.match_info["run_id"]
     found = await (await adapter.app()).engine.get(run_id)
-    if found is None or found.spec.owner != adapter.owner_of(request):
+    if found is None or not adapter.may_see(request, found.spec.owner):
         raise _unknown(run_id)
     return found
 
@@ -314,6 +320,8 @@ async def approve(adapter: APIServerAdapter, request: web.Request) -> web.Stream
     choice = _ALIASES.get(asked.choice, asked.choice)
     if choice not in _CHOICES:
         raise _bad_choice(_CHOICES)
+    if choice == "always" and not CALLER.get().is_admin:
+        raise ApiError(403, "Leave for ever needs a key with the scope 'admin'.", "insufficient_scope", "choice")
     record = await _record(adapter, request)
     run_id, pending = record.spec.run_id, record.state.approvals
     if record.state.ended:

@@ -115,7 +115,7 @@ async def _turn(
         user_message=_message(asked, adapter.option("max_text_chars")),
         session_id=session["id"],
         kind="session",
-        owner=adapter.owner_of(request),
+        owner=session["owner"],
         instructions=_instructions(asked, adapter.option("max_text_chars")),
         **{**wished.fields(adapter, announces=streamed), "on_detach": "continue"},
         **{**given, "route": route_in(adapter, given["route"], session)},

@@ -66,7 +66,7 @@ async def list_sessions(adapter: APIServerAdapter, request: web.Request) -> web.
     archived = word(request, "archived", ("false", "true", "all")) or "false"
     chosen: Json = {
         "source": request.query.get("source") or None,
-        "owner": adapter.owner_of(request),
+        "owner": adapter.seen_by(request),
         "include_children": flag(request, "include_children"),
         "archived": "all" if archived == "all" else archived == "true",
     }
@@ -78,7 +78,10 @@ async def list_sessions(adapter: APIServerAdapter, request: web.Request) -> web.
         raise bad_cursor() from None
     page = found[:limit]
     around = await db.around_sessions([session["id"] for session in page])
-    data = [session_object(session, around.get(session["id"], {})) for session in page]
+    data = [
+        {**session_object(session, around.get(session["id"], {})), **adapter.whose(session["owner"])}
+        for session in page
+    ]
     following = page[-1]["cursor"] if len(found) > limit else None
     return answer(listed(data, following, await db.count_sessions(**chosen), limit=limit, offset=offset))
 
@@ -127,7 +130,7 @@ async def search(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
     role = word(request, "role", _ROLES)
     sort = word(request, "sort", ("relevance", "newest", "oldest")) or "relevance"
     chosen: Json = {name: request.query.get(name) or None for name in ("source", "session_id")}
-    chosen["owner"] = adapter.owner_of(request)
+    chosen["owner"] = adapter.seen_by(request)
     db = adapter.database()
     titled, titles = ([], 0) if role else await db.search_titles(query, limit=limit + 1, offset=offset, **chosen)
     said = await db.search_messages(
@@ -154,7 +157,7 @@ async def session_of(adapter: APIServerAdapter, request: web.Request) -> Json:
     """The session that a path names; one of somebody else's is as good as none."""
     session_id = request.match_info["session_id"]
     found: Json | None = await adapter.database().get_session(session_id)
-    if found is None or found["owner"] != adapter.owner_of(request):
+    if found is None or not adapter.may_see(request, found["owner"]):
         raise unknown_session(session_id)
     return found
 
@@ -357,7 +360,8 @@ async def _shown(
     if found is None:
         raise unknown_session(session_id)
     around = (await db.around_sessions([session_id])).get(session_id, {})
-    return answer({"object": "hermes.session", "session": session_object(found, around)}, status, headers)
+    told = {**session_object(found, around), **adapter.whose(found["owner"])}
+    return answer({"object": "hermes.session", "session": told}, status, headers)
 
 
 def _new_id(given: Any, where: str) -> str | None:

@@ -45,12 +45,20 @@ def load_gateway_config(settings: config.Settings | None = None) -> GatewayConfi
     for key in _plain_keys():
         if key.name != "api_server.enabled" and settings.source(key.name) != "default":
             _nest(extra, key.name.removeprefix(_PREFIX), settings.get(key.name))
+    if "keys" in extra:
+        extra["keys"] = [_with_key(entry, settings) for entry in extra["keys"]]
     if routes := settings.section("api_server.model_routes"):
         extra["model_routes"] = routes
     enabled = settings.origin("api_server.enabled")
     # A key says that somebody is meant to come in, unless the listener is switched off in so many words.
     wanted = bool(extra.get("key")) if enabled.source == "default" else enabled.value is True
     return GatewayConfig({Platform.API_SERVER: PlatformConfig(enabled=wanted, extra=extra)})
+
+
+def _with_key(entry: Mapping[str, Any], settings: config.Settings) -> dict[str, Any]:
+    """A key's entry with the key itself, where a variable holds it."""
+    name = entry.get("key_env")
+    return {**entry, "key": settings.variable(str(name)) or ""} if name else dict(entry)
 
 
 def api_server_options(extra: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> dict[str, Any]:

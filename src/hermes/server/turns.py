@@ -18,6 +18,7 @@ from hermes.runs.spec import RouteChoice, RunSpec
 from hermes.server import outcome
 from hermes.server.bodies import Body
 from hermes.server.errors import ApiError, invalid
+from hermes.server.keys import CALLER
 from hermes.server.models import ChatTool, Parameters, ResponseTool
 from hermes.server.outcome import Outcome
 from hermes.server.sse import TurnQueue
@@ -64,6 +65,12 @@ def parameters(adapter: APIServerAdapter, given: Parameters) -> dict[str, Any]:
 
 def route_of(adapter: APIServerAdapter, model: str | None) -> RouteChoice | None:
     """The route that a model's name stands for; None is the configured one."""
+    allowed = CALLER.get().models
+    if allowed is not None and (model or adapter.model_name) not in allowed:
+        words = (
+            f"This key may not use the model {model or adapter.model_name!r}; it may use {', '.join(sorted(allowed))}."
+        )
+        raise ApiError(403, words, "model_not_allowed", "model")
     if model and model in adapter.option("model_routes"):
         return RouteChoice(alias=model)
     if model and model != adapter.model_name and adapter.option("strict_models"):
@@ -181,9 +188,13 @@ class Turn:
         if spec.history is not None and not self._seeds():
             self.history = [*spec.history]
         else:
+            session = await self.adapter.session(spec.session_id) if spec.persist else None
+            if session is not None and not self.adapter.may_see(self.request, session.get("owner", spec.owner)):
+                raise ApiError(404, f"There is no session {spec.session_id!r}.", "session_not_found")
             stored = await self.adapter.stored_history(spec.session_id)
-            if spec.route is None and spec.persist and (session := await self.adapter.session(spec.session_id)):
-                self.spec = replace(spec, route=route_in(self.adapter, None, session))
+            if session is not None:
+                route = spec.route or route_in(self.adapter, None, session)
+                self.spec = replace(spec, route=route, owner=session.get("owner", spec.owner))
             seeded = not stored and bool(spec.history)
             self.history = list(spec.history or ()) if seeded else stored
             self.history_source = "request" if seeded else "stored"

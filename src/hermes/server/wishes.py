@@ -14,6 +14,7 @@ from aiohttp import web
 from hermes.limits import IDEMPOTENCY_KEY_CHARS_MAX, SESSION_KEY_CHARS_MAX
 from hermes.server.bodies import flag_of
 from hermes.server.errors import ApiError, invalid
+from hermes.server.keys import CALLER
 from hermes.store.coding import checked_id
 from hermes.tools.mcp import PREFIX as SERVER_PREFIX
 from hermes.tools.toolsets import DEFAULTS
@@ -46,6 +47,7 @@ class Wishes:
         return {
             "session_key": self.session_key,
             "toolsets": adapter.toolsets(self.toolsets),
+            "tool_policy": CALLER.get().toolsets,
             "answerable": announces if self.approvals is None else self.approvals == "wait",
             "approvals": "deny" if self.approvals == "deny" else None,
             "on_detach": "continue" if self.detach else "cancel",

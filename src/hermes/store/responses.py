@@ -191,10 +191,12 @@ class ResponseStore(Part):
         )
 
     @reads
-    def get_conversation_object(self, tx: Tx, conversation_id: str, owner: str) -> dict[str, Any] | None:
-        """A conversation of the owner."""
-        found = tx.row("SELECT * FROM conversation_objects WHERE id = ? AND owner = ?", (conversation_id, owner))
-        return {**dict(found), "metadata": msgspec.json.decode(found["metadata"])} if found else None
+    def get_conversation_object(self, tx: Tx, conversation_id: str, owner: str | None = None) -> dict[str, Any] | None:
+        """A conversation; with an owner, only that one's."""
+        found = tx.row("SELECT * FROM conversation_objects WHERE id = ?", (conversation_id,))
+        if found is None or owner not in (None, found["owner"]):
+            return None
+        return {**dict(found), "metadata": msgspec.json.decode(found["metadata"])}
 
     @writes
     def delete_conversation_object(self, tx: Tx, conversation_id: str, owner: str) -> bool:

@@ -224,7 +224,7 @@ class Runs(Part):
         self,
         tx: Tx,
         *,
-        owner: str,
+        owner: str | None,
         limit: int,
         session_id: str | None = None,
         statuses: Sequence[str] = (),
@@ -236,7 +236,7 @@ class Runs(Part):
 
         An unknown `before` is a `KeyError`.
         """
-        where, params = "owner = ?", [owner]
+        where, params = ("1", []) if owner is None else ("owner = ?", [owner])
         one = {"session_id": session_id, "job_id": job_id}
         chosen = {**{name: [value] for name, value in one.items() if value}, "status": statuses, "kind": kinds}
         for name, values in chosen.items():
@@ -245,11 +245,11 @@ class Runs(Part):
                 params += values
         total = int(tx.value(f"SELECT count(*) FROM runs WHERE {where}", params))
         if before is not None:
-            last = tx.row("SELECT created_at, rowid FROM runs WHERE run_id = ? AND owner = ?", (before, owner))
-            if last is None:
+            last = tx.row("SELECT created_at, rowid, owner FROM runs WHERE run_id = ?", (before,))
+            if last is None or owner not in (None, last["owner"]):
                 raise KeyError(before)
             where += " AND (created_at, rowid) < (?, ?)"
-            params += last
+            params += last[:2]
         sql = f"SELECT {_LIGHT} FROM runs WHERE {where} ORDER BY created_at DESC, rowid DESC LIMIT ?"
         found = [_record_of(row) for row in tx.rows(sql, [*params, limit])]
         rows = [record.state.final_row for record in found if record.state.final_row is not None]

@@ -50,13 +50,14 @@ class Upkeep(Part):
     def check(self, deep: bool = False, progress: Progress = lambda _: None) -> list[str]:
         """What is wrong with the file, in words; nothing when it is sound. Without `deep` it takes seconds at most."""
         found: list[str] = []
+        until = time.monotonic() + (float("inf") if deep else QUICK_CHECK_S_MAX)
         checks = [
             ("pages", "PRAGMA integrity_check" if deep else "PRAGMA quick_check"),
             ("links", "PRAGMA foreign_key_check"),
         ]
         for name, sql in checks:
             progress(f"checking {name}")
-            found += self._engine.read(lambda tx, sql=sql: _checked(tx, sql, deep))  # type: ignore[misc]
+            found += self._engine.read(lambda tx, sql=sql: _checked(tx, sql, until))  # type: ignore[misc]
         if deep and not self._engine.read_only:
             progress("checking the search index")
             found += self._engine.alone(_index_fault)
@@ -93,9 +94,9 @@ def _vacuum(db: sqlite3.Connection) -> None:
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
-def _checked(tx: Tx, sql: str, deep: bool) -> list[str]:
+def _checked(tx: Tx, sql: str, until: float) -> list[str]:
     try:
-        with tx.within(float("inf") if deep else QUICK_CHECK_S_MAX):
+        with tx.within(until - time.monotonic()):
             return [" ".join(map(str, row)) for row in tx.each(sql) if tuple(row) != ("ok",)]
     except TimeUp:
         return []
@@ -164,7 +165,9 @@ def _rebuild(path: Path) -> int:
     engine = Engine(path, STATE)
     try:
         engine.alone(engine.index.rebuild)
-        faults = [fault for sql in _CHECKS for fault in engine.read(lambda tx, sql=sql: _checked(tx, sql, True))]  # type: ignore[misc]
+        faults: list[str] = []
+        for sql in _CHECKS:
+            faults += engine.read(lambda tx, sql=sql: _checked(tx, sql, float("inf")))  # type: ignore[misc]
         faults += engine.alone(_index_fault)
         if faults:
             raise StoreError(faults[0])

@@ -1,0 +1,129 @@
+"""Who comes in: keys with an owner each, what they may do, how much and how often."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+SCOPES = ("chat", "sessions:read", "sessions:write", "runs", "jobs", "admin")
+DEFAULT_OWNER = "default"
+_COUNTS = ("max_concurrent", "requests_per_minute", "tokens_per_minute")
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key: to whom belongs what is done with it, and within which bounds. 0 and None: no bound."""
+
+    owner: str = DEFAULT_OWNER
+    digest: bytes = field(default=b"", repr=False)
+    scopes: frozenset[str] = frozenset(SCOPES)
+    max_concurrent: int = 0
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    toolsets: frozenset[str] | None = None
+    models: frozenset[str] | None = None
+
+    @property
+    def is_admin(self) -> bool:
+        """Whether it opens everything."""
+        return "admin" in self.scopes
+
+    def opens(self, scope: str | None) -> bool:
+        """Whether it suffices for what needs this scope; any key does for `any`."""
+        return scope in (None, "any") or self.is_admin or scope in self.scopes
+
+
+def key_of(entry: Mapping[str, Any]) -> Key:
+    """A key of the configuration, which was checked when it was read."""
+    text = entry.get("key")
+    digest = bytes.fromhex(entry["key_sha256"]) if text is None else _digest(str(text).encode())
+    bounds: dict[str, Any] = {name: int(entry.get(name) or 0) for name in _COUNTS}
+    bounds |= {name: frozenset(entry[name]) for name in ("toolsets", "models") if entry.get(name) is not None}
+    return Key(entry["name"], digest, frozenset(entry["scopes"]), **bounds)
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+# Whose request is worked on.
+CALLER: ContextVar[Key] = ContextVar("caller", default=Key())  # noqa: B039  (it cannot be changed)
+
+
+class Bucket:
+    """So much per minute, saved up for a minute at most. More may be spent than there is; then it is waited for."""
+
+    __slots__ = ("_at", "_clock", "_left", "limit")
+
+    def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
+        self.limit, self._clock = per_minute, clock
+        self._left, self._at = float(per_minute), clock()
+
+    @property
+    def left(self) -> float:
+        """What there is now."""
+        now = self._clock()
+        self._left = min(float(self.limit), self._left + (now - self._at) * self.limit / 60)
+        self._at = now
+        return self._left
+
+    def spend(self, amount: float) -> None:
+        """Take so much."""
+        self._left = self.left - amount
+
+    def wait_s(self, wanted: float) -> float:
+        """How long until there is so much."""
+        return max(0.0, (wanted - self.left) * 60 / self.limit)
+
+    def headers(self, name: str) -> dict[str, str]:
+        """How it stands, as clients are told."""
+        told = {"limit": str(self.limit), "remaining": str(max(0, math.floor(self.left)))}
+        told["reset"] = f"{self.wait_s(self.limit):.1f}s"
+        return {f"x-ratelimit-{part}-{name}": value for part, value in told.items()}
+
+
+class Keyring:
+    """Every key of a server, and how much each has left."""
+
+    def __init__(
+        self, own: str, entries: Sequence[Mapping[str, Any]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.keys = [Key(digest=_digest(own.encode()))] if own else []
+        self.keys += map(key_of, entries)
+        self.by_owner = {key.owner: key for key in self.keys}
+        self.shared = bool(entries)
+        self._buckets = {
+            (key.owner, name): Bucket(per_minute, clock)
+            for key in self.keys
+            for name, per_minute in (("requests", key.requests_per_minute), ("tokens", key.tokens_per_minute))
+            if per_minute
+        }
+
+    def find(self, given: bytes) -> Key | None:
+        """The key that was given. Every one is compared, in the same time."""
+        digest = _digest(given)
+        found = [key for key in self.keys if hmac.compare_digest(key.digest, digest)]
+        return found[0] if found else None
+
+    def bucket(self, owner: str, name: str) -> Bucket | None:
+        """Where the requests or the tokens of an owner come from; None: without bound."""
+        return self._buckets.get((owner, name))
+
+    def headers(self, owner: str) -> dict[str, str]:
+        """What answers to a limited key carry."""
+        told: dict[str, str] = {}
+        for name in ("requests", "tokens"):
+            if bucket := self.bucket(owner, name):
+                told |= bucket.headers(name)
+        return told
+
+    def concurrent(self, owner: str) -> int:
+        """How many turns an owner may have at once; 0: as many as there are places."""
+        key = self.by_owner.get(owner)
+        return key.max_concurrent if key else 0

@@ -1,0 +1,287 @@
+"""Keys: who comes in, what each may do, how much and how often, and that nobody sees what is another's."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import pytest
+
+from hermes.server.keys import Bucket, Keyring
+from hermes.server.routes import ROUTES, Route
+from support.model_server import Call, Reply
+
+from .clients import HeldModel, Json, eventually, offered, refused, told, user
+from .conftest import KEY, Api, Start
+
+ANNA, BEN, NARROW = "sk-anna-0123456789abcdef", "sk-ben-0123456789abcdef", "sk-narrow-0123456789abcdef"
+ALL = ["chat", "sessions:read", "sessions:write", "runs", "jobs"]
+KEYS: list[Json] = [
+    {"name": "anna", "key": ANNA, "scopes": ALL},
+    {"name": "ben", "key_sha256": hashlib.sha256(BEN.encode()).hexdigest(), "scopes": ALL},
+]
+PROTECTED = [route for route in ROUTES if route.scope is not None]
+# What a body must hold for the question of the key to come first.
+BODIES: dict[str, Json] = {
+    "job_create": {"schedule": "1h", "prompt": "x"},
+    "job_update": {"name": "x"},
+    "session_update": {"title": "x"},
+    "run_steer": {"text": "x"},
+    "run_approval": {"choice": "deny"},
+    "run_clarify": {"answer": "x"},
+    "conversation_update": {"metadata": {}},
+    "conversation_items_add": {"items": [{"role": "user", "content": "x"}]},
+    "session_chat": {"message": "x"},
+    "session_chat_stream": {"message": "x"},
+}
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def path_of(route: Route, ids: Json) -> str:
+    return re.sub(r"{(\w+)}", lambda match: str(ids.get(match[1], "x")), route.path)
+
+
+async def called(api: Api, route: Route, key: str | None, ids: Json) -> tuple[int, Json, Any]:
+    """Status, error and headers of a call without more than it needs."""
+    headers = bearer(key) if key else {}
+    body = BODIES.get(route.name, {}) if route.method in ("POST", "PATCH") else None
+    async with (
+        aiohttp.ClientSession() as client,
+        client.request(route.method, api.url + path_of(route, ids), json=body, headers=headers) as response,
+    ):
+        is_json = response.content_type == "application/json"
+        document = await response.json() if is_json and response.status >= 400 else {}
+        return response.status, document.get("error") or {}, response.headers
+
+
+@dataclass
+class Two:
+    """A server with two owners, and what belongs to one of them."""
+
+    api: Api
+    ids: Json
+
+
+@pytest.fixture
+async def two(start: Start) -> AsyncIterator[Two]:
+    others = [
+        {"name": f"only-{scope.replace(':', '-')}", "key": f"{NARROW}-{scope}", "scopes": [scope]} for scope in ALL
+    ]
+    api = await start(*[Reply(text="Hi.", continues=False)] * 50, keys=[*KEYS, *others])
+    yield Two(api, await _things(api, ANNA))
+
+
+async def _things(api: Api, key: str) -> Json:
+    """One of everything that can be somebody's."""
+    more: Json = {"headers": bearer(key)}
+    async with api.post("/v1/responses", {"input": "hi"}, **more) as response:
+        ids = {"response_id": (await told(response))["id"]}
+    async with api.post("/v1/conversations", {}, **more) as response:
+        ids["conversation_id"] = (await told(response))["id"]
+    async with api.post("/v1/runs", {"input": "hi", "session_id": f"of-{key[3:7]}"}, **more) as response:
+        run = await told(response, 202)
+    ids |= {"run_id": run["run_id"], "session_id": run["session_id"]}
+
+    async def state() -> Json:
+        async with api.get(f"/v1/runs/{run['run_id']}", **more) as response:
+            return await told(response)
+
+    await eventually(state, lambda found: found["finished_at"])
+    async with api.post("/api/jobs", {"schedule": "1d", "prompt": "x"}, **more) as response:
+        ids["job_id"] = (await told(response, 201))["job"]["id"]
+    return ids
+
+
+@pytest.mark.parametrize("route", PROTECTED, ids=lambda route: route.name)
+async def test_every_route_asks_for_a_key_its_scope_and_the_owner(two: Two, route: Route) -> None:
+    api, ids = two.api, two.ids
+    for key in (None, "sk-nobody-0123456789", KEY[:-1]):
+        status, error, headers = await called(api, route, key, ids)
+        assert (status, error["code"]) == (401, "invalid_api_key")
+        assert headers["WWW-Authenticate"] == "Bearer" and error["message"] == "Incorrect API key provided."
+    for scope in ALL:
+        status, error, headers = await called(api, route, f"{NARROW}-{scope}", ids)
+        allowed = route.scope in ("any", scope)
+        assert (error.get("code") == "insufficient_scope") is not allowed
+        if not allowed:
+            assert status == 403 and str(route.scope) in error["message"]
+            assert headers["WWW-Authenticate"] == f'Bearer error="insufficient_scope", scope="{route.scope}"'
+    if "{" in route.path and route.name != "model":
+        unknown = {name: ("0" * 12 if name == "job_id" else "none") for name in ids}
+        status, error, _ = await called(api, route, BEN, ids)
+        known = await called(api, route, BEN, unknown)
+        assert (status, error["code"]) == (known[0], known[1]["code"]) and status == 404
+        assert error["message"].replace(_id_in(route, ids), "?") == known[1]["message"].replace(
+            _id_in(route, unknown), "?"
+        )
+    status, error, _ = await called(api, route, ANNA, ids)
+    assert status not in (401, 403), error
+
+
+def _id_in(route: Route, ids: Json) -> str:
+    name = re.findall(r"{(\w+)}", route.path)[0]
+    return str(ids.get(name, "x"))
+
+
+async def test_lists_and_searches_show_the_callers_own(two: Two) -> None:
+    theirs = await _things(two.api, BEN)
+
+    async def seen(path: str, key: str, name: str) -> set[str]:
+        async with two.api.get(path, headers=bearer(key)) as response:
+            return {found[name] for found in (await told(response))["data"]}
+
+    for path, name, kind in (
+        ("/v1/runs", "run_id", "run_id"),
+        ("/api/jobs", "id", "job_id"),
+        ("/api/sessions", "id", "session_id"),
+    ):
+        anna, ben, admin = [await seen(path, key, name) for key in (ANNA, BEN, KEY)]
+        assert two.ids[kind] in anna and theirs[kind] in ben and not anna & ben
+        assert {two.ids[kind], theirs[kind]} <= admin
+    assert await seen("/api/sessions/search?q=hi", ANNA, "session_id") >= {two.ids["session_id"]}
+    assert theirs["session_id"] not in await seen("/api/sessions/search?q=hi", ANNA, "session_id")
+
+
+async def test_who_sees_all_is_told_whose_each_thing_is(two: Two) -> None:
+    for path in (
+        f"/v1/runs/{two.ids['run_id']}",
+        f"/api/sessions/{two.ids['session_id']}",
+        f"/api/jobs/{two.ids['job_id']}",
+    ):
+        async with two.api.get(path) as response:
+            document = await told(response)
+        found = document.get("session") or document.get("job") or document
+        assert found["owner"] == "anna"
+        async with two.api.get(path, headers=bearer(ANNA)) as response:
+            assert "anna" not in (await response.text()).replace(two.ids["session_id"], "")
+
+
+async def test_a_turn_in_anothers_session_is_none(two: Two) -> None:
+    body = user("hi")
+    async with two.api.post(
+        "/v1/chat/completions", body, headers={**bearer(BEN), "X-Hermes-Session-Id": two.ids["session_id"]}
+    ) as response:
+        await refused(response, 404, "session_not_found")
+    async with two.api.post(
+        "/v1/responses", {"input": "x", "previous_response_id": two.ids["response_id"]}, headers=bearer(BEN)
+    ) as response:
+        assert response.status == 404
+
+
+async def test_what_a_key_may_use_is_told_and_kept_to(start: Start) -> None:
+    routes = {"fast": {"model": "quick"}, "slow": {"model": "big"}}
+    keys = [{"name": "narrow", "key": NARROW, "scopes": ["chat", "runs"], "toolsets": ["todo"], "models": ["fast"]}]
+    api = await start(*[Reply(text="Hi.", continues=False)] * 5, keys=keys, model_routes=routes)
+    more: Json = {"headers": bearer(NARROW)}
+    async with api.get("/v1/models", **more) as response:
+        assert [model["id"] for model in (await told(response))["data"]] == ["fast"]
+    async with api.get("/v1/toolsets", **more) as response:
+        assert [one["name"] for one in (await told(response))["data"] if one["available"]] == ["todo"]
+    async with api.get("/v1/capabilities", **more) as response:
+        auth = (await told(response))["auth"]
+    assert (auth["owner"], auth["scopes"], auth["required"]) == ("narrow", ["chat", "runs"], True)
+    for model in ("slow", "hermes-agent", None):
+        async with api.post(
+            "/v1/chat/completions", user("hi", **({"model": model} if model else {})), **more
+        ) as response:
+            assert "fast" in (await refused(response, 403, "model_not_allowed"))["message"]
+    async with api.post("/v1/chat/completions", user("hi", model="fast"), **more) as response:
+        await told(response)
+    [request] = api.model.requests
+    assert request.model == "quick" and offered(request) == ["todo"]
+    headers = {**bearer(NARROW), "X-Hermes-Toolsets": "terminal,todo"}
+    async with api.post("/v1/chat/completions", user("hi", model="fast"), headers=headers) as response:
+        await told(response)
+    assert offered(api.model.requests[-1]) == ["todo"]
+
+
+async def test_only_so_many_turns_at_once(start: Start) -> None:
+    async with HeldModel(Reply(text="Hi."), Reply(text="Hi.")) as held:
+        keys = [{**KEYS[0], "max_concurrent": 1}, KEYS[1]]
+        api = await start(settings=held.settings, keys=keys)
+        more: Json = {"headers": bearer(ANNA)}
+        async with api.post("/v1/runs", {"input": "hi"}, **more) as response:
+            await told(response, 202)
+        await eventually(lambda: asyncio.sleep(0, len(held.requests)), lambda count: count == 1)
+        async with api.post("/v1/chat/completions", user("hi"), **more) as response:
+            assert "1 turns of 'anna'" in (await refused(response, 429, "rate_limit_exceeded"))["message"]
+        async with api.post("/v1/runs", {"input": "hi"}, headers=bearer(BEN)) as response:
+            await told(response, 202)
+        held.let_all()
+
+
+async def test_only_so_many_requests_in_a_minute(start: Start) -> None:
+    api = await start(keys=[{**KEYS[0], "requests_per_minute": 3}])
+    for left in (2, 1, 0):
+        async with api.get("/v1/models", headers=bearer(ANNA)) as response:
+            await told(response)
+            told_of = {
+                name: response.headers[f"x-ratelimit-{name}-requests"] for name in ("limit", "remaining", "reset")
+            }
+        assert (told_of["limit"], told_of["remaining"]) == ("3", str(left)) and re.fullmatch(
+            r"\d+\.\ds", told_of["reset"]
+        )
+    async with api.get("/v1/models", headers=bearer(ANNA)) as response:
+        assert "3 requests per minute" in (await refused(response, 429, "rate_limit_exceeded"))["message"]
+        assert 0 < int(response.headers["Retry-After"]) <= 20
+    async with api.get("/v1/models") as response:
+        await told(response)
+        assert "x-ratelimit-limit-requests" not in response.headers
+
+
+async def test_only_so_many_tokens_in_a_minute_counted_when_a_turn_ends(start: Start) -> None:
+    usage = {"input": 80, "output": 40}
+    api = await start(Reply(text="Hi.", usage=usage), keys=[{**KEYS[0], "tokens_per_minute": 100}])
+    more: Json = {"headers": bearer(ANNA)}
+    async with api.post("/v1/chat/completions", user("hi", stream=True), **more) as response:
+        assert response.headers["x-ratelimit-limit-tokens"] == "100"
+        await response.read()
+    async with api.post("/v1/chat/completions", user("hi"), **more) as response:
+        assert "100 tokens per minute" in (await refused(response, 429, "rate_limit_exceeded"))["message"]
+    async with api.get("/v1/models", **more) as response:  # what asks no model is not held back
+        await told(response)
+        assert response.headers["x-ratelimit-remaining-tokens"] == "0"
+
+
+async def test_leave_for_ever_needs_an_admin(start: Start) -> None:
+    call = Call("terminal", {"command": "rm -rf build"})
+    api = await start(Reply(tool_calls=[call]), Reply(text="Done."), keys=KEYS)
+    more: Json = {"headers": bearer(ANNA)}
+    async with api.post("/v1/runs", {"input": "clean"}, **more) as response:
+        run_id = (await told(response, 202))["run_id"]
+
+    async def state() -> Json:
+        async with api.get(f"/v1/runs/{run_id}", **more) as response:
+            return await told(response)
+
+    await eventually(state, lambda found: found["pending_approvals"])
+    async with api.post(f"/v1/runs/{run_id}/approval", {"choice": "always"}, **more) as response:
+        await refused(response, 403, "insufficient_scope")
+    async with api.post(f"/v1/runs/{run_id}/approval", {"choice": "deny"}, **more) as response:
+        await told(response)
+    await eventually(state, lambda found: found["finished_at"])
+
+
+def test_a_bucket_fills_with_time_and_never_over_its_limit() -> None:
+    now = [0.0]
+    bucket = Bucket(60, lambda: now[0])
+    bucket.spend(90)
+    assert bucket.left == -30 and bucket.wait_s(1) == 31
+    now[0] = 31
+    assert bucket.left == 1 and bucket.headers("tokens")["x-ratelimit-remaining-tokens"] == "1"
+    now[0] = 10_000
+    assert bucket.left == 60 and bucket.wait_s(60) == 0
+
+
+def test_a_key_shows_itself_nowhere() -> None:
+    ring = Keyring("sk-own-0123456789", KEYS)
+    assert "sk-" not in repr(ring.keys) and ring.find(BEN.encode()) == ring.by_owner["ben"]
+    assert ring.find(b"") is None and ring.find(b"sk-own") is None
