@@ -38,7 +38,7 @@ from hermes.server import (
 )
 from hermes.server.endpoint import endpoint
 from hermes.server.errors import ApiError
-from hermes.server.idempotency import _IdempotencyCache
+from hermes.server.idempotency import RECORDING, Once, RecordedStream, Work, _IdempotencyCache
 from hermes.server.keys import CALLER, Key, Keyring
 from hermes.server.middleware import CORS_HEADERS, cors_middleware, security_headers_middleware
 from hermes.server.response_kept import level
@@ -103,6 +103,7 @@ class APIServerAdapter:
         )
         self._session_db: Any = None
         self._app: apps.App | None = None
+        self._once = Once(self)
         self.keyring = Keyring(self._api_key, options["keys"])
         self._secrets = Secrets([self._api_key] if self._api_key else [])
         self.started_at = time.time()
@@ -229,7 +230,20 @@ class APIServerAdapter:
         db = Async(self._session_db)
         return bool(await (db.pending_calls if keep else db.take_pending_calls)(call_ids, owner))
 
+    async def once(self, request: web.Request, work: Work) -> web.StreamResponse:
+        """The answer to a request: what the work comes to, or came to when it was asked for under the same key."""
+        key, route = request.headers.get("Idempotency-Key"), route_at(request)
+        if key is None or route is None or not route.once or self._app is None:
+            return await work(self, request)
+        return await self._once.answer(request, key, work)
+
     def stream(self, request: web.Request, headers: Mapping[str, str]) -> EventStream:
+        """The writer of a stream: to a client, or to all who ask for it under the same key."""
+        if (recording := RECORDING.get()) is not None:
+            return RecordedStream(recording, request, headers)
+        return self.socket_stream(request, headers)
+
+    def socket_stream(self, request: web.Request, headers: Mapping[str, str]) -> EventStream:
         """The writer of a stream to a client."""
         told = {**middleware.own_headers(self, request), **self.rate_headers(), **headers}
         keepalive_s = (

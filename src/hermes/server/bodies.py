@@ -22,6 +22,7 @@ from hermes.text import whole_tree
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
 
+_READ = web.RequestKey("body", bytes)
 M = TypeVar("M", bound=msgspec.Struct)
 _FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
 _WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
@@ -52,7 +53,13 @@ async def read(adapter: APIServerAdapter, request: web.Request, kind: type[M]) -
 
 
 async def read_bytes(request: web.Request, limit: int) -> bytes:
-    """The bytes of a body, however they are sent, but not more and not longer than allowed."""
+    """The bytes of a body, however they are sent, but not more and not longer than allowed. They may be read again."""
+    if _READ not in request:
+        request[_READ] = await _read_bytes(request, limit)
+    return request[_READ]
+
+
+async def _read_bytes(request: web.Request, limit: int) -> bytes:
     if request.content_type in _FORMS:
         raise ApiError(
             415, f"A body of the type {request.content_type} is not taken; send JSON.", "unsupported_media_type"

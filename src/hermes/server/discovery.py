@@ -208,7 +208,7 @@ _BY_ROUTE = {
     "jobs_admin": "job_create",
     "metrics": "metrics",
 }
-ABSENT = ("idempotency", "web_ui", "profiles")
+ABSENT = ("web_ui", "profiles")
 _NEVER = (
     "admin_config_rw",
     "memory_write_api",
@@ -300,7 +300,7 @@ def _features(adapter: APIServerAdapter) -> Json:
     routes = {route.name for route in ROUTES}
     return {
         **{feature: route in routes for feature, route in _BY_ROUTE.items()},
-        **dict.fromkeys(("owner_isolation", "rate_limits"), True),
+        **dict.fromkeys(("owner_isolation", "rate_limits", "idempotency"), True),
         "metrics": "metrics" in routes and adapter.option("metrics"),
         "openapi": adapter.option("docs"),
         **dict.fromkeys((*ABSENT, *_NEVER), False),

@@ -37,12 +37,20 @@ def request_id(request: web.Request) -> str:
 def endpoint(work: Work, *, public: bool = False) -> Handler:
     """A handler of the adapter that does this work; `public` ones need no key."""
 
+    async def told(self: APIServerAdapter, request: web.Request) -> web.StreamResponse:
+        """What the work comes to, refusals included."""
+        try:
+            return await work(self, request)
+        except ApiError as error:
+            error.message = self.redact(error.message)
+            return error.response()
+
     async def handle(self: APIServerAdapter, request: web.Request) -> web.StreamResponse:
         try:
             refusal = None if public else self._check_auth(request)
             if refusal is not None:
                 return refusal
-            answer = await work(self, request)
+            answer = await self.once(request, told)
             if not public and not answer.prepared:
                 answer.headers.update(self.rate_headers())
             return answer

@@ -1,10 +1,37 @@
-"""Equal requests that are under way at the same time are one piece of work."""
+"""Equal requests are one piece of work: those under way at the same time, and those that come again under their key."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
+import contextlib
+import hashlib
+import json
+import logging
+import re
+import traceback
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from aiohttp import web
+
+from hermes.limits import IDEMPOTENCY_KEY_CHARS_MAX
+from hermes.runs.spec import new_run_id
+from hermes.server.bodies import as_object, read_bytes
+from hermes.server.endpoint import request_id
+from hermes.server.errors import ApiError, invalid
+from hermes.server.sse import ClientGone, EventStream
+from hermes.store.base import StoreError
+
+if TYPE_CHECKING:
+    from hermes.server.adapter import APIServerAdapter
+
+log = logging.getLogger(__name__)
+Work = Callable[["APIServerAdapter", web.Request], Awaitable[web.StreamResponse]]
+_KEY = re.compile(rf"[\x21-\x7e]{{1,{IDEMPOTENCY_KEY_CHARS_MAX}}}")
+_REPLAYED = "Idempotency-Replayed"
 
 
 class _IdempotencyCache:
@@ -26,3 +53,197 @@ class _IdempotencyCache:
         self._under_way.pop((key, fingerprint), None)
         if not done.cancelled():
             done.exception()  # whoever waits is told; with nobody left it is no error of its own
+
+
+# ---- requests that come again under their key
+
+
+@dataclass(slots=True)
+class Recording:
+    """The answer to a request, as it is made: whoever asked the same gets it from here."""
+
+    fingerprint: str
+    run_id: str
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    frames: list[bytes] = field(default_factory=list)
+    streamed: bool = False
+    ended: bool = False
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def begin(self, status: int, headers: Mapping[str, str], *, streamed: bool) -> None:
+        """The head of the answer."""
+        self.status, self.streamed = status, streamed
+        self.headers = {name: value for name, value in headers.items() if name.lower() not in _OF_ONE}
+        self.change()
+
+    def change(self) -> None:
+        """Tell those who wait."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def changed(self) -> None:
+        """Wait for the next piece."""
+        await self._changed.wait()
+
+    def packed(self) -> bytes:
+        """What is kept of it."""
+        return msgspec.msgpack.encode((self.headers, self.streamed, b"".join(self.frames)))
+
+
+RECORDING: ContextVar[Recording | None] = ContextVar("recording", default=None)
+# Headers that belong to one answer, not to what is answered.
+_OF_ONE = frozenset({"x-request-id", "date", "server", "content-length", "transfer-encoding", "retry-after"})
+_OF_ONE |= {f"x-ratelimit-{part}-{what}" for part in ("limit", "remaining", "reset") for what in ("requests", "tokens")}
+_WISHES = "Session-Id Session-Key Seed-History Detach Approvals Tool-Progress Tool-Items Reasoning Toolsets Timeout"
+_MEANINGFUL = tuple(f"X-Hermes-{name}" for name in _WISHES.split())
+_RAN = "X-Hermes-Run-Id"
+
+
+class RecordedStream(EventStream):
+    """A stream that nobody reads directly."""
+
+    def __init__(self, recording: Recording, request: web.Request, headers: Mapping[str, str]) -> None:
+        super().__init__(request, headers, keepalive_s=0, stall_s=0)
+        self._recording = recording
+
+    async def __aenter__(self) -> RecordedStream:
+        self._recording.begin(200, self.response.headers, streamed=True)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Its end is that of the work."""
+
+    async def write(self, data: bytes) -> None:
+        """Some frames; a pause lets those go on who wait for them."""
+        self._recording.frames.append(data)
+        self._recording.change()
+        await asyncio.sleep(0)
+
+
+class Once:
+    """Work that is done once per key, however often it is asked for, and answered alike every time."""
+
+    def __init__(self, adapter: APIServerAdapter) -> None:
+        self._adapter = adapter
+        self._under_way: dict[tuple[str, str], Recording] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def answer(self, request: web.Request, key: str, work: Work) -> web.StreamResponse:
+        """The answer to this request: made now, being made, or made before."""
+        if not _KEY.fullmatch(key):
+            words = f"An idempotency key is 1 to {IDEMPOTENCY_KEY_CHARS_MAX} visible ASCII characters."
+            raise invalid("Idempotency-Key", words, "invalid_idempotency_key")
+        app = await self._adapter.app()
+        place = f"{self._adapter.owner_of(request)} {request.method} {request.path}", key
+        fingerprint = await self._fingerprint(request)
+        recording = self._under_way.get(place)
+        if recording is None:
+            ttl = self._adapter.option("idempotency.ttl_hours") * 3600
+            run_id = new_run_id()
+            claim = await app.store.idempotency.claim(*place, fingerprint, ttl, run_id)
+            if claim.state == "conflict":
+                raise _conflict()
+            if claim.state == "done":
+                return self._again(claim.status, claim.body)
+            recording = self._under_way.get(place)
+            if recording is None and claim.state == "running":
+                raise await self._restarted(place, claim.run_id)
+            if recording is None:
+                recording = self._under_way[place] = Recording(fingerprint, run_id)
+                self._begin(request, place, recording, work)
+                return await self._follow(request, recording, again=False)
+        if recording.fingerprint != fingerprint:
+            raise _conflict()
+        return await self._follow(request, recording, again=True)
+
+    async def _fingerprint(self, request: web.Request) -> str:
+        body = as_object(await read_bytes(request, self._adapter.option("max_body_bytes")))
+        told = [body, {name: request.headers.get(name) for name in _MEANINGFUL}, sorted(request.query.items())]
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+    def _begin(self, request: web.Request, place: tuple[str, str], recording: Recording, work: Work) -> None:
+        """Do the work in a task of its own: no client's leaving ends it."""
+
+        async def record() -> None:
+            RECORDING.set(recording)
+            answer = await work(self._adapter, request)
+            if isinstance(answer, web.Response):
+                recording.begin(answer.status, answer.headers, streamed=False)
+                recording.frames.append(bytes(answer.body or b""))  # type: ignore[arg-type]
+
+        task = asyncio.create_task(self._to_its_end(request, record(), place, recording))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _to_its_end(
+        self, request: web.Request, work: Coroutine[Any, Any, None], place: tuple[str, str], recording: Recording
+    ) -> None:
+        store = (await self._adapter.app()).store.idempotency
+        try:
+            await work
+            # What was refused before anything began may be asked again.
+            begun = recording.status < 400 or _RAN in recording.headers
+            await (store.finish(*place, recording.status, recording.packed()) if begun else store.release(*place))
+        except asyncio.CancelledError:
+            raise
+        except Exception:  # noqa: BLE001  (a defect of ours: told to all who wait, and in the log)
+            log.error("%s: %s", request_id(request), self._adapter.redact(traceback.format_exc()))
+            with contextlib.suppress(StoreError):
+                await store.release(*place)
+        finally:
+            self._under_way.pop(place, None)
+            recording.ended = True
+            recording.change()
+
+    async def _follow(self, request: web.Request, recording: Recording, *, again: bool) -> web.StreamResponse:
+        """The answer as it is made."""
+        while not recording.status and not recording.ended:
+            await recording.changed()
+        extra = {_REPLAYED: "true"} if again else {}
+        if not recording.status:
+            raise ApiError(500, "The server had an internal error; nothing was kept under this key.", "internal_error")
+        if not recording.streamed:
+            while not recording.ended:
+                await recording.changed()
+            return _plain(recording.status, recording.headers | extra, b"".join(recording.frames))
+        stream = self._adapter.socket_stream(request, recording.headers | extra)
+        at = 0
+        with contextlib.suppress(ClientGone):
+            async with stream:
+                while True:
+                    if at < len(recording.frames):
+                        frames, at = recording.frames[at:], len(recording.frames)
+                        await stream.write(b"".join(frames))
+                    elif recording.ended:
+                        break
+                    else:
+                        await recording.changed()
+        return stream.response
+
+    def _again(self, status: int | None, body: bytes | None) -> web.Response:
+        headers, _, text = msgspec.msgpack.decode(body or b"", type=tuple[dict[str, str], bool, bytes])
+        return _plain(status or 200, headers | {_REPLAYED: "true"}, text)
+
+    async def _restarted(self, place: tuple[str, str], run_id: str | None) -> ApiError:
+        """The server was restarted while it worked on this: where its run is, if it had begun."""
+        app = await self._adapter.app()
+        if run_id is None or await app.engine.get(run_id) is None:
+            await app.store.idempotency.release(*place)
+            retry = {"Retry-After": "1", "x-should-retry": "true"}
+            return ApiError(
+                503, "The server was restarted before this began; ask again.", "server_restarted", headers=retry
+            )
+        words = f"The server was restarted while it worked on this; what became of it is in the run {run_id}."
+        return ApiError(
+            503, words, "server_restarted", headers={_RAN: run_id, _REPLAYED: "true", "x-should-retry": "false"}
+        )
+
+
+def _plain(status: int, headers: Mapping[str, str], body: bytes) -> web.Response:
+    return web.Response(status=status, headers=headers, body=body)
+
+
+def _conflict() -> ApiError:
+    words = "This idempotency key was used for another request."
+    return ApiError(409, words, "idempotency_key_conflict", "Idempotency-Key", headers={"x-should-retry": "false"})

@@ -26,6 +26,11 @@ class Route:
     stream: bool = False
 
     @property
+    def once(self) -> bool:
+        """Whether an idempotency key is honoured."""
+        return self.name in _ONCE
+
+    @property
     def begins_turns(self) -> bool:
         """Whether a model is asked by it."""
         return self.name in _BEGIN_TURNS
@@ -331,6 +336,10 @@ ROUTES: tuple[Route, ...] = (
 _BEGIN_TURNS = frozenset(
     {"chat_completions", "responses", "responses_websocket", "responses_compact", "runs", "job_run"}
     | {"session_chat", "session_chat_stream"}
+)
+_ONCE = frozenset(
+    {"chat_completions", "responses", "responses_compact", "runs", "session_create", "session_fork", "session_chat"}
+    | {"session_chat_stream", "session_import", "conversations", "job_create", "job_run"}
 )
 _BY_PLACE = {(route.method, route.path): route for route in ROUTES}
 

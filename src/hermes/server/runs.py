@@ -22,6 +22,7 @@ from hermes.server.bodies import Body, read
 from hermes.server.chat import message_of
 from hermes.server.content import text_of
 from hermes.server.errors import ApiError, answer, invalid
+from hermes.server.idempotency import RECORDING
 from hermes.server.keys import CALLER
 from hermes.server.models import ApprovalRequest, ClarifyRequest, RunRequest, SteerRequest
 from hermes.server.queries import bad_cursor, cursor_of, flag, listed, number_of, shows_reasoning, whole, word
@@ -91,7 +92,8 @@ async def _spec(adapter: APIServerAdapter, request: web.Request, body: Body[RunR
     await _check_answered(adapter, stored, owner)
     fields = parameters(adapter, asked)
     fields["route"] = route_in(adapter, fields["route"], session)
-    run_id = new_run_id()
+    recording = RECORDING.get()
+    run_id = recording.run_id if recording else new_run_id()
     session_id = named or run_id
     if history and not stored:
         fields |= {"history": history, "base_id": session_id}
@@ -99,13 +101,13 @@ async def _spec(adapter: APIServerAdapter, request: web.Request, body: Body[RunR
     spec = RunSpec(
         user_message=prompt,
         session_id=session_id,
-        run_id=run_id,
         kind="run",
         owner=owner,
         instructions="\n".join(text for text in (*given.system, *system, instructions) if text) or None,
         **{
             **replace(wished, toolsets=_toolsets(asked, wished)).fields(adapter, announces=True),
             "on_detach": "continue",
+            "run_id": run_id,
         },
         **fields,
     )

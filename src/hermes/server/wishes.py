@@ -14,6 +14,7 @@ from aiohttp import web
 from hermes.limits import IDEMPOTENCY_KEY_CHARS_MAX, SESSION_KEY_CHARS_MAX
 from hermes.server.bodies import flag_of
 from hermes.server.errors import ApiError, invalid
+from hermes.server.idempotency import RECORDING
 from hermes.server.keys import CALLER
 from hermes.store.coding import checked_id
 from hermes.tools.mcp import PREFIX as SERVER_PREFIX
@@ -48,6 +49,7 @@ class Wishes:
             "session_key": self.session_key,
             "toolsets": adapter.toolsets(self.toolsets),
             "tool_policy": CALLER.get().toolsets,
+            **({"run_id": recording.run_id} if (recording := RECORDING.get()) else {}),
             "answerable": announces if self.approvals is None else self.approvals == "wait",
             "approvals": "deny" if self.approvals == "deny" else None,
             "on_detach": "continue" if self.detach else "cancel",
@@ -65,7 +67,7 @@ def wishes(adapter: APIServerAdapter, request: web.Request, *, client_tools: boo
     progress = _one_of(request, "X-Hermes-Tool-Progress", ("event", "chunk", "off")) or adapter.option("tool_progress")
     shown = _one_of(request, "X-Hermes-Tool-Items", ("function", "mcp", "none")) or adapter.option("tool_items")
     session_id = header("X-Hermes-Session-Id")
-    detach = flag_of(header("X-Hermes-Detach"), "X-Hermes-Detach", False) or _has_idempotency_key(request)
+    detach = flag_of(header("X-Hermes-Detach"), "X-Hermes-Detach", False) or RECORDING.get() is not None
     return Wishes(
         session_id=session_id_of(session_id, "X-Hermes-Session-Id") if session_id else None,
         session_key=session_key,
@@ -121,14 +123,6 @@ def _patterns(given: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
             except re.error:
                 found.append(re.compile(re.escape(line.strip()), re.IGNORECASE))
     return tuple(found)
-
-
-def _has_idempotency_key(request: web.Request) -> bool:
-    given = request.headers.get("Idempotency-Key")
-    if given is not None and not _IDEMPOTENCY_KEY.fullmatch(given):
-        words = f"An idempotency key is 1 to {IDEMPOTENCY_KEY_CHARS_MAX} visible ASCII characters."
-        raise invalid("Idempotency-Key", words, "invalid_idempotency_key")
-    return given is not None
 
 
 def _one_of(request: web.Request, name: str, words: tuple[str, ...]) -> str | None:

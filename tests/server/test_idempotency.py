@@ -1,0 +1,197 @@
+"""Requests that come again under their key: one run, the same answer byte for byte, whoever leaves or restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from support.model_server import Call, Reply
+
+from .clients import HeldModel, Json, eventually, refused, told, user
+from .conftest import Api, Start
+
+KEPT = ("X-Hermes-Session-Id", "X-Hermes-Run-Id", "X-Hermes-History", "Content-Type")
+# route: what it is asked, and the status of its answer
+ASKED: dict[str, tuple[Json, int]] = {
+    "/v1/chat/completions": (user("hi"), 200),
+    "/v1/responses": ({"input": "hi"}, 200),
+    "/v1/runs": ({"input": "hi"}, 202),
+    "/api/sessions": ({"title": "Kitchen"}, 201),
+    "/api/sessions/there/chat": ({"message": "hi"}, 200),
+    "/api/sessions/there/fork": ({}, 201),
+    "/v1/conversations": ({}, 200),
+    "/api/jobs": ({"schedule": "1d", "prompt": "x"}, 201),
+}
+STREAMS: dict[str, Json] = {
+    "/v1/chat/completions": user("hi", stream=True),
+    "/v1/responses": {"input": "hi", "stream": True},
+    "/api/sessions/there/chat/stream": {"message": "hi"},
+}
+
+
+async def asked(api: Api, path: str, body: Any, key: str = "key-1", **headers: str) -> tuple[int, bytes, Any]:
+    async with api.post(path, body, headers={"Idempotency-Key": key, **headers}) as response:
+        return response.status, await response.read(), response.headers
+
+
+async def with_session(api: Api) -> Api:
+    async with api.post("/api/sessions", {"id": "there"}) as response:
+        await told(response, 201)
+    return api
+
+
+async def rows(api: Api) -> tuple[int, int, int]:
+    """How many runs, sessions and jobs there are."""
+    store = api.app.store
+    runs, sessions = await store.runs.list(), await store.sessions.list_sessions(limit=100)
+    return len(runs), len(sessions), len(await store.jobs.list())
+
+
+@pytest.mark.parametrize("path", ASKED)
+async def test_the_same_again_is_the_same_answer_and_nothing_new(start: Start, path: str) -> None:
+    api = await with_session(await start(*[Reply(text="Hi.", continues=False)] * 4))
+    body, status = ASKED[path]
+    first = await asked(api, path, body)
+    assert first[0] == status, first[1]
+    had = await rows(api)
+    again = await asked(api, path, body)
+    assert again[:2] == first[:2] and await rows(api) == had
+    assert "Idempotency-Replayed" not in first[2] and again[2]["Idempotency-Replayed"] == "true"
+    assert {name: again[2].get(name) for name in KEPT} == {name: first[2].get(name) for name in KEPT}
+    other = await asked(api, path, body, "key-2") if path != "/api/sessions" else None
+    assert other is None or other[1] != first[1]
+
+
+@pytest.mark.parametrize("path", STREAMS)
+async def test_a_stream_comes_again_frame_by_frame(start: Start, path: str) -> None:
+    api = await with_session(await start(Reply(text=["Hel", "lo."]), Reply(text="never")))
+    first, again = [await asked(api, path, STREAMS[path]) for _ in range(2)]
+    assert first[0] == again[0] == 200 and first[1] == again[1] and b"lo." in first[1]
+    assert again[2]["Idempotency-Replayed"] == "true" and again[2]["Content-Type"] == first[2]["Content-Type"]
+    assert len(api.model.requests) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_hundred_at_once_are_one_run(start: Start, stream: bool) -> None:
+    async with HeldModel(Reply(text=["Hel", "lo."])) as held:
+        api = await start(settings=held.settings)
+        tasks = [
+            asyncio.ensure_future(asked(api, "/v1/chat/completions", user("hi", stream=stream))) for _ in range(100)
+        ]
+        await eventually(lambda: asyncio.sleep(0, len(held.requests)), lambda count: count == 1)
+        held.let_all()
+        answers = await asyncio.gather(*tasks)
+        assert len({answer[1] for answer in answers}) == 1 and {answer[0] for answer in answers} == {200}
+        assert sum("Idempotency-Replayed" not in answer[2] for answer in answers) == 1
+        assert len(held.requests) == 1 and (await rows(api))[0] == 1
+
+
+async def test_another_request_under_the_key_is_refused(start: Start) -> None:
+    api = await start(Reply(text="Hi."))
+    await asked(api, "/v1/chat/completions", user("hi"))
+    for body, headers in ((user("other"), {}), (user("hi"), {"X-Hermes-Toolsets": "none"})):
+        status, text, _ = await asked(api, "/v1/chat/completions", body, **headers)
+        assert (status, json.loads(text)["error"]["code"]) == (409, "idempotency_key_conflict")
+    # The order of fields is no difference, another route is another thing.
+    body = dict(reversed(user("hi").items()))
+    assert (await asked(api, "/v1/chat/completions", body))[2]["Idempotency-Replayed"] == "true"
+
+
+async def test_who_leaves_stops_nothing_and_finds_the_answer_later(start: Start) -> None:
+    async with HeldModel(Reply(text="Hello.")) as held:
+        api = await start(settings=held.settings)
+        task = asyncio.ensure_future(asked(api, "/v1/chat/completions", user("hi")))
+        await eventually(lambda: asyncio.sleep(0, len(held.requests)), lambda count: count == 1)
+        task.cancel()
+        await asyncio.wait([task])
+        held.let_all()
+        status, text, headers = await asked(api, "/v1/chat/completions", user("hi"))
+        assert status == 200 and json.loads(text)["choices"][0]["message"]["content"] == "Hello."
+        assert headers["Idempotency-Replayed"] == "true" and len(held.requests) == 1
+
+
+async def test_a_turn_that_failed_is_not_run_again(start: Start) -> None:
+    api = await start(Reply(status=400, error="no"), Reply(text="Hi."))
+    first, again = [await asked(api, "/v1/chat/completions", user("hi")) for _ in range(2)]
+    assert first[0] == again[0] >= 400 and first[1] == again[1] and len(api.model.requests) == 1
+
+
+async def test_what_was_refused_before_it_began_may_be_asked_again(start: Start) -> None:
+    api = await start(Reply(text="Hi."))
+    status, _, _ = await asked(api, "/v1/chat/completions", {"messages": []})
+    assert status == 400
+    status, _, headers = await asked(api, "/v1/chat/completions", user("hi"))
+    assert status == 200 and "Idempotency-Replayed" not in headers
+
+
+@pytest.mark.parametrize("key", ["", "k" * 256, "with space", "ünï"])
+async def test_a_key_that_is_none_is_refused(start: Start, key: str) -> None:
+    api = await start(Reply(text="Hi."))
+    async with api.post("/v1/runs", {"input": "hi"}, headers={"Idempotency-Key": key}) as response:
+        await refused(response, 400, "invalid_idempotency_key", "Idempotency-Key")
+
+
+async def test_a_restart_keeps_the_answers(start: Start) -> None:
+    one = await start(Reply(text="Hi."))
+    first = await asked(one, "/v1/chat/completions", user("hi"))
+    await one.app.close()
+    other = await start(Reply(text="never"))
+    again = await asked(other, "/v1/chat/completions", user("hi"))
+    assert again[:2] == first[:2] and again[2]["Idempotency-Replayed"] == "true"
+    assert other.model.requests == []
+
+
+async def test_what_a_restart_cut_off_says_so_and_where_it_is(start: Start) -> None:
+    api = await start()
+    store = api.app.store
+    from hermes.runs.spec import RunSpec
+
+    spec = RunSpec("hi", session_id="s", kind="chat")
+    await store.runs.create(spec)
+    body = user("hi")
+    fingerprint = await _fingerprint(api, body)
+    await store.idempotency.claim("default POST /v1/chat/completions", "key-1", fingerprint, 60.0, spec.run_id)
+    status, text, headers = await asked(api, "/v1/chat/completions", body)
+    assert (status, json.loads(text)["error"]["code"]) == (503, "server_restarted")
+    assert headers["X-Hermes-Run-Id"] == spec.run_id and spec.run_id in text.decode()
+
+
+async def _fingerprint(api: Api, body: Json) -> str:
+    """That of a request, as the server keeps it."""
+    api.model.script = [Reply(text="x")]
+    await asked(api, "/v1/chat/completions", body, "probe")
+
+    def kept() -> str:
+        engine = api.app.store.blocking.engine
+        assert engine is not None
+        from hermes.store.idempotency import Idempotency
+
+        return str(Idempotency(engine).claim("default POST /v1/chat/completions", "probe", "").state)
+
+    assert kept() == "conflict"
+    import hashlib
+
+    names = ("Session-Id", "Session-Key", "Seed-History", "Detach", "Approvals", "Tool-Progress", "Tool-Items")
+    headers = {f"X-Hermes-{name}": None for name in (*names, "Reasoning", "Toolsets", "Timeout")}
+    return hashlib.sha256(json.dumps([body, headers, []], sort_keys=True).encode()).hexdigest()
+
+
+async def test_two_owners_may_use_the_same_key(start: Start) -> None:
+    keys = [{"name": name, "key": f"sk-{name}-0123456789abcdef", "scopes": ["chat"]} for name in ("anna", "ben")]
+    api = await start(Reply(text="One."), Reply(text="Two."), keys=keys)
+    texts = []
+    for entry in keys:
+        _, text, _ = await asked(api, "/v1/chat/completions", user("hi"), Authorization=f"Bearer {entry['key']}")
+        texts.append(json.loads(text)["choices"][0]["message"]["content"])
+    assert texts == ["One.", "Two."]
+
+
+async def test_effects_happen_once(start: Start) -> None:
+    call = Call("terminal", {"command": "echo x >> count.txt"})
+    api = await start(Reply(tool_calls=[call]), Reply(text="Done."))
+    await asyncio.gather(*(asked(api, "/v1/chat/completions", user("count")) for _ in range(5)))
+    await asked(api, "/v1/chat/completions", user("count"))
+    assert (api.app.home.workspace / "count.txt").read_text() == "x\n"
