@@ -195,6 +195,7 @@ _STATE = (
     _choice("logging.level", "INFO", "DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"),
     _number("logging.max_size_mb", 5, 0.01),
     _whole("logging.backup_count", 3, 0, 1000),
+    _text("telemetry.endpoint", env="OTEL_EXPORTER_OTLP_ENDPOINT"),
     _text("timezone", ""),
 )
 

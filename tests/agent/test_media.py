@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from hermes.agent.media import Outgoing, as_said
-from hermes.limits import MEDIA_TAG_CHARS_MAX
+from hermes.limits import MEDIA_PIECE_CHARS, MEDIA_TAG_CHARS_MAX
 from hermes.tools import files
 from support.model_server import ModelServer, Reply
 
@@ -92,6 +92,27 @@ async def test_a_tag_that_was_being_looked_up_when_the_turn_was_stopped_is_not_l
         await task
     await outgoing.feed("", last=True)
     assert "".join(out) == "a ![a](data:) b"
+
+
+async def test_an_image_that_was_being_written_when_the_turn_was_stopped_is_written_whole() -> None:
+    out: list[str] = []
+    image = "x" * 3 * MEDIA_PIECE_CHARS
+
+    async def made(_: str) -> str:
+        return image
+
+    def write(text: str) -> None:
+        out.append(text)
+        if len(out) == 2:
+            task.cancel()
+
+    outgoing = Outgoing(write, made)
+    task = asyncio.create_task(outgoing.feed("a MEDIA:b c"))
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(out) == 2 and outgoing.holds("d")
+    await outgoing.feed("d", last=True)
+    assert "".join(out) == f"a {image} cd"
 
 
 LONG = "data:image/png;base64," + "A" * 2000

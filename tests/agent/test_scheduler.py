@@ -161,6 +161,7 @@ async def test_what_is_due_while_it_still_runs_is_skipped_and_said(plan: Plan) -
     now = await plan.job(job)
     assert len(await plan.runs()) == 1 and now["next_run_at"] == NOW + 10_800 and now["repeat"]["completed"] == 1
     await plan.house.engine.control(record.spec.run_id, Control("interrupt"))
+    await plan.rest()
     await plan.look()
     codes = [
         event.data["code"] for event in await plan.house.engine.durable(record.spec.run_id) if event.type == "notice"

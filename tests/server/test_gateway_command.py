@@ -15,7 +15,9 @@ from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -304,3 +306,34 @@ def test_a_key_that_does_not_count_yet_is_told_of(
     assert "API_SERVER_KEY still comes first" in said and "hermes gateway restart" in said
     main(["gateway", "key"])
     assert capsys.readouterr().out == "from-the-environment\n"
+
+
+def test_other_profiles_are_served_below_their_names_each_with_its_own_keys(home: Home, launch: Launch) -> None:
+    for name in ("work", "club"):
+        folder = home.root / "profiles" / name
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text(f"api_server: {{key: sk-{name}-0123456789abcdef}}\n")
+    home.config_file.write_text("api_server: {key: sk-main-0123456789abcdef, profiles: [work, club]}\n")
+    url = launch().url
+
+    def asked(path: str, key: str, body: bytes | None = None) -> tuple[int, dict[str, Any]]:
+        headers = {"Authorization": f"Bearer sk-{key}-0123456789abcdef", "Content-Type": "application/json"}
+        try:
+            with urlopen(Request(url + path, body, headers)) as answer:
+                return answer.status, json.load(answer)
+        except HTTPError as refusal:
+            return refusal.code, json.load(refusal)["error"]
+
+    for name in ("work", "club"):
+        status, document = asked(f"/p/{name}/v1/models", name)
+        assert status == 200 and [model["id"] for model in document["data"]] == [name]
+        for other in ("main", "club" if name == "work" else "work"):
+            assert asked(f"/p/{name}/v1/models", other)[0] == 401
+        assert asked("/v1/models", name)[0] == 401
+    assert asked("/p/work/api/sessions", "work", b'{"id": "mine"}')[0] == 201
+    assert asked("/p/work/api/sessions/mine", "work")[0] == 200
+    assert asked("/p/club/api/sessions/mine", "club")[0] == asked("/api/sessions/mine", "main")[0] == 404
+    assert asked("/p/none/v1/models", "main")[1]["code"] == "profile_not_found"
+    assert asked("/p/work/v1/nothing", "work")[1]["code"] == "not_found"
+    assert asked("/v1/capabilities", "main")[1]["features"]["profiles"] is True
+    assert asked("/p/work/v1/capabilities", "work")[1]["features"]["profiles"] is False

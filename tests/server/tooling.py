@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hermes.agent.content import text_of
 from support.model_server import Call, Reply, Request
 
 from .clients import Frame, Stream, chat_text, check_stream_headers, frames, told, user
@@ -145,7 +146,7 @@ class Talk:
     async def _check_rows(self, turn: Turn) -> None:
         async with self.api.get(f"/api/sessions/{SESSION}/messages") as response:
             rows = [row for row in (await told(response))["data"] if row["run_id"] == turn.run_id]
-        stored = {row["tool_call_id"]: row["content"] for row in rows if row["role"] == "tool"}
+        stored = {row["tool_call_id"]: text_of(row["content"]) for row in rows if row["role"] == "tool"}
         assert stored == turn.contents
         assert rows[-1]["content"] == DONE
 

@@ -171,18 +171,13 @@ PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
         ("a.pdf", b"%PDF-1.7\n...", "application/pdf"),
         ("a.zip", b"PK\x03\x04....", "application/zip"),
         ("a.txt", b"\xff\xfea\0b\0", "text/plain; charset=utf-16"),
+        ("a.dat", PNG, "image/png"),
     ],
 )
 async def test_what_is_no_text_is_told_by_type_and_size(filing: Filing, name: str, content: bytes, kind: str) -> None:
     filing.put(name, content)
     answer = await filing.call(READ, path=name)
     assert (answer["code"], answer["type"], answer["bytes"]) == ("binary_file", kind, len(content))
-
-
-async def test_an_image_is_told_with_who_can_look_at_it(filing: Filing) -> None:
-    filing.put("a.dat", PNG)
-    answer = await filing.call(READ, path="a.dat")
-    assert answer == {"path": "a.dat", "type": "image/png", "bytes": len(PNG), "hint": "vision_analyze can look at it."}
 
 
 async def test_bytes_that_are_no_text_are_said_to_be_replaced(filing: Filing) -> None:

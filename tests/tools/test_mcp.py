@@ -19,6 +19,7 @@ from aiohttp import web
 
 from agent.conftest import MakeHouse
 from agent.house import House, Json, Ran, tool
+from hermes.agent.content import text_of
 from hermes.processes import is_alive
 from hermes.tools import mcp
 from support.model_server import Call, ModelServer, Reply
@@ -73,7 +74,7 @@ async def turn(house: House, server: ModelServer, *calls: Call, **fields: Any) -
 
 def unframed(ran: Ran) -> list[Json]:
     """The answers of the tools, out of their frames."""
-    contents = [m["content"] for m in ran.result["messages"] if m["role"] == "tool"]
+    contents = [text_of(m["content"]) for m in ran.result["messages"] if m["role"] == "tool"]
     return [json.loads(c.split("\n", 1)[1].rsplit("\n", 1)[0] if c.startswith("[") else c) for c in contents]
 
 
@@ -100,7 +101,7 @@ async def test_tools_of_a_server_are_offered_and_answer(
     calls += [Call("mcp_plain_picture"), Call("mcp_plain_fail"), Call("mcp_plain_read_resource")]
     calls += [Call("mcp_plain_read_resource", {"uri": "note://today"})]
     ran = await turn(house, server, *calls)
-    names = ["add", "echo", "environment", "erase", "fail", "grow", "picture", "read_resource"]
+    names = ["add", "album", "echo", "environment", "erase", "fail", "grow", "picture", "read_resource"]
     assert list(offered(server)) == [f"mcp_plain_{name}" for name in names]
     assert "'plain', which says of it: Add two numbers." in offered(server)["mcp_plain_add"]["description"]
     assert ran.one("run.started")["tools"] == list(offered(server))

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from agent.house import House, Json, Ran
+from hermes.agent.content import text_of
 from hermes.tools.registry import ToolDef
 from support.model_server import Call, ModelServer, Reply
 
@@ -26,7 +27,7 @@ async def asked(house: House, server: ModelServer, tool: ToolDef, *arguments: Js
 
 def answers(ran: Ran) -> list[Json]:
     """What the tools said, without the frame around what comes from outside."""
-    return [json.loads(unframed(m["content"])) for m in ran.result["messages"] if m["role"] == "tool"]
+    return [json.loads(unframed(text_of(m["content"]))) for m in ran.result["messages"] if m["role"] == "tool"]
 
 
 def unframed(content: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,9 @@ from hermes.providers.base import Provider, WireEvent, WireRequest
 from hermes.runs.control import Stop, Stopped
 from hermes.text import whole_tree
 
+# What is to be done with a piece of an answer; some pieces take their time.
+Deliver = Callable[[Delta], Awaitable[None] | None]
+
 
 @dataclass(slots=True)
 class Attempt:
@@ -31,7 +34,7 @@ class Attempt:
 class Caller:
     """Carries requests out. It knows no policy: what to do next is decided elsewhere."""
 
-    def __init__(self, stop: Stop, deliver: Callable[[Delta], None], waiting: Callable[[float], None]):
+    def __init__(self, stop: Stop, deliver: Deliver, waiting: Callable[[float], None]):
         self._stop, self._deliver, self._waiting = stop, deliver, waiting
 
     async def ask(
@@ -59,13 +62,13 @@ class Caller:
                 if answer.is_stream or (streaming and not answer.is_json):
                     await self._stream(answer.read, provider, assembler, timeouts, silence)
                 else:
-                    self._take(provider, WireEvent("", _decode(await answer.body()), whole=True), assembler)
-            facts = self._end(assembler)
+                    await self._take(provider, WireEvent("", _decode(await answer.body()), whole=True), assembler)
+            facts = await self._end(assembler)
         except Stopped:
             deadline = self._stop.reason == "deadline"
             facts = FailureFacts("stream", deadline=deadline, interrupted=not deadline)
         except TransportError as error:
-            facts = self._end(assembler) if assembler.finished else facts_of(error)
+            facts = await self._end(assembler) if assembler.finished else facts_of(error)
         finally:
             silence.end()
         if facts is not None:
@@ -91,22 +94,21 @@ class Caller:
                         assembler.feed(Finish("stop"))
                     return
                 event = WireEvent(name, _decode(data))
-                if self._take(provider, event, assembler):
+                if await self._take(provider, event, assembler):
                     last_part = loop.time()
                 if assembler.error is not None or (name or _type_of(event)) in provider.ends:
                     return
             if loop.time() - last_part > timeouts.stale_s * COMMENTS_STRETCH:
                 raise StaleStream("Nothing of an answer came.", answered=True)
 
-    def _take(self, provider: Provider, event: WireEvent, assembler: Assembler) -> bool:
+    async def _take(self, provider: Provider, event: WireEvent, assembler: Assembler) -> bool:
         """Assemble what an event brings; whether it brought anything."""
         parts = provider.parts(event)
         for part in parts:
-            for delta in assembler.feed(part):
-                self._deliver(delta)
+            await carry(assembler.feed(part), self._deliver)
         return bool(parts)
 
-    def _end(self, assembler: Assembler) -> FailureFacts | None:
+    async def _end(self, assembler: Assembler) -> FailureFacts | None:
         if (error := assembler.error) is not None:
             return FailureFacts(
                 "stream", status=error.status, code=error.code, message=error.message, exception=("ServerErrorEvent",)
@@ -115,9 +117,15 @@ class Caller:
             return FailureFacts(
                 "stream", exception=("StreamBroken",), message="The stream ended before its answer did."
             )
-        for delta in assembler.finish():
-            self._deliver(delta)
+        await carry(assembler.finish(), self._deliver)
         return None
+
+
+async def carry(deltas: Iterable[Delta], deliver: Deliver) -> None:
+    """Deliver one after the other."""
+    for delta in deltas:
+        if (work := deliver(delta)) is not None:
+            await work
 
 
 def _type_of(event: WireEvent) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hermes.agent.failures import Failure, explain, sentence
+from hermes.agent.media import as_said
 from hermes.agent.parts import Assembled, ToolCall
 from hermes.agent.step import Answered
 from hermes.agent.turn import Turn
@@ -134,6 +135,7 @@ async def _close(
         row = Row(
             transcript, "assistant", answered.text, log.run_id, finish_reason=finish, told=((event, "partial_row"),)
         )
+        row.api_content = as_said(answered.text) if turn.media else None
         after = [event]
         if answered.message.usage is None:  # what the provider told is counted already; the rest is estimated
             usage = turn.usage_event(None, answered.text)

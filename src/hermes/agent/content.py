@@ -17,6 +17,7 @@ from hermes.text import whole_tree
 
 if TYPE_CHECKING:
     from hermes.agent.turn import Services
+    from hermes.home import Home
 
 _TEXT_TYPES = re.compile(r"text/|application/(json|xml|yaml|x-yaml|toml|javascript|x-sh)|\+(json|xml)$")
 
@@ -52,7 +53,7 @@ def _as_text(file: dict[str, Any], services: Services, session_id: str, saved: l
     data = _bytes(file["data"])
     if _TEXT_TYPES.search(str(file.get("media_type") or "")) and b"\0" not in data:
         return f"File {name}:\n{data.decode('utf-8', 'replace')}"
-    folder = services.home.uploads / re.sub(r"[^\w.@-]", "_", session_id)
+    folder = folder_of(services.home, session_id)
     path = folder / name
     count = 1
     while path.exists():
@@ -61,6 +62,11 @@ def _as_text(file: dict[str, Any], services: Services, session_id: str, saved: l
     write_private(path, data)
     saved.append(Upload(name, path, len(data), str(file.get("media_type") or "application/octet-stream")))
     return f"The user attached the file {name} ({len(data)} bytes, {file.get('media_type')}); it is at {path}."
+
+
+def folder_of(home: Home, session_id: str) -> Path:
+    """Where the files of a session lie."""
+    return home.uploads / re.sub(r"[^\w.@-]", "_", session_id)
 
 
 def _bytes(data: str | bytes) -> bytes:

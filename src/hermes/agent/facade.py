@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hermes.agent.callbacks import Callback, Callbacks, answer_to
+from hermes.agent.content import text_of
 from hermes.agent.single import SingleCalls
 from hermes.errors import HermesError
 from hermes.home import Home
@@ -271,7 +272,7 @@ class AIAgent(SingleCalls):
             content = None
             if event.type == "tool.finished" and self.tool_complete_callback is not None:
                 row = await engine.row(run_id, event.data["row"])
-                content = row.content if row is not None and isinstance(row.content, str) else None
+                content = text_of(row.content) if row is not None else None
             await tell(event, content)
 
     def _spec(

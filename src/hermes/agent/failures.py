@@ -405,6 +405,11 @@ _WITHOUT_TEXT: dict[Kind, str] = {
 }
 
 
+def code_of(kind: Kind) -> str:
+    """The API's code for a kind."""
+    return _TOLD[kind][0]
+
+
 def sentence(kind: Kind) -> str:
     """Our own words for a kind."""
     return _TOLD[kind][2]

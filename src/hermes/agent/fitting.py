@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from hermes.agent import compress
@@ -12,8 +13,13 @@ from hermes.agent.opening import set_system_prompt
 from hermes.agent.turn import Turn
 from hermes.limits import BYTES_PER_TOKEN
 from hermes.providers.base import Message
+from hermes.runs.control import Stopped
 from hermes.store.rows import row_of_message
 from hermes.tools.round import last_answer
+
+# Why a conversation is made shorter when the user wants that, and how much of the window its end may then take.
+ASKED = "asked"
+_ASKED_SHARE = 0.05
 
 
 async def fit(turn: Turn, reason: str) -> Failure | None:
@@ -47,15 +53,19 @@ def budget(turn: Turn) -> compress.Budget:
     )
 
 
-async def compact(turn: Turn, reason: str) -> bool:
-    """Shorten the middle of the conversation. False: there is nothing left to shorten."""
+async def compact(turn: Turn, reason: str, topic: str = "") -> bool:
+    """Shorten the middle of the conversation, keeping most of what is about a topic. False: nothing is left to shorten."""
     room, before = budget(turn), turn.prompt_tokens()
+    if reason == ASKED:  # there may be room enough; all but the last turns is to go
+        room = replace(room, threshold=_ASKED_SHARE, target_ratio=_ASKED_SHARE)
     plan = compress.plan(turn.messages, room)
     if not plan.middle and reason == "context_overflow":
         plan = compress.plan(turn.messages, room, protect_first=0)
     if not plan.middle:
         return False
-    shorter, method, usage = await _shorter(turn, plan, room)
+    shorter, method, usage = await _shorter(turn, plan, room, topic)
+    if turn.live.controls.stop.reason is not None:
+        raise Stopped
     archived = len(turn.messages) - len(plan.head) - len(plan.tail)
     turn.messages, turn.counted_tokens = shorter, 0
     live = turn.live
@@ -74,7 +84,7 @@ async def compact(turn: Turn, reason: str) -> bool:
 
 
 async def _shorter(
-    turn: Turn, plan: compress.Plan, room: compress.Budget
+    turn: Turn, plan: compress.Plan, room: compress.Budget, topic: str
 ) -> tuple[list[Message], str, dict[str, Any] | None]:
     """The conversation made shorter by the mildest means that is enough."""
     pruned = [*plan.head, *compress.prune(plan.middle), *plan.tail]
@@ -82,7 +92,7 @@ async def _shorter(
         return pruned, "prune", None
     todo = last_answer(turn.messages, "todo", "todos")
     todos = json.dumps(todo["todos"], ensure_ascii=False) if todo else None
-    if (got := await Auxiliary(turn).summary(plan.middle, room)) is not None:
+    if (got := await Auxiliary(turn).summary(plan.middle, room, topic)) is not None:
         return compress.joined(plan, got[0], todos), "summary", got[1]
     summary = compress.extract(plan.middle, int(room.tail * BYTES_PER_TOKEN / 2))
     return compress.joined(plan, summary, todos), "extract", None

@@ -42,6 +42,12 @@ async def described(messages: Sequence[Message], describe: Callable[[Message], A
     return [_map_images(message, words) for message in messages]
 
 
+def unseen(messages: Sequence[Message]) -> list[Message]:
+    """The conversation with words in the place of images that tools have shown, for a model that sees none."""
+    words = {"type": "text", "text": "[An image that you cannot be shown.]"}
+    return [_map_images(m, lambda _: words) if m.get("role") == "tool" else m for m in messages]
+
+
 def _is_image(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") == "image_url"
 

@@ -14,11 +14,13 @@ from hermes.agent.auxiliary import Auxiliary, plain_title
 from hermes.agent.closing import close_cancelled, close_completed, close_failed, open_answer
 from hermes.agent.content import text_of
 from hermes.agent.failures import Failure, Kind, explain
-from hermes.agent.fitting import compact, fit
+from hermes.agent.fitting import ASKED, compact, fit
+from hermes.agent.media import Deliverables, as_said
 from hermes.agent.opening import open_turn, reopen_turn
 from hermes.agent.parts import Assembled, ToolCall
 from hermes.agent.step import Answered, ModelStep
 from hermes.agent.turn import Services, Turn
+from hermes.guards.secrets import redact_tree
 from hermes.limits import INVALID_STEPS_MAX
 from hermes.runs.control import Stopped
 from hermes.runs.engine import LiveRun, Result
@@ -45,7 +47,13 @@ async def run_turn(live: LiveRun, services: Services) -> Result:
             done = await TurnLoop(turn).close_off(resumed)
         else:
             failure = fault or (await fit(turn, "start") if resumed is None else None)
-            done = await (TurnLoop(turn).run() if failure is None else close_failed(turn, failure))
+            if failure is not None:
+                done = await close_failed(turn, failure)
+            elif live.spec.compact is not None:
+                await compact(turn, ASKED, live.spec.compact)
+                done = await close_completed(turn, Answered(Assembled(), ""), [])
+            else:
+                done = await TurnLoop(turn).run()
     except Stopped:
         done = await close_cancelled(turn)
     except asyncio.CancelledError:
@@ -184,7 +192,8 @@ class TurnLoop:
 
     async def _record(self, turn: Turn, answered: Answered) -> None:
         message = answered.message
-        calls = [call.as_dict() for call in message.tool_calls]
+        mask = self._live.secrets.mask
+        calls = redact_tree([call.as_dict() for call in message.tool_calls], mask)
         opaque = {turn.route.api_mode: message.opaque} if message.opaque else None
         row = Row(
             self._live.transcript_id,
@@ -195,6 +204,7 @@ class TurnLoop:
             opaque=opaque,
         )
         row.finish_reason = message.finish_reason
+        row.api_content = as_said(answered.text) if turn.media else None
         usage = turn.usage_event(message.usage, answered.text)
         turn.totals.add(usage)
         await self._log.complete(
@@ -203,7 +213,7 @@ class TurnLoop:
             after=[self._log.event("usage", **usage)],
             finish_reason=message.finish_reason,
             tool_calls=[
-                {"id": call.id, "name": call.name, "arguments": self._live.secrets.mask(call.arguments)}
+                {"id": call.id, "name": mask(call.name), "arguments": mask(call.arguments)}
                 for call in message.tool_calls
             ],
             partial=False,
@@ -330,6 +340,8 @@ class TurnLoop:
             toolsets=frozenset(tool.toolset for tool in turn.tools.values()),
             spend=turn.totals.add,
         )
+        if self._spec.source == "api_server" and "file" in world.toolsets:
+            turn.media = Deliverables(live, services, world)
         surface = services.outside.engine().asked_by(self._spec).source
         asking = Asking(
             self._log,
@@ -370,6 +382,7 @@ class TurnLoop:
                 blocking=turn.services.threads.call,
                 last_answer=lambda name, field: last_answer(turn.messages, name, field),
                 world=world,
+                sees_images=turn.capabilities.images,
             )
 
         return ToolRound(

@@ -40,7 +40,8 @@ _GUIDANCE = {
 }
 _SURFACES = {
     "cli": "The user reads you in a terminal: plain Markdown, short lines.",
-    "api_server": "Your answer goes to a program that shows it to the user; Markdown is understood.",
+    "api_server": "Your answer goes to a program that shows it to the user; Markdown is understood. To hand over a file, "
+    "write MEDIA:path on a line of its own.",
     "cron": "You run unattended, on a schedule: nobody can answer questions. End with a report of what you did.",
     "subagent": "You work for another agent: answer with the result it needs, complete and compact.",
 }

@@ -7,12 +7,14 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from hermes.agent import images, prompt
 from hermes.agent.assembler import Assembler, Delta, ReasoningDelta, TextDelta, ToolDrafted
-from hermes.agent.call import Attempt, Caller
+from hermes.agent.call import Attempt, Caller, carry
 from hermes.agent.decisions import Action, CallState, Decision, decide
 from hermes.agent.failures import Failure, FailureFacts, Kind, classify, explain, rejected_option
+from hermes.agent.media import Outgoing, as_said
 from hermes.agent.parts import Assembled
 from hermes.agent.turn import Turn
 from hermes.limits import PRIMARY_REST_S
@@ -50,6 +52,7 @@ class ModelStep:
         self._turn, self._id, self._compact, self._tools = turn, message_id, compact, tools
         self._log = turn.live.log
         self._stop = turn.live.controls.stop
+        self._out = Outgoing(partial(self._log.text, message_id), turn.media.made) if turn.media else None
         self._caller = Caller(self._stop, self._deliver, self._tell_waiting)
         self._tried: Counter[Action] = Counter()
         self._attempts = attempts
@@ -80,22 +83,30 @@ class ModelStep:
                 message = self._message(attempt.assembler)
                 facts = attempt.facts or self._fault_of(message, attempt.assembler)
                 if facts is None:
-                    return Answered(message, self._text)
+                    return Answered(message, await self._whole())
                 await self._count(message)
                 facts = replace(facts, delivered=len(self._text))
                 kind = classify(facts)
                 decision = decide(kind, self._state(facts, kind))
                 self._tried[decision.action] += 1
                 if decision.action in ("keep_partial", "give_up"):
-                    return self._end(attempt, facts, kind, decision)
+                    return await self._end(attempt, facts, kind, decision)
                 if not await self._recover(facts, kind, decision):
-                    return self._end(attempt, FailureFacts("stream", interrupted=True), "interrupted", decision)
+                    return await self._end(attempt, FailureFacts("stream", interrupted=True), "interrupted", decision)
         finally:
             for task in self._notices:
                 task.cancel()
 
     @property
     def _text(self) -> str:
+        """The message so far, as the model wrote it."""
+        text = self._log.text_of(self._id)
+        return text if self._out is None else (as_said(text) or text) + self._out.held
+
+    async def _whole(self) -> str:
+        """The message as it is in the log, with nothing held back any more."""
+        if self._out is not None:
+            await self._out.feed("", last=True)
         return self._log.text_of(self._id)
 
     # --- one attempt --------------------------------------------------------------------------------------------
@@ -145,8 +156,10 @@ class ModelStep:
             tail.append({"role": "user", "content": self._nudge})
         return self._turn.prompt(tools=self._tools, tail=tail, prefill=prefill)
 
-    def _deliver(self, delta: Delta) -> None:
+    def _deliver(self, delta: Delta) -> Awaitable[None] | None:
         if type(delta) is TextDelta:
+            if self._out is not None and self._out.holds(delta.text):
+                return self._out.feed(delta.text)
             self._log.text(self._id, delta.text)
         elif type(delta) is ReasoningDelta:
             if self._thought:  # what an attempt that was lost had thought stays apart
@@ -155,6 +168,7 @@ class ModelStep:
             self._log.reasoning(self._id, delta.text, delta.form)
         elif type(delta) is ToolDrafted:
             self._log.drafted(self._id, delta.index, delta.name)
+        return None
 
     async def _tell_left_out(self, options: Sequence[str]) -> None:
         """Name what was asked for and cannot be sent, once in a turn."""
@@ -235,6 +249,7 @@ class ModelStep:
         usable = [c for c in turn.route.credentials if c and not turn.services.learnt.rests(c)]
         option = rejected_option(facts)
         pictures = images.present(turn.messages)
+        shown = images.present([message for message in turn.messages if message["role"] == "tool"])
         ceiling = turn.capabilities.max_output
         limit = turn.max_output or turn.route.max_output_tokens
         checks: dict[Action, bool] = {
@@ -244,7 +259,7 @@ class ModelStep:
             "drop_option": option is not None and option not in turn.services.learnt.dropped(turn.route),
             "compact": turn.live.spec.compress and turn.settings.get("compression.enabled"),
             "shrink_images": pictures and images.can_shrink(),
-            "describe_images": pictures and bool(turn.settings.get("auxiliary.vision.model")),
+            "describe_images": pictures and bool(turn.settings.get("auxiliary.vision.model") or shown),
             "drop_opaque": turn.with_opaque and any(m.get("opaque") for m in turn.messages),
             "raise_output": not turn.own_limit and (limit is None or limit < ceiling),
         }
@@ -272,10 +287,10 @@ class ModelStep:
             await act(facts, kind)
         return True
 
-    def _end(self, attempt: Attempt, facts: FailureFacts, kind: Kind, decision: Decision) -> Answered:
+    async def _end(self, attempt: Attempt, facts: FailureFacts, kind: Kind, decision: Decision) -> Answered:
         turn = self._turn
-        for delta in attempt.assembler.finish():
-            self._deliver(delta)
+        await carry(attempt.assembler.finish(), self._deliver)
+        await self._whole()
         lost_call = kind in ("stream_lost_tool", "stale") and bool(facts.drafting)
         if lost_call and decision.action == "keep_partial":
             self._log.text(self._id, f"\n\n{stalled_warning(facts.drafting)}")
@@ -290,7 +305,7 @@ class ModelStep:
         )
         failure = replace(failure, retry_after_s=facts.retry_after_s)
         message = attempt.assembler.message()
-        return Answered(replace(message, tool_calls=[]), self._text, failure)
+        return Answered(replace(message, tool_calls=[]), self._log.text_of(self._id), failure)
 
     # --- the actions --------------------------------------------------------------------------------------------
 
@@ -331,6 +346,9 @@ class ModelStep:
     async def _describe_images(self, facts: FailureFacts, kind: Kind) -> None:
         from hermes.agent.auxiliary import Auxiliary
 
+        if not self._turn.settings.get("auxiliary.vision.model"):
+            self._turn.messages = images.unseen(self._turn.messages)
+            return
         auxiliary = Auxiliary(self._turn)
         self._turn.messages = await images.described(self._turn.messages, auxiliary.describe)
         for usage in auxiliary.spent:

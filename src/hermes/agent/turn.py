@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hermes.agent.compress import estimate, size_of
+from hermes.agent.images import unseen
 from hermes.agent.model_lists import ModelLists
 from hermes.agent.parts import Usage
 from hermes.http import HttpClient, Timeouts, Transport
@@ -22,6 +23,7 @@ from hermes.tools.desk import Desks
 from hermes.tools.registry import Registry, ToolDef
 
 if TYPE_CHECKING:
+    from hermes.agent.media import Deliverables
     from hermes.config import Settings
     from hermes.home import Home
     from hermes.tools.mcp import Servers
@@ -119,6 +121,7 @@ class Turn:
     user_message: Message | None = None
     message_id: str = ""
     said: Row | None = None
+    media: Deliverables | None = None
     system: str = ""
     instructions: str = ""
     tools: dict[str, ToolDef] = field(default_factory=dict)
@@ -183,6 +186,7 @@ class Turn:
         """The next request in canonical form."""
         spec = self.live.spec
         messages = self.messages if self.with_opaque else [_without_opaque(m) for m in self.messages]
+        messages = messages if self.capabilities.images else unseen(messages)
         first = not any(m.get("role") == "assistant" for m in self.messages[self.history_length :])
         offered = self.schemas if tools and spec.tool_choice != "none" and self.capabilities.tools else []
         choice = spec.tool_choice

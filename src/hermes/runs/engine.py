@@ -51,6 +51,7 @@ class Admission:
     begun: bool = False
     told: Callable[[], None] | None = field(default=None, repr=False)
     released: bool = False
+    waited_s: float = 0.0
 
     @property
     def run_id(self) -> str:
@@ -90,6 +91,7 @@ class LiveRun:
     deadline_timer: asyncio.TimerHandle | None = None
     session_lost: bool = False
     resumption: Resumption | None = None
+    waited_s: float = 0.0
 
     @property
     def transcript_id(self) -> str:
@@ -152,8 +154,8 @@ class RunEngine:
         self._live: dict[str, LiveRun] = {}
         self._unkept: set[str] = set()
         self._permits: Counter[str] = Counter()
-        # Whoever wants to hear of the ends of turns.
-        self.on_end: list[Callable[[LiveRun], None]] = []
+        # Whoever wants to hear of what is put on record, text left out.
+        self.listeners: list[Callable[[LiveRun, Event], None]] = []
         self._leases = SessionLeases(self.limits.turn_queue, self._session_lost)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._watching: set[asyncio.Task[None]] = set()
@@ -183,6 +185,11 @@ class RunEngine:
         return self._permits.total()
 
     @property
+    def kinds(self) -> Counter[str]:
+        """How many turns of each kind are at work."""
+        return Counter(live.spec.kind for live in self._live.values() if live.task is not None)
+
+    @property
     def draining(self) -> bool:
         """Whether no new turns are taken any more."""
         return self._draining
@@ -197,6 +204,7 @@ class RunEngine:
         """
         self._check_open(spec)
         self._permits[spec.owner] += 1
+        began = time.monotonic()
         try:
             lease = await self._gain(spec, self.limits.session_wait_s if wait_s == -1.0 else wait_s, bind)
         except SessionBusy as error:
@@ -209,7 +217,8 @@ class RunEngine:
         except BaseException:
             self._permits[spec.owner] -= 1
             raise
-        admission = Admission(replace(spec, session_id=lease.session_id), lease, self)
+        waited_s = time.monotonic() - began
+        admission = Admission(replace(spec, session_id=lease.session_id), lease, self, waited_s=waited_s)
         if self._draining:
             await admission.release()
             self._check_open()
@@ -382,6 +391,7 @@ class RunEngine:
         secrets = self._secrets(spec)
         writer = self._log.open(spec.run_id, store.runs, token=None, secrets=secrets, last_seq=last_seq, state=state)
         live = LiveRun(spec, store, writer, RunControls(), secrets)
+        writer.heard = self._tell
         if spec.deadline_seconds is not None:
             used = time.time() - state.started_at if state is not None and state.started_at is not None else 0.0
             left = max(0.0, spec.deadline_seconds - used)
@@ -390,6 +400,13 @@ class RunEngine:
             live.deadline_timer = asyncio.get_running_loop().call_later(left, stop.request, "deadline")
         self._live[spec.run_id] = live
         return live
+
+    def _tell(self, event: Event) -> None:
+        for hear in self.listeners:
+            try:
+                hear(self._live[event.run_id], event)
+            except Exception:  # whoever only listens does no harm
+                log.exception("the event %s of run %s was not heard", event.type, event.run_id)
 
     # --- runs that were cut off -----------------------------------------------------------------------------------
 
@@ -497,6 +514,7 @@ class RunEngine:
     def _begin(self, live: LiveRun, admission: Admission) -> None:
         if live.spec.persist:
             live.log.token = admission.lease.token
+        live.waited_s = admission.waited_s
         live.task = self._spawn(self._carry_out(live, admission))
         admission.begun = True
         if admission.told is not None:
@@ -521,8 +539,6 @@ class RunEngine:
             except Exception as error:  # noqa: BLE001  (the lease runs out by itself; the result stands)
                 log.warning("the session of run %s could not be released: %s", live.spec.run_id, error)
             finally:
-                for hear in self.on_end:
-                    hear(live)
                 await self._forget(live)
 
     async def _close_broken(self, live: LiveRun) -> None:

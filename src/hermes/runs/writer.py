@@ -103,6 +103,8 @@ class RunWriter:
         self.token = token
         self.state = state or RunState()
         self.step = 0
+        self.first_delta_at: float | None = None
+        self.heard: Callable[[Event], None] = lambda event: None
         self._store, self._bus, self._clock, self._window_s = store, bus, clock, window_s
         self._secrets = secrets or Secrets()
         self._seq = last_seq
@@ -161,6 +163,8 @@ class RunWriter:
             self._give_out(pending)
 
     def _open(self, id_: str, kind: str, type_: str, fixed: dict[str, Any]) -> _Stream:
+        if self.first_delta_at is None and kind != "tool":
+            self.first_delta_at = self._clock()
         stream = self._streams[id_] = _Stream(id_, kind, type_, self.step, fixed, self._secrets.stream())
         return stream
 
@@ -370,6 +374,7 @@ class RunWriter:
         for event in commit.events:
             self.state.apply(event)
             self._deliver(event)
+            self.heard(event)
         if commit.then is not None:
             commit.then()
 

@@ -21,6 +21,7 @@ from hermes import home
 from hermes.agent import facade
 from hermes.guards.secrets import Secrets
 from hermes.runs.engine import Admission, LiveRun
+from hermes.runs.events import Event
 from hermes.runs.spec import RunSpec
 from hermes.server import (
     chat,
@@ -28,6 +29,7 @@ from hermes.server import (
     discovery,
     documents,
     jobs,
+    metrics,
     middleware,
     responses,
     runner,
@@ -106,6 +108,7 @@ class APIServerAdapter:
         self._once = Once(self)
         self.keyring = Keyring(self._api_key, options["keys"])
         self._secrets = Secrets([self._api_key] if self._api_key else [])
+        self.metrics = metrics.Metrics()
         self.started_at = time.time()
         self.draining = asyncio.Event()
         self.seal: Any = None
@@ -147,7 +150,7 @@ class APIServerAdapter:
             limits = self._options["responses.max_stored"], self._options["responses.max_age_days"]
             self._response_store = ResponseStore(limits[0], path, max_age_days=limits[1])
         self._limit(app)
-        app.engine.on_end.append(self._spent)
+        app.engine.listeners += (self._spent, self.metrics.hear)
         app.services.background(level(self))
 
     def drain(self) -> None:
@@ -249,7 +252,8 @@ class APIServerAdapter:
         keepalive_s = (
             self._options["keepalive_seconds"] if self._set_keepalive else CHAT_COMPLETIONS_SSE_KEEPALIVE_SECONDS
         )
-        return EventStream(request, told, keepalive_s=keepalive_s, stall_s=self._options["write_stall_seconds"])
+        stall_s = self._options["write_stall_seconds"]
+        return EventStream(request, told, keepalive_s=keepalive_s, stall_s=stall_s, among=self.metrics.streams)
 
     def toolsets(self, narrowed: frozenset[str] | None) -> frozenset[str] | None:
         """The toolsets of a turn: what is configured for the server, narrowed by the request."""
@@ -328,9 +332,9 @@ class APIServerAdapter:
         """What answers to the present caller say of its limits."""
         return self.keyring.headers(CALLER.get().owner)
 
-    def _spent(self, live: LiveRun) -> None:
+    def _spent(self, live: LiveRun, event: Event) -> None:
         """Count the tokens of a turn that has ended."""
-        if (bucket := self.keyring.bucket(live.spec.owner, "tokens")) is not None:
+        if event.final and (bucket := self.keyring.bucket(live.spec.owner, "tokens")) is not None:
             bucket.spend(live.log.state.usage.get("total_tokens") or 0)
 
     def _parse_session_key_header(self, request: web.Request) -> tuple[str | None, web.Response | None]:
@@ -507,6 +511,7 @@ class APIServerAdapter:
     _handle_health = endpoint(discovery.health, public=True)
     _handle_health_detailed = endpoint(discovery.detailed, public=True)
     _handle_health_ready = endpoint(discovery.ready, public=True)
+    _handle_metrics = endpoint(metrics.show, public=True)
     _handle_models = endpoint(discovery.models)
     _handle_model = endpoint(discovery.model)
     _handle_capabilities = endpoint(discovery.capabilities)

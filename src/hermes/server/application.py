@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -12,6 +13,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from hermes.limits import HEADER_BYTES_MAX, HEADERS_S_MAX
 from hermes.server.errors import error_response
+from hermes.server.metrics import counting_middleware
 from hermes.server.middleware import (
     ADAPTER,
     SECURITY_HEADERS,
@@ -24,11 +26,20 @@ from hermes.server.routes import ROUTES
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
 
+_MIDDLEWARES = (counting_middleware, cors_middleware, security_headers_middleware, envelope_middleware)
 
-def build(adapter: APIServerAdapter) -> web.Application:
-    """The application of an adapter."""
+
+def build(adapter: APIServerAdapter, profiles: Mapping[str, APIServerAdapter] | None = None) -> web.Application:
+    """The application of an adapter, and those of other profiles below it."""
+    app = _routed(adapter, _MIDDLEWARES)
+    for name, other in (profiles or {}).items():
+        app.add_subapp(f"/p/{name}", _routed(other, []))
+    return app
+
+
+def _routed(adapter: APIServerAdapter, middlewares: Sequence[Any]) -> web.Application:
     app = web.Application(
-        middlewares=[cors_middleware, security_headers_middleware, envelope_middleware],
+        middlewares=middlewares,
         client_max_size=0,  # bodies are read by hand, within the configured limit
     )
     app[ADAPTER] = adapter

@@ -208,7 +208,7 @@ _BY_ROUTE = {
     "jobs_admin": "job_create",
     "metrics": "metrics",
 }
-ABSENT = ("web_ui", "profiles")
+ABSENT = ("web_ui",)
 _NEVER = (
     "admin_config_rw",
     "memory_write_api",
@@ -305,6 +305,7 @@ def _features(adapter: APIServerAdapter) -> Json:
         "openapi": adapter.option("docs"),
         **dict.fromkeys((*ABSENT, *_NEVER), False),
         "cors": bool(adapter._cors_origins),
+        "profiles": bool(adapter.option("profiles")),
         "strict_models": adapter.option("strict_models"),
         "strict_parameters": adapter.option("strict_parameters"),
         "reasoning_streaming": adapter.option("show_reasoning"),

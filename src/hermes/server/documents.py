@@ -42,7 +42,7 @@ _TYPES = {"string": "text", "integer": "whole number", "number": "number", "bool
 
 async def root(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
     """GET /"""
-    _check_on(adapter, "ui", request)
+    check_on(adapter, "ui", request)
     accepted = request.headers.get("Accept", "")
     if "application/json" in accepted and "text/html" not in accepted:
         told = {"name": "hermes", "version": hermes.__version__, "docs": "/docs"}
@@ -52,18 +52,19 @@ async def root(adapter: APIServerAdapter, request: web.Request) -> web.StreamRes
 
 async def docs(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
     """GET /docs"""
-    _check_on(adapter, "docs", request)
+    check_on(adapter, "docs", request)
     return await _page(request, _docs_page)
 
 
 async def openapi(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
     """GET /openapi.json"""
-    _check_on(adapter, "docs", request)
+    check_on(adapter, "docs", request)
     data = await asyncio.to_thread(described.encoded)
     return web.Response(body=data, content_type="application/json", charset="utf-8")
 
 
-def _check_on(adapter: APIServerAdapter, option: str, request: web.Request) -> None:
+def check_on(adapter: APIServerAdapter, option: str, request: web.Request) -> None:
+    """What is switched off is not there."""
     if not adapter.option(option):
         raise ApiError(404, f"There is nothing at {request.method} {request.path}.", "not_found")
 

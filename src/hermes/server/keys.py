@@ -45,7 +45,7 @@ def key_of(entry: Mapping[str, Any]) -> Key:
     digest = bytes.fromhex(entry["key_sha256"]) if text is None else _digest(str(text).encode())
     bounds: dict[str, Any] = {name: int(entry.get(name) or 0) for name in _COUNTS}
     bounds |= {name: frozenset(entry[name]) for name in ("toolsets", "models") if entry.get(name) is not None}
-    return Key(entry["name"], digest, frozenset(entry["scopes"]), **bounds)
+    return Key(entry["name"], digest, frozenset(entry.get("scopes") or ()), **bounds)
 
 
 def _digest(key: bytes) -> bytes:

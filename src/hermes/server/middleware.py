@@ -109,7 +109,9 @@ async def envelope_middleware(request: web.Request, handler: Handler) -> web.Str
     try:
         return await handler(request)
     except web.HTTPNotFound:
-        code = "profile_not_found" if request.path.startswith("/p/") else "not_found"
+        profile = request.path.split("/")[2] if request.path.startswith("/p/") else None
+        known = profile is None or profile in adapter.option("profiles")
+        code = "not_found" if known else "profile_not_found"
         return error_response(404, f"There is nothing at {request.method} {request.path}.", code)
     except web.HTTPMethodNotAllowed as error:
         allowed = ", ".join(sorted(error.allowed_methods))

@@ -116,6 +116,7 @@ _OTHER_TYPES: dict[str, tuple[str, ...]] = {
     "ui": ("text/html",),
     "docs": ("text/html",),
     "openapi": (_JSON,),
+    "metrics": ("text/plain",),
     "session_export": (_JSON, "application/jsonl", "text/markdown"),
     "session_file": ("*/*",),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import msgspec
@@ -52,6 +53,7 @@ ROUTES: tuple[Route, ...] = (
     Route("ui", "GET", "/", "_handle_root", None, "What this is", faults=(404,)),
     Route("docs", "GET", "/docs", "_handle_docs", None, "This description, to be read", faults=(404,)),
     Route("openapi", "GET", "/openapi.json", "_handle_openapi", None, "This description", faults=(404,)),
+    Route("metrics", "GET", "/metrics", "_handle_metrics", "admin", "What the server has counted", faults=(404,)),
     Route("models", "GET", "/v1/models", "_handle_models", "any", "The models on offer"),
     Route("model", "GET", "/v1/models/{model_id}", "_handle_model", "any", "One model", faults=(404,)),
     Route("capabilities", "GET", "/v1/capabilities", "_handle_capabilities", "any", "What the server can do"),
@@ -344,10 +346,14 @@ _ONCE = frozenset(
 _BY_PLACE = {(route.method, route.path): route for route in ROUTES}
 
 
+_PROFILE = re.compile(r"^/p/[^/]+(?=/)")
+
+
 def route_at(request: web.Request) -> Route | None:
     """The route that a request was led to; None for one that did not come through the router."""
     route = getattr(getattr(request, "match_info", None), "route", None)
     resource = getattr(route, "resource", None)
     if resource is None:
         return None
-    return _BY_PLACE.get(("GET" if request.method == "HEAD" else request.method, resource.canonical))
+    place = _PROFILE.sub("", resource.canonical)
+    return _BY_PLACE.get(("GET" if request.method == "HEAD" else request.method, place))

@@ -119,6 +119,7 @@ class GatewayRunner:
         self._host, self._port, self._allow_local_exec = host, port, allow_local_exec
         self._app: App
         self._adapter: APIServerAdapter
+        self._profiles: dict[str, tuple[App, APIServerAdapter]] = {}
 
     @staticmethod
     def _load_reasoning_config() -> dict[str, Any] | None:
@@ -225,12 +226,39 @@ class GatewayRunner:
         self._adapter = APIServerAdapter(PlatformConfig(enabled=True, extra={**extra, **told}))
         self._adapter.attach(self._app)
         await self._open_door(stack)
-        server = Runner(build(self._adapter), shutdown_s=CLOSE_S_MAX)
+        for name in settings.get("api_server.profiles"):
+            await self._open_profile(stack, name, told)
+        others = {name: adapter for name, (_, adapter) in self._profiles.items()}
+        server = Runner(build(self._adapter, others), shutdown_s=CLOSE_S_MAX)
         stack.push_async_callback(server.cleanup)
         await server.setup()
-        self._app.serve()
+        for app in self._apps:
+            app.serve()
         for sock in sockets:
             await web.SockSite(server, sock, backlog=BACKLOG).start()
+
+    @property
+    def _apps(self) -> list[App]:
+        return [self._app, *(app for app, _ in self._profiles.values())]
+
+    async def _open_profile(self, stack: contextlib.AsyncExitStack, name: str, told: dict[str, Any]) -> None:
+        """Another profile of this user, served below its name: with its own settings, keys and store."""
+        from hermes.app import current
+        from hermes.server.adapter import APIServerAdapter
+
+        home = homes.open_profile(self.home.root, name)
+        stack.enter_context(hold(home))
+        settings = config.load(home)
+        check_settings(settings)
+        loopback = is_loopback(resolved(told["host"], told["port"]))
+        check_exposure(settings, told["host"], loopback=loopback, allow_local_exec=self._allow_local_exec)
+        app = await current(home)
+        stack.push_async_callback(app.close)
+        await app.services.files.call(app.store.blocking.open)
+        extra = load_gateway_config(settings).platforms[Platform.API_SERVER].extra
+        adapter = APIServerAdapter(PlatformConfig(enabled=True, extra={"model_name": name, **extra, **told}))
+        adapter.attach(app)
+        self._profiles[name] = (app, adapter)
 
     async def _open_door(self, stack: contextlib.AsyncExitStack) -> None:
         """Leave in the home what proves to this server that a request comes from the user whose home it is."""
@@ -244,11 +272,12 @@ class GatewayRunner:
         keeping = asyncio.create_task(self._keep_state())
         try:
             await stop.wait()
-            self._adapter.drain()
+            for adapter in (self._adapter, *(adapter for _, adapter in self._profiles.values())):
+                adapter.drain()
             seconds = config.reload_if_changed(settings)[0].get("api_server.drain_seconds", float)
             log.info("draining for up to %g s", seconds)
             await self._tell_soon(gateway_state="draining")
-            await self._app.engine.drain(seconds)
+            await asyncio.gather(*(app.engine.drain(seconds) for app in self._apps))
         finally:
             keeping.cancel()
 
@@ -257,7 +286,7 @@ class GatewayRunner:
         told = 0
         while True:
             await asyncio.sleep(_STATE_EVERY_S)
-            if (running := self._app.engine.active) != told:
+            if (running := sum(app.engine.active for app in self._apps)) != told:
                 await self._tell_soon(active_agents=running)
                 told = running
 

@@ -41,8 +41,17 @@ class Renderer(Protocol):
 class EventStream:
     """The writer of one stream: its head, keepalives, back-pressure, and the end of a reader that takes nothing."""
 
-    def __init__(self, request: web.Request, headers: Mapping[str, str], *, keepalive_s: float, stall_s: float) -> None:
+    def __init__(
+        self,
+        request: web.Request,
+        headers: Mapping[str, str],
+        *,
+        keepalive_s: float,
+        stall_s: float,
+        among: set[EventStream] | None = None,
+    ) -> None:
         self._request = request
+        self._among: set[EventStream] = set() if among is None else among
         self.response = web.StreamResponse(status=200, headers={**HEADERS, **headers})
         self._keepalive_s, self._stall_s = keepalive_s, stall_s
         self._loop = asyncio.get_running_loop()
@@ -56,9 +65,11 @@ class EventStream:
         except (ConnectionError, RuntimeError) as error:
             raise ClientGone from error
         self._timer = self._loop.call_later(self._keepalive_s, self._keep)
+        self._among.add(self)
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._among.discard(self)
         if self._timer is not None:
             self._timer.cancel()
         if self._keeping is not None:

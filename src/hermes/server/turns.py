@@ -295,7 +295,11 @@ class Turn:
             # It is to end by itself, which it can once it is the engine's own.
             while not task.done() and not (self.admission is not None and self.admission.begun):
                 await asyncio.wait([task], timeout=GRACE_POLL_S)
-        await leave(task, self.agent_ref, self.spec.on_detach != "continue" and await self._is_joined())
+        joined = self.spec.on_detach != "continue" and await self._is_joined()
+        if not task.done():
+            goes_on = joined or self.spec.on_detach == "continue"
+            self.adapter.metrics.counts["disconnects"]["detach" if goes_on else "interrupt",] += 1
+        await leave(task, self.agent_ref, joined)
 
     async def _is_joined(self) -> bool:
         """Whether somebody else follows the run by now, given the time to."""

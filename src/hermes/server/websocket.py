@@ -164,5 +164,6 @@ class _Connection:
 
     async def _tell(self, error: ApiError) -> None:
         error.message = self._adapter.redact(error.message)
+        self._adapter.metrics.refused(error.status, error.code)
         with contextlib.suppress(ConnectionError, RuntimeError):
             await self._socket.send_json({"type": "error", "status": error.status, **error.body()})

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from hermes.guards.paths import PathRefused, Paths
 from hermes.guards.secrets import MARK
@@ -29,6 +29,9 @@ from hermes.limits import (
 )
 from hermes.text import whole_text
 from hermes.tools.registry import Args, Prepared, Reconciled, ToolContext, ToolError
+
+if TYPE_CHECKING:
+    from hermes.tools.world import World
 
 # Where a file is really is known only to the guard, so calls that write wait for each other and for those that read.
 SCOPE = frozenset({"files"})
@@ -58,19 +61,25 @@ _TYPES = {
 # ---- paths
 
 
-def _base(ctx: ToolContext, paths: Paths) -> str:
+class Placed(Protocol):
+    """Whatever works in the world of a run."""
+
+    world: World
+
+
+def _base(ctx: Placed, paths: Paths) -> str:
     shell = ctx.world.desk.shell
     return str(paths.cwd) if shell is None else shell.cwd
 
 
-def located(ctx: ToolContext, paths: Paths, path: str) -> str:
+def located(ctx: Placed, paths: Paths, path: str) -> str:
     """A path as the guard is asked for it: what is relative begins where the session's shell is, `~` is its home."""
     if (shell := ctx.world.desk.shell) is not None and re.match(r"~(/|\Z)", path):
         path = shell.env.get("HOME", "~") + path[1:]
     return path if path.startswith(("/", "~")) or not path else os.path.join(_base(ctx, paths), path)
 
 
-def shown(ctx: ToolContext, paths: Paths, real: str | Path) -> str:
+def shown(ctx: Placed, paths: Paths, real: str | Path) -> str:
     """A real path as the model is told it: short where it lies below the working folder."""
     text, base = str(real), _base(ctx, paths).rstrip("/") + "/"
     return whole_text(text.removeprefix(base))
@@ -248,9 +257,9 @@ def type_of(head: bytes, name: str) -> str | None:
     return mimetypes.guess_type(name)[0] or "application/octet-stream"
 
 
-def binary(path: str, kind: str, size: int) -> ToolError:
+def binary(path: str, kind: str, size: int, hint: str = "") -> ToolError:
     """The refusal of a file that is no text."""
-    hint = "A command in the terminal can convert or inspect it."
+    hint = hint or "A command in the terminal can convert or inspect it."
     return ToolError(f"{path} is no text: {kind}, {size} bytes.", "binary_file", hint, type=kind, bytes=size)
 
 

@@ -10,6 +10,7 @@ from typing import BinaryIO
 
 from hermes.guards.paths import PathRefused, Paths
 from hermes.limits import (
+    IMAGE_BYTES_MAX,
     READ_LINES,
     READ_LINES_MAX,
     SEEN_BYTES_MAX,
@@ -18,7 +19,6 @@ from hermes.limits import (
 from hermes.tools.diagnostics import diagnostics
 from hermes.tools.file_access import (
     BOM,
-    IMAGES,
     SCOPE,
     SNIFFED_BYTES,
     Change,
@@ -40,6 +40,7 @@ from hermes.tools.file_access import (
     writable,
 )
 from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
+from hermes.tools.vision import data_url
 
 # ---- read_file
 
@@ -55,13 +56,17 @@ def _read(ctx: ToolContext, args: Args) -> Answer:
         real = str(paths.check(located(ctx, paths, path), "read"))
         with paths.open(real) as file:
             size, head = os.fstat(file.fileno()).st_size, file.read(SNIFFED_BYTES)
-            if (kind := type_of(head, real)) in IMAGES:
-                hint = "vision_analyze can look at it."
-                return {"path": shown(ctx, paths, real), "type": kind, "bytes": size, "hint": hint}
-            if kind is not None:
-                raise binary(path, kind, size)
+            kind = type_of(head, real)
+            is_image = kind is not None and kind.startswith("image/")
+            if kind is not None and not (is_image and ctx.sees_images):
+                seen = is_image and "vision_analyze" in ctx.tools
+                raise binary(path, kind, size, "vision_analyze can look at it." if seen else "")
             file.seek(0)
-            return {"path": shown(ctx, paths, real), **_slice(ctx, args, file, size, real)}
+            answer: Answer = {"path": shown(ctx, paths, real)}
+            if not is_image:
+                return answer | _slice(ctx, args, file, size, real)
+            ctx.images.append(data_url(file.read(IMAGE_BYTES_MAX + 1)))
+            return answer | {"type": kind, "bytes": size, "note": "The image itself comes with this answer."}
 
 
 def _slice(ctx: ToolContext, args: Args, file: BinaryIO, size: int, real: str) -> Answer:
@@ -101,7 +106,7 @@ READ = ToolDef(
     name="read_file",
     toolset="file",
     description=(
-        "Read a text file. Lines come as N|text; N| is not part of the file. Long files: go on at next_offset. "
+        "Read a text file, or look at an image. Lines come as N|text; N| is not part of the file. Long files: go on at next_offset. "
         "What looks like «redacted:kind» stands for a secret that is not shown."
     ),
     parameters={

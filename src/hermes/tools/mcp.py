@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ from hermes.guards.urls import UrlGuard
 from hermes.home import write_private
 from hermes.limits import (
     MCP_FAILURES_MAX,
+    MCP_IMAGES_MAX,
     MCP_READY_S_MAX,
     MCP_RELIST_S,
     MCP_STEADY_S,
@@ -28,6 +30,7 @@ from hermes.limits import (
 from hermes.sandbox.choose import child_env
 from hermes.tools import mcp_names as names
 from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
+from hermes.tools.vision import data_url
 
 if TYPE_CHECKING:
     from hermes.config import Settings
@@ -345,7 +348,7 @@ class Server:
                 self._leave()
                 raise self._unavailable("was lost while it worked on this call, which may have taken effect") from None
             code = "invalid_arguments" if error.code == link.INVALID_PARAMS else "tool_crashed"
-            raise ToolError(f"The MCP server {self.name!r} refuses: {words}", code, _OTHERWISE) from None
+            raise ToolError(f"The MCP server {self.name!r} refuses: {words}", code, _OTHERWISE, foreign=True) from None
         except Exception as error:  # noqa: BLE001  (a server that does not keep to the protocol)
             log.warning("the MCP server %s gave an answer that cannot be used: %s", self.name, self._words(error))
             raise self._unavailable("gave an answer that cannot be used") from None
@@ -364,11 +367,11 @@ class Server:
 
     def _unavailable(self, words: str) -> ToolError:
         hint = "Go on without it, or try once more later; tell the user if the work needs it."
-        return ToolError(f"The MCP server {self.name!r} {words}.", "mcp_unavailable", hint)
+        return ToolError(f"The MCP server {self.name!r} {words}.", "mcp_unavailable", hint, foreign=True)
 
 
 async def _kept(ctx: ToolContext, told: dict[str, Any], blobs: list[names.Blob]) -> Answer:
-    """The answer, with what is no text in files beside it."""
+    """The answer, with what is no text in files beside it; the model is shown what it can see of that."""
     files: list[dict[str, Any]] = []
     for number, blob in enumerate(blobs):
         kind = "".join(filter(str.isalnum, blob.media_type.partition("/")[2]))[:8] or "bin"
@@ -376,6 +379,10 @@ async def _kept(ctx: ToolContext, told: dict[str, Any], blobs: list[names.Blob])
         path = ctx.world.spill / f"{call}-{number}.{kind}"
         await ctx.blocking(partial(write_private, path, blob.data))
         files.append({"path": str(path), "media_type": blob.media_type, "bytes": len(blob.data)})
+        if ctx.sees_images and blob.media_type.startswith("image/") and len(ctx.images) < MCP_IMAGES_MAX:
+            with contextlib.suppress(ToolError):  # what cannot be shown lies in its file
+                ctx.images.append(await ctx.blocking(partial(data_url, blob.data)))
+                files[-1]["shown"] = True
     if files:
         told["files"] = files
     return told or {"note": "The tool has answered with nothing."}

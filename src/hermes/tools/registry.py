@@ -25,10 +25,11 @@ Answer = dict[str, Any]
 
 
 class ToolError(Exception):
-    """A tool's own refusal: a sentence for the model, a code, and perhaps what to try next."""
+    """A tool's own refusal: a sentence for the model, a code, and perhaps what to try next. `foreign`: not in our words."""
 
-    def __init__(self, message: str, code: str, hint: str = "", **fields: Any) -> None:
+    def __init__(self, message: str, code: str, hint: str = "", *, foreign: bool = False, **fields: Any) -> None:
         super().__init__(message)
+        self.foreign = foreign
         self.answer: Answer = {"error": message, "code": code, **({"hint": hint} if hint else {}), **fields}
 
 
@@ -49,6 +50,9 @@ class ToolContext:
     blocking: Callable[[Callable[[], Any]], Awaitable[Any]]
     last_answer: Callable[[str, str], Answer | None]
     world: World
+    # Whether the model can be shown images, and what a call shows it beside its answer, as data URLs.
+    sees_images: bool = False
+    images: list[str] = field(default_factory=list)
     cancelled: threading.Event = field(default_factory=threading.Event)
     prepared: Any = None
     # The tools of the run, and a way to call one of them from within a call; its answer as the model would get it.

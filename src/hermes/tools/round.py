@@ -13,17 +13,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
+from hermes.agent.content import text_of
 from hermes.agent.parts import ToolCall
 from hermes.guards.secrets import redact_tree
 from hermes.limits import PREVIEW_CHARS_MAX, REDACTED_AT_ONCE_CHARS_MAX, RESULT_SHOWN_CHARS_MAX, STUBBORN_S_MAX
 from hermes.runs.control import Stop
 from hermes.runs.resume import Resumption
+from hermes.runs.spec import Content
 from hermes.runs.writer import LogEnded, RunWriter
 from hermes.store.base import Row, StoreError
 from hermes.threads import Threads
 from hermes.tools import arguments
 from hermes.tools.registry import Answer, Args, Effect, Prepared, Reconciled, ToolContext, ToolDef, ToolError, render
-from hermes.tools.shaping import Shaper
+from hermes.tools.shaping import Shaper, pictured
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +38,7 @@ class Outcome:
 
     call: ToolCall
     status: Status
-    content: str
+    content: Content
     name: str
     code: str = ""
     invalid: bool = False
@@ -56,6 +58,8 @@ class Work:
     outcome: Outcome | None = None
     repeated: bool = False
     parent: str | None = None
+    images: Sequence[str] = ()
+    quotes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +161,7 @@ class ToolRound:
                 await self._finish(work, "interrupted", {"status": "interrupted"}, time.monotonic())
             raise
         assert work.outcome is not None
-        return work.outcome.content
+        return text_of(work.outcome.content)
 
     async def judge(self, calls: Sequence[ToolCall], found: Resumption) -> dict[str, Before]:
         """What becomes of the calls that were cut off: done already, to be made again, or nobody knows."""
@@ -242,8 +246,8 @@ class ToolRound:
     async def _carry_out(self, work: Work, steer: Callable[[], str]) -> None:
         began = time.monotonic()
         if work.same_as is not None and work.same_as.outcome is not None:
-            first = work.same_as.outcome
-            await self._finish(work, first.status, first.content, began, code=first.code, steer=steer)
+            first, work.images = work.same_as.outcome, work.same_as.images
+            await self._finish(work, first.status, text_of(first.content), began, code=first.code, steer=steer)
             return
         if work.refusal is not None or work.tool is None:
             await self._finish(work, "error", work.refusal or {}, began, steer=steer)
@@ -256,8 +260,9 @@ class ToolRound:
             return
         work.repeated = before is not None
         status, answer, effect = await self._guarded(work.tool, work)
-        if hint := self._guard.hint(work.tool.name, work.args, status, effect, render(answer)):
-            answer.setdefault("hint", hint)
+        told = "\n".join([render(answer), *work.images])
+        if hint := self._guard.hint(work.tool.name, work.args, status, effect, told):
+            answer["hint"] = f"{answer['hint']} {hint}" if answer.get("hint") else hint
         await self._finish(work, status, answer, began, steer=steer)
 
     async def _guarded(self, tool: ToolDef, work: Work) -> tuple[Status, Answer, Effect]:
@@ -266,6 +271,7 @@ class ToolRound:
             effect, _ = tool.effect_of(work.args), tool.scope_of(work.args)
             ctx = self._context(work.call.id, tool)
             ctx.tools, ctx.call = self._tools, partial(self.nested, work.call.id)
+            ctx.sees_images = ctx.sees_images and work.parent is None
             prepared = await self._prepared(tool, ctx, work)
             if not isinstance(prepared, Prepared):
                 return *prepared, effect
@@ -279,7 +285,8 @@ class ToolRound:
 
     def _crash(self, tool: ToolDef, error: Exception) -> Answer:
         log.error("tool %s fell over: %s", tool.name, self._redact(traceback.format_exc()))
-        return {"error": self._redact(f"{tool.name} failed: {type(error).__name__}: {error}"), "code": "tool_crashed"}
+        said = self._redact(f"{tool.name} failed: {type(error).__name__}: {error}")
+        return {"error": said, "code": "tool_crashed", "hint": _CRASHED}
 
     async def _prepared(self, tool: ToolDef, ctx: ToolContext, work: Work) -> Prepared | tuple[Status, Answer]:
         """What comes before a call begins; or how it ends without having begun."""
@@ -291,7 +298,7 @@ class ToolRound:
                 return await look(ctx, work.args)  # type: ignore[no-any-return]
             return await self._threads.call(lambda: look(ctx, work.args))  # type: ignore[no-any-return]
         except ToolError as refusal:
-            return _refused(refusal)
+            return _refused(refusal, work)
 
     async def _start(self, tool: ToolDef, work: Work, known: Mapping[str, Any]) -> None:
         effect = tool.effect_of(work.args)
@@ -312,12 +319,14 @@ class ToolRound:
                 else:
                     answer = await self._in_thread(tool, ctx, work.args)
             render(answer)
+            work.images = ctx.images
             return "ok", answer
         except ToolError as refusal:
-            return _refused(refusal)
+            return _refused(refusal, work)
         except Exception as error:  # noqa: BLE001  (told to the model, and in the log)
             if isinstance(error, TimeoutError) and limit.expired():
-                return "timeout", {"error": f"{tool.name} took longer than {tool.timeout_s:g} s.", "code": "timeout"}
+                said = f"{tool.name} took longer than {tool.timeout_s:g} s."
+                return "timeout", {"error": said, "code": "timeout", "hint": _SLOW}
             return "error", self._crash(tool, error)
 
     async def _in_thread(self, tool: ToolDef, ctx: ToolContext, args: Args) -> Answer:
@@ -351,7 +360,8 @@ class ToolRound:
             shown: Answer = await self._threads.call(hide) if len(content) > REDACTED_AT_ONCE_CHARS_MAX else hide()
             content = render(shown)
             if work.parent is None:
-                foreign = work.tool is not None and work.tool.foreign
+                quotes = status == "ok" or work.quotes or code == "tool_crashed"
+                foreign = work.tool is not None and work.tool.foreign and quotes
                 content, spilled = await self._shape.shaped(shown, content, work.call.id, foreign=foreign)
         words = steer()
         if words:
@@ -359,10 +369,11 @@ class ToolRound:
         event = self._log.event("tool.finished", call_id=work.call.id, name=name, status=status, code=code, row=None)
         event.data |= {"duration_ms": round((time.monotonic() - began) * 1000), "chars": len(content)}
         event.data |= {"spilled": spilled, "repeated": work.repeated, "parent_call_id": work.parent}
-        row = Row(self._transcript_id, "tool", content, self._log.run_id, tool_call_id=work.call.id, tool_name=name)
+        told = pictured(content, work.images if status == "ok" else ())
+        row = Row(self._transcript_id, "tool", told, self._log.run_id, tool_call_id=work.call.id, tool_name=name)
         row.told = ((event, "row"),)
         # From here on the commit goes through, also when this task is cancelled while it waits for it.
-        work.outcome = Outcome(work.call, status, content, name, code, work.refusal is not None, bool(words))
+        work.outcome = Outcome(work.call, status, told, name, code, work.refusal is not None, bool(words))
         rows = [row] if work.parent is None else []
         event.data |= {} if rows else {"content": content[:RESULT_SHOWN_CHARS_MAX]}
         await self._log.append(event, rows=rows, closes=self._log.end_output(work.call.id))
@@ -371,10 +382,14 @@ class ToolRound:
 _STATUSES: dict[str, Status] = {"blocked": "blocked", "timeout": "timeout", "interrupted": "interrupted"}
 
 
-def _refused(refusal: ToolError) -> tuple[Status, Answer]:
+def _refused(refusal: ToolError, work: Work) -> tuple[Status, Answer]:
+    work.quotes = refusal.foreign
     return _STATUSES.get(refusal.answer.get("code", ""), "error"), refusal.answer
 
 
+_CRASHED = "This is a defect of the tool. Try other arguments or another way; tell the user if the work needs it."
+_SLOW = "Ask for less at a time, or try another way; check first whether it has taken effect."
+_UNFIT = "Correct the arguments as the tool's schema says, and call it again."
 _DONE: Answer = {"status": "done", "note": "The server stopped while this call ran; it had taken effect."}
 
 
@@ -384,7 +399,7 @@ def _unknown(output: str) -> Answer:
 
 
 def _invalid(message: str) -> Answer:
-    return {"error": message, "code": "invalid_arguments"}
+    return {"error": message, "code": "invalid_arguments", "hint": _UNFIT}
 
 
 def _conflict(a: Work, b: Work) -> bool:

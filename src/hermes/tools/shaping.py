@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hermes.home import write_private
 from hermes.limits import FRAMED_CHARS_MIN, SPILL_PREVIEW_CHARS, SPILLED_CHARS_MIN
+from hermes.runs.spec import Content
 from hermes.tools.registry import Answer
 
 _SHARE_OF_WINDOW = 0.15
@@ -20,6 +21,12 @@ _CHARS_PER_TOKEN = 3.6
 def room(chars_max: int, window_tokens: int) -> int:
     """How long an answer may be: what the settings say, or less where the window is small."""
     return max(SPILLED_CHARS_MIN, min(chars_max, int(window_tokens * _CHARS_PER_TOKEN * _SHARE_OF_WINDOW)))
+
+
+def pictured(content: str, images: Sequence[str]) -> Content:
+    """The content of an answer's message: with images it is made of parts."""
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in images]
+    return [{"type": "text", "text": content}, *parts] if parts else content
 
 
 class Shaper:

@@ -34,10 +34,7 @@ _QUALITY = 85
 
 async def _run(ctx: ToolContext, args: Args) -> Answer:
     data = await _bytes(ctx, args["image_url"].strip())
-    if len(data) > IMAGE_BYTES_MAX:
-        hint = "Use a smaller image, or a part of this one."
-        raise ToolError(f"The image has more than {IMAGE_BYTES_MAX} bytes.", "too_large", hint)
-    image = {"type": "image_url", "image_url": {"url": await ctx.blocking(partial(_shown, data))}}
+    image = {"type": "image_url", "image_url": {"url": await ctx.blocking(partial(data_url, data))}}
     content = [{"type": "text", "text": args["question"]}, image]
     got = await ctx.world.ask_model("vision", _SYSTEM, [{"role": "user", "content": content}], IMAGE_ANSWER_TOKENS_MAX)
     if got is None:
@@ -88,7 +85,11 @@ def _unreadable(why: str) -> ToolError:
     return ToolError(f"{why}.", "image_unreadable", "PNG, JPEG, GIF and WebP can be looked at; convert it first.")
 
 
-def _shown(data: bytes) -> str:
+def data_url(data: bytes) -> str:
+    """An image as it is sent to a model. It blocks."""
+    if len(data) > IMAGE_BYTES_MAX:
+        hint = "Use a smaller image, or a part of this one."
+        raise ToolError(f"The image has more than {IMAGE_BYTES_MAX} bytes.", "too_large", hint)
     kind, data = fitted(data)
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 

@@ -9,8 +9,8 @@ from pydantic import BaseModel
 
 server = MCPServer("plain", log_level="ERROR")
 PIXEL = bytes.fromhex(
-    "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c4890000000d49444154789c6360000002000001"
-    "0005fe02fea7d60000000049454e44ae426082"
+    "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c4890000000d49444154789c63606060600000"
+    "00050001a5f645400000000049454e44ae426082"
 )
 
 
@@ -40,6 +40,12 @@ def erase(what: str) -> str:
 def picture() -> Image:
     """One pixel."""
     return Image(data=PIXEL, format="png")
+
+
+@server.tool(annotations=ToolAnnotations(read_only_hint=True))
+def album(count: int) -> list[Image]:
+    """Many of them, and one that is none."""
+    return [*[Image(data=PIXEL, format="png")] * count, Image(data=b"no image", format="png")]
 
 
 @server.tool(annotations=ToolAnnotations(read_only_hint=True))

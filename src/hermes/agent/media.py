@@ -1,0 +1,159 @@
+"""Files in an answer: a tag `MEDIA:<path>` becomes the image itself, or a link to a copy of the file."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import mimetypes
+import os
+import re
+import secrets
+from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from hermes.agent.content import Upload, folder_of
+from hermes.errors import HermesError
+from hermes.guards.paths import PathRefused, Paths
+from hermes.home import make_private_folder, private_opener
+from hermes.limits import (
+    BLOCK_BYTES,
+    INLINE_IMAGE_BYTES_MAX,
+    MEDIA_PIECE_CHARS,
+    MEDIA_TAG_CHARS_MAX,
+    OUTGOING_BYTES_MAX,
+)
+from hermes.tools.file_access import located, shown
+
+if TYPE_CHECKING:
+    from hermes.agent.turn import Services
+    from hermes.runs.engine import LiveRun
+    from hermes.tools.world import World
+
+_BEGIN = "MEDIA:"
+_QUOTED = r""""[^"\n]+"|'[^'\n]+'|`[^`\n]+`"""
+_PLAIN = r"""[^\s"'`<>|]+(?=[\s"'`<>|]"""
+_WHOLE = re.compile(rf"{_BEGIN}(?:{_QUOTED}|{_PLAIN}))")
+_LAST = re.compile(rf"{_BEGIN}(?:{_QUOTED}|{_PLAIN}|\Z))")
+_OPEN = re.compile(rf"""{_BEGIN}(?:"[^"\n]*|'[^'\n]*|`[^`\n]*|[^\s"'`<>|]*)\Z""")
+_BEHIND = ".,;:!?)]}*_"
+_IMAGES = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".gif": "gif", ".webp": "webp", ".bmp": "bmp"}
+# Short images may be the model's own words, and need no shortening.
+_MADE = re.compile(
+    r"!?\[((?:\\.|[^\]\\\n])+)\]"
+    r"\((?:data:image/\w+;base64,[A-Za-z0-9+/=]{1000,}|/api/sessions/[^/)\s]+/files/file_[0-9a-f]{24})\)"
+)
+
+
+def as_said(text: str) -> str | None:
+    """A text with tags in the place of what was made of them, as the model knows it; None where that is the same."""
+    if "](data:image/" not in text and "](/api/sessions/" not in text:
+        return None
+    said = _MADE.sub(_tag_of, text)
+    return said if said != text else None
+
+
+def _tag_of(made: re.Match[str]) -> str:
+    path = re.sub(r"\\(.)", r"\1", made[1])
+    return _BEGIN + (path if re.fullmatch(r"""[^\s"'`<>|]+""", path) else f'"{path}"')
+
+
+class Outgoing:
+    """The text of a message on its way to `write`. `held` may become a tag; `made` tells what one becomes."""
+
+    def __init__(self, write: Callable[[str], None], made: Callable[[str], Awaitable[str | None]]) -> None:
+        self.held = ""
+        self._due: deque[str] = deque()
+        self._write, self._made = write, made
+
+    def holds(self, text: str) -> bool:
+        """Whether the text is more than text that can be written at once."""
+        return bool(self.held or self._due) or _BEGIN[0] in text
+
+    async def feed(self, text: str, *, last: bool = False) -> None:
+        """Write what is known to be no tag, and what tags become. Whoever is stopped in it goes on with the next."""
+        self.held += text
+        await self._give()
+        while self.held:
+            at, tag = _found(self.held, last)
+            if at:
+                self._write(self.held[:at])
+                self.held = self.held[at:]
+            if not tag:
+                return
+            told = await self._instead(tag)
+            self.held = self.held[len(tag) :]
+            self._due += (told[at : at + MEDIA_PIECE_CHARS] for at in range(0, len(told), MEDIA_PIECE_CHARS))
+            await self._give()
+
+    async def _give(self) -> None:
+        """Write in pieces: each takes its time."""
+        while self._due:
+            self._write(self._due.popleft())
+            await asyncio.sleep(0)
+
+    async def _instead(self, tag: str) -> str:
+        path = tag.removeprefix(_BEGIN)
+        if path[0] in "\"'`":
+            return await self._made(path[1:-1]) or tag
+        bare = path.rstrip(_BEHIND)
+        for name in dict.fromkeys((path, bare)):
+            if name and (made := await self._made(name)) is not None:
+                return made + path[len(name) :]
+        return tag
+
+
+def _found(text: str, last: bool) -> tuple[int, str]:
+    """How much is text only, and the tag behind it if that is whole."""
+    at = -1
+    while (at := text.find(_BEGIN, at + 1)) >= 0:
+        if tag := (_LAST if last else _WHOLE).match(text, at):
+            return at, tag[0]
+        if not last and len(text) - at < MEDIA_TAG_CHARS_MAX and _OPEN.match(text, at):
+            return at, ""
+    begun = (n for n in range(len(_BEGIN) - 1, 0, -1) if not last and text.endswith(_BEGIN[:n]))
+    return len(text) - next(begun, 0), ""
+
+
+class Deliverables:
+    """Makes of the files that a turn's tools may read what its client can show."""
+
+    def __init__(self, live: LiveRun, services: Services, world: World) -> None:
+        self.world = world
+        self._live, self._services = live, services
+
+    async def made(self, path: str) -> str | None:
+        """An inline image, or a link to a copy; None where the file is not to be had."""
+        spec = self._live.spec
+        try:
+            paths = await self.world.paths()
+            name, taken = await self._services.files.call(partial(self._taken, paths, path))
+            if isinstance(taken, str):
+                return f"![{name}]({taken})"
+            facts = {"bytes": taken.bytes, "mime": taken.mime, "direction": "out", "path": taken.path}
+            file_id = await self._live.store.sessions.add_file(spec.session_id, taken.name, **facts)
+            return f"[{name}](/api/sessions/{quote(spec.session_id, safe='')}/files/{file_id})"
+        except (PathRefused, OSError, HermesError):
+            return None
+
+    def _taken(self, paths: Paths, path: str) -> tuple[str, str | Upload]:
+        """The file's name for the model, and its data URL or a copy of it. Blocks."""
+        real = paths.check(located(self, paths, path), "read")
+        name = re.sub(r"[\[\]\\]", r"\\\g<0>", shown(self, paths, real))
+        with paths.open(str(real)) as file:
+            size, kind = os.fstat(file.fileno()).st_size, _IMAGES.get(real.suffix.lower())
+            if "\n" in name or size > OUTGOING_BYTES_MAX:
+                raise OSError
+            if kind and size <= INLINE_IMAGE_BYTES_MAX:
+                return name, f"data:image/{kind};base64,{base64.b64encode(file.read(size)).decode()}"
+            if not self._live.spec.persist:  # there is no session to keep it
+                raise OSError
+            copy = folder_of(self._services.home, self._live.spec.session_id) / f"out_{secrets.token_hex(12)}"
+            make_private_folder(copy.parent)
+            with open(copy, "xb", opener=private_opener) as out:
+                while size > out.tell() and (block := file.read(min(BLOCK_BYTES, size - out.tell()))):
+                    out.write(block)
+                mime = mimetypes.guess_type(real.name)[0] or "application/octet-stream"
+                return name, Upload(real.name, copy, out.tell(), mime)

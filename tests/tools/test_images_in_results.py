@@ -1,0 +1,334 @@
+"""Images in the answers of tools: from the file or the MCP server to the model, the rows and the streams."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.conftest import MakeHouse
+from agent.house import PROTOCOLS, House, Json, Ran, reading, tool
+from hermes.agent.content import text_of
+from hermes.agent.images import present
+from hermes.providers.base import Prompt, Route
+from hermes.providers.local import PROVIDER as LOCAL
+from hermes.tools import code, files, mcp, vision
+from hermes.tools.registry import ToolContext, ToolError
+from server.clients import frames
+from server.conftest import Start, start
+from server.tooling import SURFACES, Talk
+from support.model_server import Call, ModelServer, Reply, Request
+from support.wire import Protocol
+
+from .test_mcp import house_with, over_pipes
+from .test_vision import data_url, picture
+from .turns import answers
+
+__all__ = ["start"]
+
+Image = pytest.importorskip("PIL.Image")
+PICTURE = picture()
+BLIND = "gpt-3.5-turbo"
+
+
+def put(house: House, **named: bytes) -> None:
+    house.home.workspace.mkdir(parents=True, exist_ok=True)
+    for name, data in named.items():
+        (house.home.workspace / name).write_bytes(data)
+
+
+async def turn(house: House, server: ModelServer, *steps: list[Call], protocol: Protocol = "chat", **more: Any) -> Ran:
+    server.script = [*(Reply(tool_calls=calls) for calls in steps), Reply(text="Done.", continues=False)]
+    ran = await house.run(server, protocol=protocol, workdir=None, **more)
+    assert ran.result["final_response"] == "Done."
+    return ran
+
+
+def read(name: str) -> list[Call]:
+    return [Call("read_file", {"path": name})]
+
+
+def shown(request: Request) -> list[str]:
+    """The images that a model was sent, wherever its protocol puts them."""
+    found: list[str] = []
+
+    def walk(value: Any) -> None:
+        if isinstance(value, dict) and value.get("type") == "image_url":
+            found.append(value["image_url"]["url"])
+        elif isinstance(value, dict) and value.get("type") == "input_image":
+            found.append(value["image_url"])
+        elif isinstance(value, dict) and value.get("type") == "image":
+            found.append(f"data:{value['source']['media_type']};base64,{value['source']['data']}")
+        else:
+            for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+                walk(item)
+
+    walk(request.body)
+    return found
+
+
+def decoded(url: str) -> bytes:
+    return base64.b64decode(url.partition(",")[2])
+
+
+def results(ran: Ran) -> list[Any]:
+    return [message["content"] for message in ran.result["messages"] if message["role"] == "tool"]
+
+
+# ---- read_file
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_the_model_is_shown_an_image_that_it_reads(house: House, server: ModelServer, protocol: Protocol) -> None:
+    house.offer(files.READ)
+    put(house, box=PICTURE)
+    ran = await turn(house, server, read("box"), protocol=protocol)
+    assert shown(server.requests[-1]) == [data_url(PICTURE)]
+    [content] = results(ran)
+    assert [part["type"] for part in content] == ["text", "image_url"]
+    answer = json.loads(content[0]["text"])
+    assert (answer["path"], answer["type"], answer["bytes"]) == ("box", "image/png", len(PICTURE))
+    assert [text for text in (t.text for t in server.requests[-1].turns) if content[0]["text"] in text]
+    assert ran.one("tool.finished")["chars"] == len(content[0]["text"])
+
+
+async def test_a_large_image_is_scaled_and_other_kinds_are_converted(house: House, server: ModelServer) -> None:
+    house.offer(files.READ)
+    put(house, **{"wide.png": picture(3000, 10), "a.bmp": picture(form="BMP")})
+    await turn(house, server, [*read("wide.png"), *read("a.bmp")])
+    sent = shown(server.requests[-1])
+    assert all(url.startswith("data:image/jpeg;base64,") for url in sent)
+    assert [Image.open(io.BytesIO(decoded(url))).size for url in sent] == [(2048, 7), (8, 4)]
+
+
+@pytest.mark.parametrize("offered", [True, False])
+async def test_a_model_that_sees_nothing_is_told_what_the_file_is(
+    house: House, server: ModelServer, offered: bool
+) -> None:
+    house.offer(files.READ, *([vision.TOOL] if offered else []))
+    put(house, box=PICTURE)
+    ran = await turn(house, server, read("box"), model=BLIND)
+    [answer] = answers(ran)
+    assert (answer["code"], answer["type"], answer["bytes"]) == ("binary_file", "image/png", len(PICTURE))
+    assert ("vision_analyze" in answer["hint"]) is offered
+    assert shown(server.requests[-1]) == []
+
+
+async def test_what_cannot_be_shown_is_said(house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    house.offer(files.READ)
+    put(house, small=PICTURE, large=PICTURE + b"\0", damaged=PICTURE[:45])
+    for module in (files, vision):
+        monkeypatch.setattr(module, "IMAGE_BYTES_MAX", len(PICTURE))
+    ran = await turn(house, server, [*read("small"), *read("large"), *read("damaged")])
+    small, large, damaged = results(ran)
+    assert isinstance(small, list)
+    assert [json.loads(told)["code"] for told in (large, damaged)] == ["too_large", "image_unreadable"]
+
+
+async def test_a_script_gets_no_image(house: House, server: ModelServer) -> None:
+    house.offer(files.READ, code.TOOL)
+    put(house, box=PICTURE)
+    script = "from hermes_tools import read_file\nprint(read_file(path='box')['code'])"
+    ran = await turn(house, server, [Call("execute_code", {"code": script})], approvals="off")
+    [answer] = answers(ran)
+    assert answer["stdout"] == "binary_file\n" and shown(server.requests[-1]) == []
+
+
+# ---- what becomes of them
+
+
+async def test_rows_hold_images_and_the_next_turn_shows_them_again(house: House, server: ModelServer) -> None:
+    house.offer(files.READ)
+    put(house, box=PICTURE)
+    ran = await turn(house, server, read("box"), persist=True)
+    session = ran.spec.session_id
+    [row] = [row for row in await house.rows(session) if row.role == "tool"]
+    assert row.content == results(ran)[0]
+    await turn(house, server, persist=True, session_id=session)
+    assert shown(server.requests[-1]) == [data_url(PICTURE)]
+    await turn(house, server, persist=True, session_id=session, model=BLIND)
+    assert shown(server.requests[-1]) == [] and "cannot be shown" in json.dumps(server.requests[-1].body)
+
+
+async def test_an_embedded_model_gets_the_text_only() -> None:
+    content = [{"type": "text", "text": '{"note": "a box"}'}, {"type": "image_url", "image_url": {"url": "data:x"}}]
+    call = {"id": "c", "type": "function", "function": {"name": "read_file", "arguments": "{}"}}
+    messages: list[Json] = [
+        {"role": "user", "content": "look"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": content},
+    ]
+    sent = json.dumps(LOCAL.request(Route("local", "m", "", "local"), None, Prompt(messages=messages)).body)
+    assert "box" in sent and "data:x" not in sent
+
+
+async def test_a_model_that_refuses_images_goes_on_without_them(house: House, server: ModelServer) -> None:
+    house.offer(files.READ)
+    put(house, box=PICTURE)
+
+    def handle(request: Request) -> Reply:
+        if shown(request):
+            return Reply(status=400, error="This model does not support image input.")
+        return Reply(text="Done.", continues=False) if len(request.turns) > 2 else Reply(tool_calls=read("box"))
+
+    server.handler = handle
+    ran = await house.run(server, workdir=None, persist=True)
+    assert ran.result["final_response"] == "Done." and ran.actions() == ["shrink_images", "describe_images"]
+    again = await house.run(server, persist=True, session_id=ran.spec.session_id)
+    assert again.result["final_response"] == "Done.", "the session is not lost"
+
+
+async def test_the_same_call_twice_shows_the_image_with_both_answers(house: House, server: ModelServer) -> None:
+    house.offer(files.READ)
+    put(house, box=PICTURE)
+    first, second = results(await turn(house, server, [*read("box"), *read("box")]))
+    assert first == second and present([{"content": first}])
+
+
+async def test_another_image_under_the_same_name_is_no_repetition(house: House, server: ModelServer) -> None:
+    pictures = iter([picture(color="red"), picture(color="blue"), picture(color="blue")])
+
+    async def look(ctx: ToolContext, _: Json) -> Json:
+        ctx.images.append(data_url(next(pictures)))
+        return {"seen": True}
+
+    house.offer(tool("look", look, **reading()))
+    ran = await turn(house, server, *[[Call("look", {})]] * 3)
+    hints = [json.loads(content[0]["text"]).get("hint") for content in results(ran)]
+    assert hints[:2] == [None, None] and "same result" in hints[2]
+
+
+async def test_an_answer_that_is_spilled_or_refused(house: House, server: ModelServer) -> None:
+    async def look(ctx: ToolContext, args: Json) -> Json:
+        ctx.images.append(data_url(PICTURE))
+        if args["a"] == "no":
+            raise ToolError("No.", "not_found")
+        return {"text": "long " * 50_000}
+
+    house.offer(tool("look", look, **reading()))
+    ran = await turn(house, server, [Call("look", {"a": "yes"}), Call("look", {"a": "no"})])
+    spilled, refused = results(ran)
+    assert "spilled" in json.loads(spilled[0]["text"]) and spilled[1]["type"] == "image_url"
+    assert json.loads(refused)["code"] == "not_found"
+
+
+async def test_words_of_the_user_go_into_the_text(house: House, server: ModelServer) -> None:
+    house.offer(files.READ)
+    put(house, box=PICTURE)
+    steered, steps = asyncio.Event(), [Reply(tool_calls=read("box")), Reply(text="Done.", continues=False)]
+
+    async def handle(_: Request) -> Reply:
+        await steered.wait()
+        return steps.pop(0)
+
+    server.handler = handle
+    running = await house.begin(house.spec(server, workdir=None))
+    await running.control("steer", text="And mind the colour.")
+    steered.set()
+    ran = await running.end()
+    [content] = results(ran)
+    assert "mind the colour" in content[0]["text"] and content[1]["type"] == "image_url"
+
+
+# ---- over HTTP
+
+
+@pytest.mark.parametrize("surface", SURFACES)
+async def test_clients_are_shown_the_text(start: Start, home_folder: Path, surface: str) -> None:
+    talk = await Talk(await start(), surface, home_folder).begin()
+    talk.workspace.mkdir(parents=True)
+    (talk.workspace / "box").write_bytes(PICTURE)
+    turn = await talk.turn(read("box"))
+    assert shown(talk.api.model.requests[-1]) == [data_url(PICTURE)]
+    assert turn.answers[0]["type"] == "image/png"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_responses_hold_the_text(start: Start, home_folder: Path, stream: bool) -> None:
+    replies = [Reply(text="Done.", continues=False)] * 2
+    api = await start(Reply(tool_calls=read("box")), *replies)
+    (home_folder / "workspace").mkdir(parents=True)
+    (home_folder / "workspace/box").write_bytes(PICTURE)
+    async with api.post("/v1/responses", {"input": "Look.", "stream": stream}) as response:
+        text = await response.text()
+        assert response.status == 200 and data_url(PICTURE) not in text
+    told = frames(text)[-2].data["response"] if stream else json.loads(text)
+    async with api.get(f"/v1/responses/{told['id']}") as response:
+        kept = await response.json()
+    for one in (told, kept):
+        [output] = [item["output"] for item in one["output"] if item["type"] == "function_call_output"]
+        output = output if isinstance(output, str) else output[0]["text"]
+        assert json.loads(output)["type"] == "image/png" and output.endswith("}")
+    async with api.post("/v1/responses", {"input": "Again.", "previous_response_id": told["id"]}) as response:
+        assert response.status == 200, await response.text()
+    assert shown(api.model.requests[-1]) == [data_url(PICTURE)]
+
+
+# ---- MCP
+
+
+async def test_images_of_a_server_are_shown_and_kept(make_house: MakeHouse, server: ModelServer) -> None:
+    house = house_with(make_house, plain=over_pipes("plain", "stdio"))
+    ran = await turn(house, server, [Call("mcp_plain_picture", {})])
+    [url] = shown(server.requests[-1])
+    [content] = results(ran)
+    assert "data from outside" in content[0]["text"] and "base64" not in content[0]["text"]
+    [kept] = json.loads(content[0]["text"].split("\n")[1])["files"]
+    assert kept["shown"] is True and Path(kept["path"]).read_bytes() == decoded(url)
+    [kept] = answers(await turn(house, server, [Call("mcp_plain_picture", {})], model=BLIND))[0]["files"]
+    assert "shown" not in kept and shown(server.requests[-1]) == []
+
+
+async def test_a_server_cannot_flood_the_model_with_images(
+    make_house: MakeHouse, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp, "MCP_IMAGES_MAX", 2)
+    house = house_with(make_house, plain=over_pipes("plain", "stdio"))
+    ran = await turn(house, server, [Call("mcp_plain_album", {"count": 3})])
+    [content] = results(ran)
+    files_kept = json.loads(text_of(content).split("\n")[1])["files"]
+    assert [one.get("shown", False) for one in files_kept] == [True, True, False, False]
+    assert [Path(one["path"]).read_bytes()[:4] for one in files_kept] == [*[b"\x89PNG"] * 3, b"no i"]
+    assert len(shown(server.requests[-1])) == 2
+
+
+# ---- errors
+
+
+async def test_our_own_errors_are_not_framed_as_words_from_outside(make_house: MakeHouse, server: ModelServer) -> None:
+    house = house_with(make_house, plain=over_pipes("plain", "stdio"))
+    ran = await turn(house, server, [Call("mcp_plain_add", {"a": "x"}), Call("mcp_plain_fail", {})])
+    ours, theirs = results(ran)
+    assert json.loads(ours)["code"] == "invalid_arguments"
+    assert "data from outside" in theirs
+
+
+async def test_an_answer_of_the_round_itself_says_what_to_do_next(house: House, server: ModelServer) -> None:
+    async def fall(_: ToolContext, args: Json) -> Json:
+        raise ValueError("no")
+
+    async def wait(ctx: ToolContext, args: Json) -> Json:
+        await asyncio.Event().wait()
+        return {}
+
+    house.offer(tool("fall", fall, **reading()), tool("wait", wait, timeout_s=0.01, **reading()))
+    calls = [Call("fall", {}), Call("wait", {}), Call("fall", {"b": 1}), Call("fall", "[1]")]
+    ran = await turn(house, server, calls)
+    found = [json.loads(content) for content in results(ran)]
+    assert [answer["code"] for answer in found] == ["tool_crashed", "timeout", *["invalid_arguments"] * 2]
+    assert all(answer["hint"].endswith(".") for answer in found)
+
+
+async def test_advice_about_going_in_circles_is_added_to_what_a_tool_says(house: House, server: ModelServer) -> None:
+    async def refuse(_: ToolContext, args: Json) -> Json:
+        raise ToolError("No.", "not_found", "Look elsewhere.")
+
+    house.offer(tool("refuse", refuse, **reading()))
+    once, twice = answers(await turn(house, server, *[[Call("refuse", {})]] * 2))
+    assert once["hint"] == "Look elsewhere."
+    assert twice["hint"].startswith("Look elsewhere. This very call has failed before")
