@@ -15,6 +15,7 @@ import pytest
 from hermes import config
 from hermes import home as homes
 from hermes.cli import config_command, profile_command
+from hermes.errors import HermesError
 from hermes.home import Home
 
 SECRET = "sk-very-secret-0123456789"
@@ -38,7 +39,12 @@ def run(home: Home, *words: str, json: bool = False, **more: Any) -> int:
     command = config_command if words[0] == "config" else profile_command
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
-    exit_code: int = command.run(parser.parse_args(words[1:], argparse.Namespace(json=json, **more)), home)
+    args = parser.parse_args(words[1:], argparse.Namespace(json=json, **more))
+    try:
+        exit_code: int = command.run(args, home)
+    except HermesError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
     return exit_code
 
 

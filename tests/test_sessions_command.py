@@ -20,7 +20,8 @@ from typing import Any
 
 import pytest
 
-from hermes.cli import sessions_care, sessions_command, sessions_print, sessions_transfer
+from hermes.cli import sessions_care, sessions_command, sessions_print, sessions_transfer, wording
+from hermes.errors import HermesError
 from hermes.home import Home, write_private
 from hermes.store.leases import Leases, this_process
 from hermes.store.schema import MIGRATIONS
@@ -65,8 +66,12 @@ def talk(db: SessionDB, session_id: str, *, source: str = "cli", said: str = "He
 def run(home: Home, *words: str, json: bool = False) -> int:
     parser = argparse.ArgumentParser()
     sessions_command.add_arguments(parser)
-    exit_code: int = sessions_command.run(parser.parse_args(words, argparse.Namespace(json=json)), home)
-    return exit_code
+    args = parser.parse_args(words, argparse.Namespace(json=json))
+    try:
+        return sessions_command.run(args, home)
+    except HermesError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
 
 
 def lines(capsys: Capture) -> list[str]:
@@ -209,7 +214,7 @@ def test_times_are_iso_in_json(home: Home, db: SessionDB, capsys: Capture) -> No
 
 
 def test_a_time_that_no_calendar_has_is_told_as_unknown() -> None:
-    assert (sessions_print.local(1e300), sessions_print.iso(float("inf"))) == ("?", None)
+    assert (wording.local(1e300), wording.iso(float("inf"))) == ("?", None)
 
 
 def test_show_prints_the_transcript(home: Home, db: SessionDB, capsys: Capture) -> None:
@@ -835,7 +840,7 @@ def command(home: Home, *words: str, **more: Any) -> subprocess.CompletedProcess
 
 def test_a_missing_action_is_a_usage_error(home: Home) -> None:
     done = command(home)
-    assert (done.returncode, done.stdout) == (2, "") and done.stderr.startswith("usage: hermes sessions")
+    assert (done.returncode, done.stdout) == (2, "") and "Try: hermes sessions --help" in done.stderr
 
 
 @pytest.mark.parametrize("action", sorted(sessions_command._ACTIONS))

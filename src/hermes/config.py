@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,9 +20,10 @@ from hermes.config_check import (
     masked,
     misfit,
     remedy,
+    secrets_inside,
     substitute,
 )
-from hermes.config_files import Document, EnvFile, read_env, read_yaml
+from hermes.config_files import Document, EnvFile, read_bytes, read_env, read_yaml
 from hermes.config_keys import ANY, KEYS, REFUSED_WHEN_BAD, Key, KeyPath, Tree, at, canonical, find, nearest
 from hermes.config_write import BadValue, UnknownKey, Written, set_value, unset_value
 from hermes.errors import ConfigError
@@ -148,14 +151,18 @@ class Settings:
         return self._origins.environ.get(name, self._origins.env_file.values.get(name))
 
     def secret_values(self) -> frozenset[str]:
-        """What must never be shown: everything in .env, and all secret settings, from 8 characters on."""
-        found = set(self._origins.env_file.values.values())
-        for _, key, value in self.items():
-            if key.secret:
-                found.update(value.value if isinstance(value.value, list) else [value.value])
+        """What must never be shown, from 8 characters on: everything in .env, and of the settings, the environment and
+        the files named auth all that is called a secret."""
+        found = {*self._origins.env_file.values.values(), *secrets_inside(dict(self._origins.environ))}
+        for path in self.home.path.glob("auth*.json"):
+            with contextlib.suppress(ConfigError, ValueError):
+                found.update(secrets_inside(json.loads(read_bytes(path))))
+        for name, key, value in self.items():
+            of_free_name = {name.rpartition(".")[2]: value.value} if key.kind == "any" else value.value
+            found.update(secrets_inside(of_free_name, key.secret))
             if key.kind == "variable" and value.value:
                 found.add(self.variable(value.value) or "")
-        return frozenset(text for text in found if isinstance(text, str) and len(text) >= _SECRET_CHARS_MIN)
+        return frozenset(text for text in found if len(text) >= _SECRET_CHARS_MIN)
 
     @property
     def errors(self) -> tuple[Problem, ...]:

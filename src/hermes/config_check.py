@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET_FIELD = re.compile(
     r"(?:.*[_-])?(?:keys?|tokens?|secrets?|passwords?|passwd|credentials?|authorization)|apikey", re.IGNORECASE
 )
+_SCHEME = re.compile(r"(?:Bearer|Basic|Token) +", re.IGNORECASE)
 _URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _URL_FIELD = re.compile(r"(?<=[?&])((?:[\w-]*(?:key|token|secret|password))=)[^&#\s]+", re.IGNORECASE)
 _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
@@ -205,6 +206,18 @@ def _mask_inside(value: Any) -> Any:
     if isinstance(value, str):
         return _URL_FIELD.sub(rf"\1{MASK}", _URL_LOGIN.sub(MASK, value))
     return value
+
+
+def secrets_inside(value: Any, named: bool = False) -> Iterator[str]:
+    """The texts in a value that are secrets: those of fields named so, or with `named` all."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from secrets_inside(item, named or _SECRET_FIELD.fullmatch(str(name)) is not None)
+    elif isinstance(value, list):
+        for item in value:
+            yield from secrets_inside(item, named)
+    elif named and isinstance(value, str):
+        yield from (value, _SCHEME.sub("", value, count=1))
 
 
 def has_reference(value: Any) -> bool:

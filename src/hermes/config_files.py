@@ -60,7 +60,8 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_yaml(path: Path) -> Document:
-    return parse_yaml(read_bytes(path), path)
+    data = read_bytes(path)
+    return parse_yaml(data, path) if data else Document(path.name)
 
 
 def parse_yaml(data: bytes, path: Path) -> Document:

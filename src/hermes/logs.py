@@ -17,7 +17,6 @@ from hermes import config
 from hermes import home as homes
 from hermes.guards.secrets import Secrets
 from hermes.home import Home
-from hermes.providers.registry import KNOWN_PROVIDERS
 
 _SERVER_LOGGERS = ("hermes.server", "aiohttp", "asyncio")
 _LINE = "%(asctime)s %(levelname)s %(name)s%(request)s: %(message)s"
@@ -57,8 +56,9 @@ def _with_request(record: logging.LogRecord) -> bool:
 
 
 @contextlib.contextmanager
-def logging_to(home: Home, settings: config.Settings, *, verbose: bool) -> Iterator[None]:
-    """Logs of this process, written by a thread of their own; standard error gets warnings, or with `verbose` all."""
+def logging_to(home: Home, settings: config.Settings, *, verbose: bool | None) -> Iterator[None]:
+    """Logs of this process, written by a thread of their own; standard error gets warnings, or with `verbose` all, and
+    nothing where it is None."""
     handlers = list(_handlers(home, settings, verbose=verbose))
     lines: SimpleQueue[Any] = SimpleQueue()
     entrance, listener = QueueHandler(lines), QueueListener(lines, *handlers, respect_handler_level=True)
@@ -81,7 +81,7 @@ def logging_to(home: Home, settings: config.Settings, *, verbose: bool) -> Itera
         root.setLevel(level)
 
 
-def _handlers(home: Home, settings: config.Settings, *, verbose: bool) -> Iterator[logging.Handler]:
+def _handlers(home: Home, settings: config.Settings, *, verbose: bool | None) -> Iterator[logging.Handler]:
     current = [settings]
 
     def secrets() -> Secrets:
@@ -91,7 +91,8 @@ def _handlers(home: Home, settings: config.Settings, *, verbose: bool) -> Iterat
     said = logging.StreamHandler(sys.stderr)
     said.setLevel(logging.NOTSET if verbose else logging.WARNING)
     said.setFormatter(_Redacting(_LINE if verbose else "hermes: %(message)s", secrets))
-    yield said
+    if verbose is not None:
+        yield said
     size, kept = int(settings.get("logging.max_size_mb") * 1_000_000), settings.get("logging.backup_count")
     for name, takes in _LOGS.items():
         path = home.logs / f"{name}.log"
@@ -103,6 +104,5 @@ def _handlers(home: Home, settings: config.Settings, *, verbose: bool) -> Iterat
 
 @lru_cache(maxsize=4)
 def known_secrets(settings: config.Settings) -> Secrets:
-    """Every credential that these settings hold, and the keys that providers find in the environment."""
-    keys = (settings.variable(known.key_env) or "" for known in KNOWN_PROVIDERS.values() if known.key_env)
-    return Secrets([*settings.secret_values(), *keys])
+    """Every credential that these settings know."""
+    return Secrets(settings.secret_values())

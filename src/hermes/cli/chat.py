@@ -1,91 +1,115 @@
-"""`hermes chat`: a conversation in a terminal, a line at a time."""
+"""`hermes chat`: a conversation at a terminal, or line by line where there is none."""
 
 from __future__ import annotations
 
 import argparse
-import signal
+import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
 
-from hermes.agent.facade import AIAgent
-from hermes.cli.session import agent, checked_route, close_session, database, stopping
-from hermes.home import Home
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from hermes.cli.session import Conversation
+    from hermes.cli.talking import Chat
+    from hermes.home import Home
+
+EXIT_INTERRUPTED = 130
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """It has no options of its own."""
+    parser.add_argument("-q", "--query", metavar="TEXT", help="ask this, show the answer as it comes, and leave")
 
 
 def run(args: argparse.Namespace, home: Home) -> int:
     """Talk until the input ends."""
-    route = checked_route(args, home)
-    print(f"Hermes · {route.provider}/{route.model} · Ctrl-C stops a turn, Ctrl-D leaves", file=sys.stderr)
-    with database(args, home) as db:
-        talk = agent(
-            args,
-            home,
-            session_db=db,
-            stream_delta_callback=_show,
-            tool_progress_callback=_show_tool,
-            clarify_callback=_ask,
-            approval_callback=_approve,
-        )
-        _converse(talk, kept=db is not None)
-        close_session(db, talk.session_id)
-    return 0
+    import asyncio
+
+    from hermes.app import new_loop
+
+    args.query = getattr(args, "query", None)
+    if args.json or args.events:
+        return _document(args, home)
+    at_terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+    with asyncio.Runner(loop_factory=new_loop) as loop:
+        return loop.run(_talk(args, home, at_terminal))
 
 
-def _converse(talk: AIAgent, *, kept: bool) -> None:
-    """Question and answer in turns. What is kept nowhere is remembered here."""
-    history: list[dict[str, Any]] = []
-    while (question := _read("> ")) is not None:
-        if not question.strip():
-            continue
+def _document(args: argparse.Namespace, home: Home) -> int:
+    """For a program, which is given the result of one question."""
+    from hermes.cli import oneshot
+    from hermes.cli.output import UsageError
+
+    if args.query is None:
+        raise UsageError("A chat is no document; one question is.", hint='hermes -z "What is this?" --json')
+    args.oneshot = args.query
+    return oneshot.run(args, home)
+
+
+async def _talk(args: argparse.Namespace, home: Home, at_terminal: bool) -> int:
+    from hermes.cli.session import conversation, exit_code
+
+    async with conversation(args, home, answerable=at_terminal, aloud=not at_terminal) as talk:
+        if at_terminal:
+            from hermes.cli.terminal import converse
+
+            chat = await converse(talk, args.query)
+        else:
+            chat = await _lines(talk, args.query)
+        if args.query is None and not (args.quiet or chat.deletes or chat.hung_up) and await talk.session():
+            profile = "" if home.profile == "default" else f" -p {home.profile}"
+            gap = "\n" if at_terminal else ""
+            print(f"{gap}Go on with: hermes{profile} --resume {talk.session_id}", file=sys.stderr)
+    if chat.hung_up:
+        for fd in (1, 2):  # there is nobody to be told anything
+            os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
+        return EXIT_INTERRUPTED
+    if args.query is None:
+        return 0
+    return exit_code(talk.result, refused=talk.refused) if talk.result else chat.failed
+
+
+async def _lines(talk: Conversation, query: str | None) -> Chat:
+    """A line, its answer, the next line, until the input ends."""
+    from hermes.cli import attach
+    from hermes.cli.oneshot import stopping
+    from hermes.cli.screen import Lines
+    from hermes.cli.talking import Chat
+
+    chat = Chat(talk, Lines(quiet=talk.args.quiet))
+    if query is not None:
+        chat.queue(attach.message(query, chat.images, attach.piped()), query)
         with stopping(talk):
-            result = talk.run_conversation(question, conversation_history=None if kept else history)
-        history = result["messages"]
-        print()
-        if result["error"]:
-            print(f"[{result['error']}]", file=sys.stderr)
+            await chat.idle()
+        return chat
+    await chat.greet()
+    async for line in _typed():
+        with stopping(talk):
+            await chat.take(line)
+            await chat.idle()
+        if chat.leaving.is_set():
+            break
+    return chat
 
 
-def _read(mark: str) -> str | None:
-    """A line, or None at the end of the input."""
-    try:
-        return input(mark if sys.stdin.isatty() else "")
-    except EOFError:
-        return None
+async def _typed() -> AsyncIterator[str]:
+    """The lines of standard input, as they come; what waits for one does not hold up anything else."""
+    import asyncio
 
-
-def _answer(mark: str) -> str:
-    """A line for a question of the agent; Ctrl-C gives up the question and stops the turn."""
-    stop = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        return _read(mark) or ""
-    except KeyboardInterrupt:
-        if callable(stop):
-            stop(signal.SIGINT, None)
-        return ""
-    finally:
-        signal.signal(signal.SIGINT, stop)
-
-
-def _show(text: str | None) -> None:
-    print(text if text is not None else "\n", end="", flush=True)
-
-
-def _show_tool(event: str, *, tool_name: str, preview: str | None = None, **_: Any) -> None:
-    if event == "tool.started":
-        print(f"[{tool_name}: {preview}]", file=sys.stderr)
-
-
-def _ask(question: str, choices: list[str]) -> str:
-    print(question, *(f"  - {choice}" for choice in choices), sep="\n", file=sys.stderr)
-    return _answer("? ")
-
-
-def _approve(request: dict[str, Any]) -> str:
-    """One of the choices by its name or first letter; anything else denies."""
-    print(f"{request['subject']}\n{request['reason']}", file=sys.stderr)
-    said = _answer(f"{', '.join(request['choices'])}? ").strip().lower()
-    return next((choice for choice in request["choices"] if said and choice.startswith(said)), "deny")
+    loop, fd, left, data = asyncio.get_running_loop(), sys.stdin.fileno(), b"", b" "
+    while data:
+        ready = asyncio.Event()
+        try:
+            loop.add_reader(fd, ready.set)
+        except OSError:  # a file is always ready
+            ready.set()
+        try:
+            await ready.wait()
+        finally:
+            loop.remove_reader(fd)
+        data = os.read(fd, 65_536)
+        *lines, left = (left + data).split(b"\n")
+        if not data and left:
+            lines.append(left)
+        for line in lines:
+            yield line.decode("utf-8", "replace")

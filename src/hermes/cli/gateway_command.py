@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hermes import config
+from hermes.cli.output import note, tell
 from hermes.errors import HermesError
 from hermes.home import Home, is_served
 from hermes.limits import CLOSE_S_MAX
@@ -70,16 +71,6 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def _print(args: argparse.Namespace, document: Any, *lines: str) -> None:
-    """The result: one JSON document, or lines."""
-    for line in [json.dumps(document, ensure_ascii=False)] if args.json else lines:
-        print(line)
-
-
-def _note(text: str) -> None:
-    print(text, file=sys.stderr)
-
-
 # ---- serving
 
 
@@ -105,7 +96,7 @@ def _restart(args: argparse.Namespace, home: Home) -> int:
     if is_served(home):
         _end(home, _patience(home))
     else:
-        _note("No server was running in this home.")
+        note("No server was running in this home.")
     words = [str(word) for word in state.get("argv") or ()][1:]
     if "gateway" not in words or "run" not in words:
         words = ["gateway", "run"]
@@ -121,11 +112,11 @@ def _restart(args: argparse.Namespace, home: Home) -> int:
 
 def _stop(args: argparse.Namespace, home: Home) -> int:
     if not is_served(home):
-        _print(args, {"stopped": False, "pid": None})
-        _note("No server is running in this home.")
+        tell(args, {"stopped": False, "pid": None})
+        note("No server is running in this home.")
         return EXIT_NOT_RUNNING
     pid = _end(home, NOW_S if args.now else _patience(home), now=args.now)
-    _print(args, {"stopped": True, "pid": pid}, f"The server (pid {pid}) has stopped.")
+    tell(args, {"stopped": True, "pid": pid}, f"The server (pid {pid}) has stopped.")
     return 0
 
 
@@ -147,7 +138,7 @@ def _end(home: Home, seconds: float, *, now: bool = False) -> int:
             return 0
         raise NotStopped("A server holds this home, but does not say which process it is.", where=str(home.path))
     if running := state.get("active_agents"):
-        _note(f"Waiting for {running} running turn{'s' if running > 1 else ''} to end, {seconds:g} s at most.")
+        note(f"Waiting for {running} running turn{'s' if running > 1 else ''} to end, {seconds:g} s at most.")
     # The second signal ends it at once; the last one cannot be refused.
     steps = [(signal.SIGTERM, seconds), *([(signal.SIGTERM, NOW_S), (signal.SIGKILL, NOW_S)] if now else [])]
     for number, patience in steps:
@@ -205,9 +196,9 @@ def _status(args: argparse.Namespace, home: Home) -> int:
         lines += [f"check {name}: {_told(check)}" for name, check in checks.items()]
     else:
         lines += [f"check {name}: {_told(check)}" for name, check in checks.items() if check.get("status") != "ok"]
-    _print(args, document, *lines)
+    tell(args, document, *lines)
     if fault:
-        _note(fault)
+        note(fault)
     return 0 if fine else EXIT_DEGRADED
 
 
@@ -215,9 +206,9 @@ def _not_running(args: argparse.Namespace, home: Home) -> int:
     last = status._read(home)
     reason = last.get("exit_reason") if last.get("gateway_state") == "startup_failed" else None
     document = {"state": "stopped", "address": None, "pid": None, "profile": home.profile, "home": str(home.path)}
-    _print(args, {**document, "error": reason}, "state: stopped")
+    tell(args, {**document, "error": reason}, "state: stopped")
     if reason:
-        _note(f"The last start failed: {reason}")
+        note(f"The last start failed: {reason}")
     return EXIT_NOT_RUNNING
 
 
@@ -264,13 +255,13 @@ def _show_key(args: argparse.Namespace, home: Home) -> int:
 
         key = secrets.token_urlsafe(_KEY_BYTES)
         file = config.set_value(home, "api_server.key", key).file
-        _note(f"A new key is in {file}.")
+        note(f"A new key is in {file}.")
         origin = config.load(home).origin("api_server.key")
         if origin.source == "environment":
-            _note(f"The key in the variable {origin.where} still comes first.")
+            note(f"The key in the variable {origin.where} still comes first.")
         if is_served(home):
-            _note("The running server does not know it yet. Try: hermes gateway restart")
-    _print(args, {"key": key, "new": made}, key)
+            note("The running server does not know it yet. Try: hermes gateway restart")
+    tell(args, {"key": key, "new": made}, key)
     return 0
 
 

@@ -3,43 +3,119 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
-import sys
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from hermes.cli.session import agent, checked_route, close_session, database, exit_code, stopping
+from hermes.app import new_loop
+from hermes.cli import attach
+from hermes.cli.door import Json
+from hermes.cli.output import UsageError
+from hermes.cli.session import EXIT_INTERRUPTED, Conversation, conversation, exit_code, note
+from hermes.errors import HermesError
 from hermes.home import Home
+from hermes.runs.engine import Result
+
+_COUNTS = ("input_tokens", "output_tokens", "total_tokens")
 
 
 def run(args: argparse.Namespace, home: Home) -> int:
     """Ask, print, and say by the exit code how it went."""
-    checked_route(args, home)
-    on_event = _print_event if args.events else None
-    prompt = _prompt(args.oneshot)
-    with database(args, home) as db:
-        talk = agent(args, home, session_db=db, event_callback=on_event, deadline_seconds=args.deadline)
+    usage = Usage(args.usage_file)
+    try:
+        with asyncio.Runner(loop_factory=new_loop) as loop:
+            code = loop.run(_run(args, home, usage))
+    except HermesError as error:
+        usage.write(error.exit_code, error.message)
+        raise
+    except KeyboardInterrupt:
+        usage.write(EXIT_INTERRUPTED, "It was interrupted.")
+        raise
+    usage.write(code)
+    return code
+
+
+async def _run(args: argparse.Namespace, home: Home, usage: Usage) -> int:
+    piped = attach.piped()
+    text, piped = (piped.decode("utf-8", "replace"), b"") if args.oneshot == "-" else (args.oneshot, piped)
+    if not text.strip():
+        raise UsageError("There is no question.", hint='hermes -z "What is this?"')
+    content = attach.message(text, args.image or (), piped, named=False)
+    async with conversation(args, home, answerable=False) as talk:
         with stopping(talk):
-            result = talk.run_conversation(prompt)
-        close_session(db, talk.session_id)
+            show = _print_event if args.events else _say_nothing if args.quiet else tell_notice
+            result = await talk.ask(content, show, log=args.events)
+        usage.result, usage.steps = result, result["api_calls"]
+        code = exit_code(result, refused=talk.refused)
     if args.json and not args.events:
         print(json.dumps(result, ensure_ascii=False))
     elif result["final_response"] and not args.events:
         print(result["final_response"])
     if result["error"]:
-        print(f"hermes: {result['error']}", file=sys.stderr)
-    return exit_code(result)
+        note(result["error"])
+    return code
 
 
-def _print_event(event: dict[str, Any]) -> None:
+def _print_event(event: Json) -> None:
     print(json.dumps(event, ensure_ascii=False), flush=True)
 
 
-def _prompt(prompt: str) -> Any:
-    """The question; what is piped in goes along as a file."""
-    if prompt == "-":
-        return sys.stdin.read()
-    piped = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()
-    if not piped:
-        return prompt
-    file = {"name": "stdin", "media_type": "text/plain", "data": piped.encode()}
-    return [{"type": "text", "text": prompt}, {"type": "file", "file": file}]
+def _say_nothing(_: Json) -> None:
+    """Nothing but the result is wanted."""
+
+
+def tell_notice(event: Json) -> None:
+    """A word about what does not go as usual."""
+    if event["event"] == "warning" and event["level"] == "warn":
+        note(event["message"])
+    elif event["event"] == "model.fallback":
+        note(f"{event['to']['model']} answers instead of {event['from']['model']}: {event['reason']}.")
+
+
+@contextmanager
+def stopping(talk: Conversation) -> Iterator[None]:
+    """While a turn runs, Ctrl-C stops the turn, not the program; what there is of the answer is kept. A second one ends
+    the program."""
+    loop, asked = asyncio.get_running_loop(), set[Any]()
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def stop() -> None:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+        asked.add(loop.create_task(talk.control("interrupt")))
+
+    for number in numbers:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+class Usage:
+    """What a question took, written to a file in every case."""
+
+    def __init__(self, path: str | None) -> None:
+        self._path, self._began = path, time.monotonic()
+        self.result: Result | None = None
+        self.steps = 0
+
+    def write(self, code: int, error: str | None = None) -> None:
+        """Write it, if that is wanted."""
+        if self._path is None:
+            return
+        found: Result = self.result or {}
+        told = {name: found.get(name) for name in ("run_id", "session_id", "model", "provider")}
+        told |= {"steps": self.steps, **{name: found.get(name, 0) for name in _COUNTS}}
+        told |= {**(found.get("usage_details") or {}), "duration_s": round(time.monotonic() - self._began, 3)}
+        told |= {"exit": code, "error": error or found.get("error")}
+        try:
+            Path(self._path).write_text(json.dumps(told) + "\n")
+        except OSError as fault:
+            note(f"{self._path} cannot be written: {fault.strerror}.")

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hermes.cli.sessions_print import Json, counted, note, note_sessions, size, tell
+from hermes.cli.output import Json, NotFound, UsageError, note, tell
+from hermes.cli.sessions_print import note_sessions
+from hermes.cli.wording import counted, size
 from hermes.errors import HermesError
 from hermes.home import Home, is_served
 
@@ -33,16 +35,6 @@ _COUNTED = {
     "runs": "runs",
 }
 _WAYS = {"index": "The search index was made anew.", "salvage": "What could be read is in a new file."}
-
-
-class UsageError(HermesError):
-    """What was asked for cannot be done like this."""
-
-    exit_code = 2
-
-
-class NotFound(HermesError):
-    exit_code = 5
 
 
 def database_file(home: Home) -> Path:

@@ -3,84 +3,47 @@
 from __future__ import annotations
 
 import argparse
-import os
-import re
-import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hermes.cli import sessions_care, sessions_transfer
 from hermes.cli import sessions_print as words
-from hermes.cli.sessions_care import NotFound, UsageError, find, opened, session_of
-from hermes.cli.sessions_print import Json, counted, note, tell, tell_said, tell_sessions
-from hermes.errors import HermesError
+from hermes.cli.actions import FLAG, YES, Actions, Args, Arguments, age, command, folder, number
+from hermes.cli.output import Json, NotFound, UsageError, confirmed, mask, note, tell, tell_said
+from hermes.cli.sessions_care import find, opened, session_of
+from hermes.cli.sessions_print import tell_sessions
+from hermes.cli.wording import counted
 from hermes.home import Home
 
 if TYPE_CHECKING:
     from hermes.store.sessions import SessionDB
 
-_SECONDS = {"h": 3_600, "d": 86_400, "w": 604_800}
 _SHOWN_MESSAGES = 20
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="sessions_action", required=True, metavar="ACTION")
-    for action, (_, about, names) in _ACTIONS.items():
-        made = actions.add_parser(action, help=about)
-        for name in names.split():
-            options = _ARGUMENTS[name] | _ARGUMENTS.get(f"{action} {name}", {})
-            made.add_argument(*name.split("/"), **options)
-
-
-def run(args: argparse.Namespace, home: Home) -> int:
-    try:
-        return _ACTIONS[args.sessions_action][0](args, home) or 0
-    except HermesError as error:
-        note(str(error))
-        return error.exit_code
-
-
-def _number(text: str) -> int:
-    if not re.fullmatch("[0-9]{1,18}", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(text)
-
-
-def _age(text: str) -> float:
-    """Seconds."""
-    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([hdw])", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an age such as 12h, 90d or 8w")
-    return float(match[1]) * _SECONDS[match[2]]
-
-
-def _folder(text: str) -> str:
-    return os.path.abspath(os.path.expanduser(text))
 
 
 # ---- looking
 
 
-def _list(args: argparse.Namespace, home: Home) -> None:
+def _list(args: Args, home: Home) -> None:
     with opened(home) as db:
         chosen = {"source": args.source, "cwd_prefix": args.workspace, "search": args.search}
         found = db.list_sessions(limit=args.limit + 1, include_children=args.all, archived=args.all and "all", **chosen)
     more, found = len(found) > args.limit, found[: args.limit]
-    tell_sessions(args, home, {"sessions": [words.with_iso(session) for session in found], "more": more}, found)
+    tell_sessions(args, home, {"sessions": [words.shown(session) for session in found], "more": more}, found)
     if more:
         note(f"There are more. Try: hermes sessions list --limit {max(20, args.limit * 2)}")
     elif not found:
         note("There are no sessions.")
 
 
-def _show(args: argparse.Namespace, home: Home) -> None:
+def _show(args: Args, home: Home) -> None:
     with opened(home) as db:
         [session] = find(db, home, args.id)
         limit = args.messages if args.messages is not None or args.full else _SHOWN_MESSAGES
         messages = db.get_messages(session["id"], include_inactive=args.full, limit=limit, order="desc")[::-1]
         total = db.count_messages(session["id"], include_inactive=args.full)
-    document = words.with_iso(session, full=args.full) | {"messages": [words.with_iso(one) for one in messages]}
+    document = words.shown(session, full=args.full) | {"messages": [words.shown(one) for one in messages]}
     lines = words.head_lines(session)
     for message in messages:
         lines += ["", *words.message_lines(message, full=args.full)]
@@ -89,7 +52,7 @@ def _show(args: argparse.Namespace, home: Home) -> None:
         note(f"These are the last {len(messages)} of {total} messages. Try: --messages {total}")
 
 
-def _search(args: argparse.Namespace, home: Home) -> None:
+def _search(args: Args, home: Home) -> None:
     from hermes.store.base import StoreDamaged, StoreError
 
     try:
@@ -99,7 +62,7 @@ def _search(args: argparse.Namespace, home: Home) -> None:
             raise
         # It may only be the index, which is made anew by whoever may write.
         found, complete = _hits(args, home, "change")
-    document = {"hits": [words.with_iso(hit) for hit in found], "complete": complete}
+    document = {"hits": [words.shown(hit) for hit in found], "complete": complete}
     tell_said(args, home, document, (line for hit in found for line in words.hit_lines(hit)))
     if not complete:
         note("The search took too long: there may be better hits, and more.")
@@ -107,7 +70,7 @@ def _search(args: argparse.Namespace, home: Home) -> None:
         note("Nothing was found.")
 
 
-def _hits(args: argparse.Namespace, home: Home, to: str) -> tuple[list[Json], bool]:
+def _hits(args: Args, home: Home, to: str) -> tuple[list[Json], bool]:
     with opened(home, to) as db:
         try:
             found = db.search_messages(args.query, limit=args.limit)
@@ -119,15 +82,15 @@ def _hits(args: argparse.Namespace, home: Home, to: str) -> tuple[list[Json], bo
 # ---- changing
 
 
-def _rename(args: argparse.Namespace, home: Home) -> None:
+def _rename(args: Args, home: Home) -> None:
     _change(args, home, lambda db, one: db.set_session_title(one, args.title))
 
 
-def _fork(args: argparse.Namespace, home: Home) -> None:
+def _fork(args: Args, home: Home) -> None:
     _change(args, home, lambda db, one: db.fork_session(one, title=args.title, at_message_id=args.at))
 
 
-def _change(args: argparse.Namespace, home: Home, change: Callable[[SessionDB, str], str | bool]) -> None:
+def _change(args: Args, home: Home, change: Callable[[SessionDB, str], str | bool]) -> None:
     """Do it to the session that is meant, and tell it, or the new one whose id came of it."""
     with opened(home, "change") as db:
         [session] = find(db, home, args.id)
@@ -138,18 +101,18 @@ def _change(args: argparse.Namespace, home: Home, change: Callable[[SessionDB, s
         except ValueError as error:
             raise UsageError(str(error)) from None
         told = session_of(db, made if isinstance(made, str) else session["id"])
-    tell_sessions(args, home, words.with_iso(told, full=False), [told])
+    tell_sessions(args, home, words.shown(told, full=False), [told])
 
 
-def _archive(args: argparse.Namespace, home: Home) -> None:
+def _archive(args: Args, home: Home) -> None:
     with opened(home, "change") as db:
         ids = [session["id"] for session in find(db, home, *args.ids)]
         db.transaction(lambda: [db.update_session(one, archived=not args.undo) for one in ids])
         found = [session_of(db, one) for one in ids]
-    tell_sessions(args, home, {"sessions": [words.with_iso(session, full=False) for session in found]}, found)
+    tell_sessions(args, home, {"sessions": [words.shown(session, full=False) for session in found]}, found)
 
 
-def _delete(args: argparse.Namespace, home: Home) -> int:
+def _delete(args: Args, home: Home) -> int:
     from hermes.store.base import SessionBusy
 
     with opened(home, "change") as db:
@@ -165,7 +128,7 @@ def _delete(args: argparse.Namespace, home: Home) -> int:
     return 0
 
 
-def _prune(args: argparse.Namespace, home: Home) -> int:
+def _prune(args: Args, home: Home) -> int:
     from hermes.store.base import SessionBusy
 
     before = time.time() - args.older_than
@@ -187,34 +150,24 @@ def _prune(args: argparse.Namespace, home: Home) -> int:
     return 0
 
 
-def _pruned(db: SessionDB, args: argparse.Namespace, before: float, *, dry_run: bool) -> list[str]:
+def _pruned(db: SessionDB, args: Args, before: float, *, dry_run: bool) -> list[str]:
     """Those left alone since `before`, however long the question was thought about."""
     chosen = {name: getattr(args, name) for name in ("source", "title", "max_messages", "archived")}
-    days = (time.time() - before) / _SECONDS["d"]
+    days = (time.time() - before) / 86_400
     return db.prune_sessions(days, cwd_prefix=args.workspace, model=args.of_model, dry_run=dry_run, **chosen)
 
 
-def _confirmed(args: argparse.Namespace, home: Home, going: Sequence[Json]) -> bool:
-    """Whether the user wants it, who is asked on a terminal and must have said so elsewhere."""
-    if args.yes:
-        return True
-    count = counted(len(going), "session")
-    note(f"{count} will be gone, with messages, files, logs and subtasks:")
-    words.note_sessions(home, going)
-    if not sys.stdin.isatty():
-        raise UsageError(f"Deleting {count} must be confirmed.", hint="the same with -y")
-    print("Go on? [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() in ("y", "yes"):
-        return True
-    note("Nothing was deleted.")
-    return False
+def _confirmed(args: Args, home: Home, going: Sequence[Json]) -> bool:
+    count, hidden = counted(len(going), "session"), mask(home)
+    listed = (f"  {hidden(line)}" for line in words.session_lines(going))
+    return confirmed(
+        args, f"Deleting {count}", f"{count} will be gone, with messages, files, logs and subtasks:", *listed
+    )
 
 
 # ---- the table
 
-_FLAG = {"action": "store_true"}
-# What an argument is; below it, what is different about it in one action.
-_ARGUMENTS: dict[str, Json] = {
+_ARGUMENTS: Arguments = YES | {
     "id": {"metavar": "ID", "help": "an id, the beginning of one, or a title"},
     "ids": {"metavar": "ID", "nargs": "+", "help": "an id, the beginning of one, or a title"},
     "export ids": {"nargs": "*"},
@@ -222,36 +175,33 @@ _ARGUMENTS: dict[str, Json] = {
     "title": {"metavar": "TITLE"},
     "file": {"metavar": "FILE"},
     "import file": {"help": "JSON lines; '-' reads standard input"},
-    "--all": _FLAG | {"help": "archived ones and those made for subtasks too"},
+    "--all": FLAG | {"help": "archived ones and those made for subtasks too"},
     "--archived": {"action": argparse.BooleanOptionalAction, "help": "only those that are archived, or are not"},
-    "--at": {"metavar": "MESSAGE", "type": _number, "help": "up to and with this message"},
-    "--deep": _FLAG | {"help": "check everything, however long it takes"},
-    "--dry-run": _FLAG | {"help": "only say which"},
-    "--force": _FLAG | {"help": "also while a turn is running, which is cut off"},
+    "--at": {"metavar": "MESSAGE", "type": number, "help": "up to and with this message"},
+    "--deep": FLAG | {"help": "check everything, however long it takes"},
+    "--dry-run": FLAG | {"help": "only say which"},
+    "--force": FLAG | {"help": "also while a turn is running, which is cut off"},
     "export --force": {"help": "replace the file if there is one"},
     "--format": {"choices": ("jsonl", "md"), "default": "jsonl", "help": "JSON lines, or text to read"},
-    "--full": _FLAG | {"help": "whole texts, reasoning, and messages that are hidden now"},
-    "--limit": {"metavar": "N", "type": _number, "default": 20, "help": "how many at most (20)"},
-    "--max-messages": {"metavar": "N", "type": _number, "help": "only those with so many messages at most"},
-    "--messages": {"metavar": "N", "type": _number, "help": f"the last N messages ({_SHOWN_MESSAGES})"},
+    "--full": FLAG | {"help": "whole texts, reasoning, and messages that are hidden now"},
+    "--limit": {"metavar": "N", "type": number, "default": 20, "help": "how many at most (20)"},
+    "--max-messages": {"metavar": "N", "type": number, "help": "only those with so many messages at most"},
+    "--messages": {"metavar": "N", "type": number, "help": f"the last N messages ({_SHOWN_MESSAGES})"},
     "--model": {"metavar": "TEXT", "dest": "of_model", "help": "only those with this in their model's name"},
-    "--older-than": {"metavar": "AGE", "type": _age, "help": "left alone for so long: 12h, 90d, 8w"},
+    "--older-than": {"metavar": "AGE", "type": age, "help": "left alone for so long: 12h, 90d, 8w"},
     "prune --older-than": {"default": "90d", "help": "left alone for so long: 12h, 90d, 8w (90d)"},
     "-o/--output": {"metavar": "FILE", "default": "-", "help": "a file, instead of standard output"},
     "--search": {"metavar": "TEXT", "help": "only those with this in their title or id"},
     "--source": {"metavar": "NAME", "help": "only those that began there: cli, api_server, …"},
     "--title": {"metavar": "TEXT", "help": "only those with this in their title"},
     "fork --title": {"metavar": "TITLE", "help": None},
-    "--undo": _FLAG | {"help": "put them back into lists"},
-    "--with-secrets": _FLAG | {"help": "do not redact secrets"},
-    "--workspace": {"metavar": "DIR", "type": _folder, "help": "only those of this folder and below it"},
-    "-y/--yes": _FLAG | {"help": "do not ask"},
+    "--undo": FLAG | {"help": "put them back into lists"},
+    "--with-secrets": FLAG | {"help": "do not redact secrets"},
+    "--workspace": {"metavar": "DIR", "type": folder, "help": "only those of this folder and below it"},
 }
 _FILTERS = "--older-than --source --workspace --title --model --max-messages --archived"
 _EXPORT = f"ids --format -o/--output --force --with-secrets {_FILTERS}"
-_Action = Callable[[argparse.Namespace, Home], Any]
-# action: (what is run, what it does, its arguments)
-_ACTIONS: dict[str, tuple[_Action, str, str]] = {
+_ACTIONS: Actions = {
     "list": (_list, "sessions, the latest first", "--source --limit --workspace --all --search"),
     "show": (_show, "one session and what was said in it", "id --messages --full"),
     "search": (_search, "find messages by their words", "query --limit"),
@@ -267,3 +217,4 @@ _ACTIONS: dict[str, tuple[_Action, str, str]] = {
     "backup": (sessions_care.backup, "copy the database while it is in use", "file"),
     "repair": (sessions_care.repair, "check the database, and save what can be saved of a damaged one", "--deep"),
 }
+add_arguments, run = command(_ACTIONS, _ARGUMENTS)

@@ -5,122 +5,38 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shutil
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hermes.errors import ConfigError
+from hermes.cli.output import Json, mask, note, tell_said
+from hermes.cli.wording import columns, counted, iso, local, one_line, printable, width
 
 if TYPE_CHECKING:
-    from hermes.guards.secrets import Secrets
     from hermes.home import Home
 
-Json = dict[str, Any]
 _TIMES = frozenset({"started_at", "last_active", "ended_at", "timestamp", "session_started"})
 # The long texts of a session that are told only when everything is asked for.
 _LONG = frozenset({"system_prompt", "instructions"})
 _CLIPPED_CHARS, _CLIPPED_LINES = 1_000, 12
-_NAMED_CHARS_MIN = 12
-_STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_UNITS = ("bytes", "KB", "MB", "GB", "TB")
 
 
 # ---- printing
 
 
-def tell(args: argparse.Namespace, document: Any, *lines: str) -> None:
-    """The result: one JSON document, or lines."""
-    for line in [json.dumps(document, ensure_ascii=False)] if getattr(args, "json", False) else lines:
-        print(line)
-
-
-def tell_said(args: argparse.Namespace, home: Home, document: Any, lines: Iterable[str]) -> None:
-    """The same for what was said by anybody: secrets are not shown."""
-    from hermes.guards.secrets import redact_tree
-
-    mask = _mask(home)
-    tell(args, redact_tree(document, mask), *map(mask, lines))
-
-
 def tell_sessions(args: argparse.Namespace, home: Home, document: Any, sessions: Sequence[Json]) -> None:
-    # What is piped is not cut.
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    tell_said(args, home, document, session_lines(sessions, width))
-
-
-def note(*lines: str) -> None:
-    for line in lines:
-        print(line, file=sys.stderr)
+    tell_said(args, home, document, session_lines(sessions, width()))
 
 
 def note_sessions(home: Home, sessions: Sequence[Json]) -> None:
-    mask = _mask(home)
-    note(*(f"  {mask(line)}" for line in session_lines(sessions)))
+    hidden = mask(home)
+    note(*(f"  {hidden(line)}" for line in session_lines(sessions)))
 
 
-def secrets(home: Home) -> Secrets:
-    from hermes import config
-    from hermes.guards.secrets import Secrets
-
-    return Secrets(config.load(home).secret_values())
-
-
-def _mask(home: Home) -> Callable[[str], str]:
-    from hermes.guards.secrets import Secrets
-
-    try:
-        return secrets(home).mask
-    except ConfigError as error:
-        # Without settings no secret is known: then whatever looks like one is not shown.
-        note(str(error))
-        return Secrets().redact
-
-
-# ---- words
-
-
-def local(when: float | None) -> str:
-    moment = _moment(when)
-    return moment.astimezone().strftime("%Y-%m-%d %H:%M") if moment else "?"
-
-
-def iso(when: float | None) -> str | None:
-    moment = _moment(when)
-    return moment.isoformat(timespec="milliseconds") if moment else None
-
-
-def _moment(when: float | None) -> datetime | None:
-    try:
-        return None if when is None else datetime.fromtimestamp(when, UTC)
-    except (ValueError, OverflowError, OSError):  # imported from who knows where
-        return None
-
-
-def with_iso(row: Mapping[str, Any], *, full: bool = True) -> Json:
+def shown(row: Mapping[str, Any], *, full: bool = True) -> Json:
     """A row for a JSON document; without `full`, without prompts."""
     left_out = {"cursor", "score"} if full else {"cursor", "score", *_LONG}
-    told = {name: value for name, value in row.items() if name not in left_out}
-    return {name: iso(value) if name in _TIMES else value for name, value in told.items()}
-
-
-def printable(text: str) -> str:
-    """The text without anything that would steer a terminal."""
-    return _STEERING.sub("\ufffd", text.replace("\r\n", "\n"))
-
-
-def one_line(text: str) -> str:
-    return printable(" ".join(text.split()))
-
-
-def size(count: int) -> str:
-    unit = min((max(count, 1).bit_length() - 1) // 10, len(_UNITS) - 1)
-    return f"{count / 1024**unit:.1f} {_UNITS[unit]}" if unit else f"{count} bytes"
-
-
-def counted(count: int, thing: str) -> str:
-    return f"{count} {thing}{'' if count == 1 else 's'}"
+    kept = {name: value for name, value in row.items() if name not in left_out}
+    return {name: iso(value) if name in _TIMES else value for name, value in kept.items()}
 
 
 # ---- lists
@@ -131,26 +47,21 @@ def name_of(session: Mapping[str, Any]) -> str:
     return one_line(session["title"] or session["preview"] or "(nothing said)")
 
 
-def session_lines(sessions: Sequence[Mapping[str, Any]], width: int | None = None) -> list[str]:
+def session_lines(sessions: Sequence[Mapping[str, Any]], wide: int | None = None) -> list[str]:
     """A line for each, no wider than a terminal of this width."""
     rows = [
         [
-            one_line(session["id"]),
+            session["id"],
             name_of(session),
-            one_line(session["source"]),
-            one_line(session["model"] or "-"),
+            session["source"],
+            session["model"] or "-",
             counted(session["message_count"], "message"),
-            local(session["last_active"]) + ("  archived" if session["archived"] else ""),
+            local(session["last_active"]),
+            "archived" if session["archived"] else "",
         ]
         for session in sessions
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    if width is not None and rows:
-        room = max(_NAMED_CHARS_MIN, width - sum(widths) + widths[1] - 2 * (len(widths) - 1))
-        widths[1] = min(widths[1], room)
-        for row in rows:
-            row[1] = row[1] if len(row[1]) <= room else f"{row[1][: room - 1]}…"
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return columns(rows, 1, wide)
 
 
 # ---- one session

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from hermes.cli.sessions_care import NotFound, UsageError, find, opened
-from hermes.cli.sessions_print import Json, counted, markdown, note, secrets, tell
+from hermes.cli.output import Json, NotFound, UsageError, note, secrets, tell
+from hermes.cli.sessions_care import find, opened
+from hermes.cli.sessions_print import markdown
+from hermes.cli.wording import counted
 from hermes.errors import HermesError
 from hermes.home import Home, private_opener
 

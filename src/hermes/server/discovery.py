@@ -20,6 +20,7 @@ from hermes.server.keys import CALLER, SCOPES
 from hermes.server.readiness import OK, readiness
 from hermes.server.routes import ROUTES
 from hermes.tools import toolsets as sets
+from hermes.tools.mcp import PREFIX
 
 if TYPE_CHECKING:
     from hermes.config import Settings
@@ -140,21 +141,31 @@ async def toolsets(adapter: APIServerAdapter, request: web.Request) -> web.Strea
     own = adapter.option("toolsets")
     on = sets._get_platform_tools(settings.section(), "api_server") if own is None else set(own)
     ceiling = CALLER.get().toolsets
-    data = []
-    for name in sets.DEFAULTS:
-        tools = sorted((tool for tool in registry._tools.values() if tool.toolset == name), key=lambda tool: tool.name)
-        usable = bool(registry.offered([name], settings))
-        data.append(
-            {
-                "name": name,
-                "label": name.replace("_", " ").capitalize(),
-                "description": " ".join(tool.description.partition(". ")[0].rstrip(".") + "." for tool in tools),
-                "enabled": name in on,
-                "configured": usable,
-                "available": name in on and usable and (ceiling is None or name in ceiling),
-                "tools": [tool.name for tool in tools],
-            }
+    known = {
+        name: (
+            {tool.name: tool.description for tool in registry.all() if tool.toolset == name},
+            bool(registry.offered([name], settings)),
+            name.replace("_", " ").capitalize(),
         )
+        for name in sets.DEFAULTS
+    }
+    for server in app.services.mcp.states():  # what a server says of its tools is for the model, framed
+        told = f"MCP server {server['name']}"
+        known[f"{PREFIX}{server['name']}"] = (dict.fromkeys(server["tools"], told), bool(server["tools"]), told)
+    data = [
+        {
+            "name": name,
+            "label": label,
+            "description": " ".join(
+                dict.fromkeys(text.partition(". ")[0].rstrip(".") + "." for text in tools.values())
+            ),
+            "enabled": name in on,
+            "configured": usable,
+            "available": name in on and usable and (ceiling is None or name in ceiling),
+            "tools": sorted(tools),
+        }
+        for name, (tools, usable, label) in known.items()
+    ]
     return answer({"object": "list", "data": data, "platform": "api_server"})
 
 

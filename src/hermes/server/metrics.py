@@ -39,7 +39,26 @@ OTHER = "other"
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _GONE = 499
 _METHODS = frozenset({"GET", "HEAD", "POST", "PATCH", "DELETE", "OPTIONS", "PUT"})
-_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+_BOUNDS_S = (
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    120.0,
+    300.0,
+    600.0,
+    1800.0,
+    3600.0,
+)
 _TABLES = ("sessions", "messages", "runs", "run_events", "jobs", "idempotency")
 
 # name, without what every name begins and a counter ends with: what it is, and its labels

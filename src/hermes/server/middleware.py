@@ -11,6 +11,7 @@ from aiohttp import web
 
 from hermes.limits import HEADER_BYTES_MAX
 from hermes.logs import REQUEST_ID
+from hermes.runs.traces import TRACEPARENT
 from hermes.server.endpoint import request_id
 from hermes.server.errors import error_response
 
@@ -93,6 +94,7 @@ async def cors_middleware(request: web.Request, handler: Handler) -> web.StreamR
 async def security_headers_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
     """The same headers on every answer, errors included; the log tells for which request a line is."""
     REQUEST_ID.set(request_id(request))
+    TRACEPARENT.set(request.headers.get("traceparent", ""))
     return await _with_headers(request, handler, _common(request))
 
 

@@ -1,0 +1,87 @@
+"""A message as a person types it, with the files and pictures that it names."""
+
+from __future__ import annotations
+
+import base64
+import mimetypes
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hermes.cli.output import NotFound, UsageError
+from hermes.cli.wording import size
+from hermes.limits import ATTACHED_BYTES_MAX
+from hermes.runs.spec import Content
+
+# `@path` as a word of its own, the path in quotes where it holds spaces.
+_NAMED = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|(\S+))')
+_END = ".,;:!?)"
+_PICTURES = {
+    b"\x89PNG\r\n\x1a\n": "image/png",
+    b"\xff\xd8\xff": "image/jpeg",
+    b"GIF8": "image/gif",
+    b"RIFF": "image/webp",
+}
+
+
+def message(text: str, images: Sequence[str] = (), piped: bytes = b"", *, named: bool = True) -> Content:
+    """The content of a message: its words, pictures, what was piped in, and with `named` the files of `@path`."""
+    paths = [*dict.fromkeys(path for name in _names(text) if (path := _found(name)))] if named else []
+    parts = [_picture(Path(path).expanduser()) for path in images]
+    parts += [_part(path.name, _read(path)) for path in paths] + ([_part("stdin", piped)] if piped else [])
+    return [{"type": "text", "text": text}, *parts] if parts else text
+
+
+def piped() -> bytes:
+    """What is piped in; nothing at a terminal."""
+    return b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
+
+
+def missing(text: str) -> list[str]:
+    """What is named like a file and is none, for a word to whoever mistyped it."""
+    return [name for name in _names(text) if re.search(r"[./]", name.strip(_END)) and not _found(name)]
+
+
+def _names(text: str) -> Iterator[str]:
+    return (match[1] or match[2] for match in _NAMED.finditer(text))
+
+
+def _found(name: str) -> Path | None:
+    """The file of a name; a sign that ends the sentence is not of it."""
+    tried = (Path(os.path.expanduser(one)) for one in (name, name.rstrip(_END)))
+    return next((path for path in tried if path.is_file()), None)
+
+
+def _part(name: str, data: bytes) -> dict[str, Any]:
+    """A file as what it is: a picture, text, or something that only tools can read."""
+    kind = next((kind for mark, kind in _PICTURES.items() if data.startswith(mark)), None)
+    if kind is not None:
+        url = f"data:{kind};base64,{base64.b64encode(data).decode()}"
+        return {"type": "image_url", "image_url": {"url": url}}
+    try:
+        kind = None if b"\0" in data else data.decode() and "text/plain"
+    except UnicodeDecodeError:
+        kind = None
+    kind = kind or mimetypes.guess_type(name)[0] or "application/octet-stream"
+    return {"type": "file", "file": {"name": name, "media_type": kind, "data": data}}
+
+
+def _picture(path: Path) -> dict[str, Any]:
+    part = _part(path.name, _read(path))
+    if part["type"] != "image_url":
+        raise UsageError(f"{path} is no picture of a known kind.", hint="a PNG, JPEG, GIF or WebP file")
+    return part
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(ATTACHED_BYTES_MAX + 1)
+    except OSError as error:
+        raise NotFound(f"{path} cannot be read: {error.strerror}.") from None
+    if len(data) > ATTACHED_BYTES_MAX:
+        raise UsageError(f"{path} is larger than {size(ATTACHED_BYTES_MAX)}.", hint="its name without @")
+    return data

@@ -1,0 +1,315 @@
+"""The two ways to the agent, in this process and through the server of the home: a run is told by the same events."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+from hermes.app import App
+from hermes.errors import HermesError
+from hermes.home import Home, is_served
+from hermes.http import Exchange, HttpClient, SseDecoder, Timeouts, TransportError
+from hermes.limits import SERVER_BACK_S_MAX, SERVER_HEALTH_S_MAX, SERVER_POLL_S
+from hermes.runs.engine import LiveRun, Refused, Result
+from hermes.runs.events import FINAL
+from hermes.runs.spec import Content, Control, ControlKind, RunSpec
+from hermes.server import status
+from hermes.server.render_run import ROWS, THOUGHTS, RunRenderer, code_of, is_partial
+from hermes.server.sse import logged
+from hermes.store.base import RunRecord, SessionBusy, StoreError
+from hermes.threads import Threads
+
+Json = dict[str, Any]
+_ROWS = ROWS | THOUGHTS
+_ANYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  (asked on this machine)
+_COUNTS = ("input_tokens", "output_tokens", "total_tokens")
+_DETAILS = ("cache_read_tokens", "cache_write_tokens", "reasoning_tokens", "cost_usd")
+_UNTOLD = {"completed": None, "cancelled": "The turn was stopped."}
+# A control: the route that takes it, and the names of its data there.
+_ROUTES: dict[ControlKind, tuple[str, dict[str, str]]] = {
+    "interrupt": ("stop", {}),
+    "steer": ("steer", {"text": "text"}),
+    "approve": ("approval", {"id": "approval_id", "choice": "choice"}),
+    "answer": ("clarify", {"id": "request_id", "answer": "answer"}),
+}
+
+
+class ServerLost(HermesError):
+    """The server has gone in the middle of a turn, and has not come back."""
+
+    exit_code = 69
+
+
+class Door:
+    """The agent in this process."""
+
+    kind = "here"
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+        self._live: dict[str, LiveRun] = {}
+        app.engine.limit(session_wait_s=None, submitted_wait_s=None)
+
+    async def answers(self) -> bool:
+        """Whether it can be asked."""
+        return True
+
+    async def start(self, spec: RunSpec) -> str:
+        """Ask for a run; its id. It begins when its session is free."""
+        try:
+            run_id = await self.app.engine.submit(spec)
+        except Refused as error:
+            kind = StoreError if error.code == "session_db_unavailable" else SessionBusy
+            raise kind(str(error)) from error
+        live = self.app.engine.live(run_id)
+        assert live is not None, "a run that was just asked for"
+        self._live[run_id] = live
+        return run_id
+
+    async def events(self, run_id: str) -> AsyncIterator[Json]:
+        """What the run tells, to its end."""
+        engine, decoder, live = self.app.engine, SseDecoder(), self._live[run_id]
+        renderer = RunRenderer(
+            RunRecord(live.spec, live.log.state, 0.0), self.app.secrets.redact, names=False, reasoning=True
+        )
+        async with contextlib.aclosing(logged(engine, run_id, _ROWS)) as batches:
+            async for batch in batches:
+                for _, data in decoder.feed(renderer.feed(batch)):
+                    yield json.loads(data)
+
+    async def control(self, run_id: str, kind: ControlKind, **data: str) -> bool:
+        """Tell a run something. False: it does not concern it any more."""
+        return await self.app.engine.control(run_id, Control(kind, data, surface="cli")) == "applied"
+
+    async def log(self, run_id: str) -> AsyncIterator[Json]:
+        """The run's log itself, to its end."""
+        async with contextlib.aclosing(self.app.engine.batches(run_id)) as batches:
+            async for batch in batches:
+                for event in batch:
+                    yield event.as_dict()
+
+    async def result(self, run_id: str) -> Result:
+        """What a run that has ended came to."""
+        live = self._live.pop(run_id, None)
+        if live is not None and live.task is not None:
+            with contextlib.suppress(Exception):  # a defect of ours, which is on record as the run's end
+                return await live.task
+        return await _stored_result(self.app, run_id)
+
+    async def close(self) -> None:
+        """Leave nothing running."""
+        await self.app.close()
+
+
+class ServerDoor(Door):
+    """The agent in the server of the home. What is stored is read and changed here as there: both have one store."""
+
+    kind = "server"
+
+    def __init__(self, app: App, home: Home) -> None:
+        super().__init__(app)
+        self._home = home
+        self._threads = Threads(1)
+        self._http = HttpClient(self._threads.submit)
+
+    async def start(self, spec: RunSpec) -> str:
+        try:
+            async with self._send("POST", "/v1/runs", _body(spec)) as answer:
+                told = _told(await answer.body())
+        except (TransportError, OSError) as error:
+            raise _lost() from error
+        if answer.status != 202:
+            raise _refusal(answer.status, told)
+        return str(told["run_id"])
+
+    async def events(self, run_id: str) -> AsyncIterator[Json]:
+        last, lost = 0, False
+        while True:
+            with contextlib.suppress(TransportError, OSError):
+                async with contextlib.aclosing(self._stream(run_id, last)) as stream:
+                    async for event in stream:
+                        lost, last = False, event["seq"]
+                        yield event
+                        if event["event"] in FINAL:
+                            return
+            if not lost:
+                lost = True
+                words = "The server has gone. Waiting for it to come back; Ctrl-C ends the waiting."
+                yield {"event": "warning", "level": "warn", "code": "server_lost", "message": words}
+            await asyncio.sleep(SERVER_POLL_S)
+            await self._come_back(run_id)
+
+    async def _stream(self, run_id: str, last: int) -> AsyncGenerator[Json, None]:
+        decoder = SseDecoder()
+        more = {"Last-Event-ID": str(last), "X-Hermes-Reasoning": "true"}
+        async with self._send("GET", f"/v1/runs/{run_id}/events", None, more) as answer:
+            if answer.status != 200:
+                raise _refusal(answer.status, _told(await answer.body()))
+            while chunk := await answer.read():
+                for _, data in decoder.feed(chunk):
+                    yield json.loads(data)
+
+    async def _come_back(self, run_id: str) -> None:
+        """Wait for the server; one that does not come back soon is not waited for."""
+        until = time.monotonic() + SERVER_BACK_S_MAX
+        while not await self.answers():
+            if time.monotonic() > until:
+                words = f"The server has not come back within {SERVER_BACK_S_MAX:g} s; it goes on with the turn then."
+                raise ServerLost(words, hint=f"hermes gateway run, then hermes runs show {run_id}")
+            await asyncio.sleep(SERVER_POLL_S)
+
+    async def answers(self) -> bool:
+        if (status.read_runtime_status(self._home) or {}).get("gateway_state") != "running":
+            return False
+        try:
+            async with self._send("GET", "/health", None, timeouts=Timeouts(*(SERVER_HEALTH_S_MAX,) * 2)) as answer:
+                return answer.status == 200
+        except (TransportError, OSError):
+            return False
+
+    async def control(self, run_id: str, kind: ControlKind, **data: str) -> bool:
+        path, names = _ROUTES[kind]
+        body = {names[name]: value for name, value in data.items() if name in names}
+        try:
+            async with self._send("POST", f"/v1/runs/{run_id}/{path}", body) as answer:
+                return answer.status < 300
+        except (TransportError, OSError) as error:
+            raise _lost() from error
+
+    def _send(
+        self, method: str, path: str, body: Json | None, more: Json | None = None, timeouts: Timeouts | None = None
+    ) -> Exchange:
+        """One exchange with the server, wherever it listens now."""
+        state = status.read_runtime_status(self._home) or {}
+        if not state.get("port"):
+            raise ConnectionError("There is no server.")
+        host = str(state.get("host") or "")
+        address = status._address({**state, "host": _ANYWHERE.get(host, host)})
+        key = self.app.settings.get("api_server.key")
+        headers = {"X-Hermes-Door": self._home.door_file.read_text(), "Content-Type": "application/json"}
+        headers |= {"Authorization": f"Bearer {key}"} if key else {}
+        data = b"" if body is None else json.dumps(body).encode()
+        return self._http.send(
+            method, address + path, {**headers, **(more or {})}, data, timeouts or Timeouts(1e9, 120)
+        )
+
+    async def hang_up(self) -> None:
+        """Ask the server no more."""
+        await self._http.close()
+        self._threads.close()
+
+    async def close(self) -> None:
+        await self.hang_up()
+        await super().close()
+
+
+async def open_door(app: App, home: Home, *, here: bool) -> Door:
+    """The way through the server where one runs and answers, unless the run must be here."""
+    if not here and app.store.blocking.path is not None and is_served(home):
+        door = ServerDoor(app, home)
+        if await door.answers():
+            return door
+        await door.hang_up()
+    app.engine.keep_going(resume=False)
+    return Door(app)
+
+
+def _body(spec: RunSpec) -> Json:
+    """A spec as a request of this user's command line."""
+    route, reasoning = spec.route, spec.reasoning or {}
+    cli = {
+        "model": route.model if route else None,
+        "provider": route.provider if route else None,
+        "answerable": spec.answerable,
+        "yolo": spec.approvals == "off",
+        "memory": spec.memory,
+        "max_turns": spec.max_iterations,
+        "deadline_seconds": spec.deadline_seconds,
+    }
+    body = {
+        "input": [{"role": "user", "content": _sent(spec.user_message)}],
+        "session_id": spec.session_id,
+        "instructions": spec.instructions,
+        "workdir": spec.workdir,
+        "toolsets": None if spec.toolsets is None else sorted(spec.toolsets),
+        "reasoning_effort": reasoning.get("effort"),
+        "cli": cli,
+    }
+    return {name: value for name, value in body.items() if value is not None}
+
+
+def _sent(content: Content) -> Any:
+    """A message in the form of the API."""
+    if isinstance(content, str):
+        return content
+    return [_sent_file(part["file"]) if part["type"] == "file" else part for part in content]
+
+
+def _sent_file(file: Json) -> Json:
+    data = base64.b64encode(file["data"]).decode()
+    return {
+        "type": "input_file",
+        "filename": file["name"],
+        "file_data": f"data:{file['media_type']};base64,{data}",
+    }
+
+
+def _told(body: bytes) -> Json:
+    try:
+        told = json.loads(body)
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _lost() -> ServerLost:
+    return ServerLost("The server does not answer.", hint="hermes gateway status")
+
+
+def _refusal(answered: int, told: Json) -> HermesError:
+    error = told.get("error") or {}
+    words = error.get("message") or f"The server answers {answered}."
+    if answered == 401:
+        return HermesError(f"The server refuses the key of this home. {words}", hint="hermes gateway restart")
+    return SessionBusy(words) if error.get("code") == "session_busy" else HermesError(words)
+
+
+async def _stored_result(app: App, run_id: str) -> Result:
+    """What the store says of a run that has ended, in the form of a result."""
+    record = await app.store.runs.get(run_id)
+    if record is None:
+        raise StoreError(f"There is no run {run_id!r} in the store.")
+    spec, state = record.spec, record.state
+    row = await app.store.runs.row(run_id, state.final_row) if state.final_row is not None else None
+    text = row.content if row is not None and isinstance(row.content, str) else ""
+    code = code_of(state.code) if state.status == "failed" else "interrupted" if state.status == "cancelled" else None
+    events = await app.store.runs.durable(run_id)
+    cut = state.status == "failed" and is_partial("failed", None, code)
+    return {
+        "final_response": text,
+        "last_reasoning": row.reasoning if row is not None else None,
+        "messages": await app.store.sessions.get_messages_as_conversation(spec.session_id),
+        "api_calls": sum(event.type == "usage" and not event.data.get("task") for event in events),
+        "completed": state.status == "completed",
+        "partial": is_partial(state.status, text, code),
+        "failed": state.status not in ("completed", "cancelled") and not cut,
+        "interrupted": state.status == "cancelled",
+        "error": state.error or _UNTOLD.get(state.status, "The server ended before the turn did."),
+        "error_code": code,
+        "failure": state.failure or ("interrupted" if state.status == "cancelled" else None),
+        "retry_after_s": None,
+        "run_id": run_id,
+        "session_id": spec.session_id,
+        "model": state.model,
+        "provider": state.provider,
+        "pending_calls": [],
+        "pending_steer": events[-1].data.get("pending_steer") if events else None,
+        "ignored_options": [],
+        **{name: state.usage.get(name) or 0 for name in _COUNTS},
+        "usage_details": {name: state.usage.get(name) for name in _DETAILS},
+    }

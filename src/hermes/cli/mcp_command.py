@@ -1,0 +1,151 @@
+"""`hermes mcp`: servers whose tools are used: add them, try them, see what they offer."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from hermes import config
+from hermes.cli.actions import FLAG, YES, Actions, Args, Arguments, command
+from hermes.cli.output import Json, UsageError, confirmed, hush, meant, note, secrets, tell, tell_said
+from hermes.cli.wording import columns, counted
+from hermes.errors import ConfigError, HermesError
+from hermes.home import Home
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def _servers(home: Home) -> dict[str, Json]:
+    return config.load(home).section("mcp_servers")
+
+
+def _name(args: Args, home: Home) -> str:
+    return meant(args.name, _servers(home), "MCP server", "hermes mcp list")
+
+
+def _list(args: Args, home: Home) -> None:
+    redact, rows = secrets(home).redact, []
+    for name, server in _servers(home).items():
+        target = redact(server["url"] or " ".join([server["command"] or "?", *server["args"]]))
+        row = {"name": name, "enabled": server["enabled"], "approval": server["approval"], "target": target}
+        rows.append({**row, "headers": sorted(server["headers"]), "env": sorted(server["env"])})
+    lines = [
+        (row["name"], "on" if row["enabled"] else "off", f"asks: {row['approval']}", row["target"]) for row in rows
+    ]
+    tell(args, {"servers": rows}, *columns(lines, 3))
+    if not rows:
+        note("There are no MCP servers. Try: hermes mcp add NAME --url URL")
+
+
+# ---- asking them
+
+
+def _asked(args: Args, home: Home, name: str, flags: Mapping[str, Any]) -> Json:
+    """Connect a server as the settings and the flags describe it, and see what it has."""
+    hush(args)
+    settings = config.load(home, {**flags, f"mcp_servers.{name}.enabled": True})
+    settings.require_valid(*(problem.key for problem in settings.errors if problem.key in flags))
+    return asyncio.run(_connected(home, settings, name))
+
+
+async def _connected(home: Home, settings: config.Settings, name: str) -> Json:
+    from hermes.app import App
+
+    app, began = App(home, settings), time.monotonic()
+    try:
+        state = await app.services.mcp.test(name, settings) or {}
+        tools = app.services.mcp._servers[name].tools.values()
+        seconds = round(time.monotonic() - began, 3)
+        told = [{"name": tool.name, "description": tool.description, "parameters": tool.parameters} for tool in tools]
+        return {**state, "seconds": seconds, "tools": told}
+    finally:
+        await app.close()
+
+
+def _words(state: Json) -> str:
+    if state["state"] != "up":
+        return f"{state['name']} cannot be used: {state['error'].rstrip('.')}."
+    return f"{state['name']} is up after {state['seconds']:g} s, with {counted(len(state['tools']), 'tool')}."
+
+
+def _test(args: Args, home: Home) -> int:
+    state = _asked(args, home, _name(args, home), {})
+    unfit = [f"  left out: {name}: {why}" for name, why in state["unfit"].items()]
+    tell_said(args, home, state, [_words(state), *(f"  {tool['name']}" for tool in state["tools"]), *unfit])
+    return 0 if state["state"] == "up" else 1
+
+
+def _tools(args: Args, home: Home) -> None:
+    state = _asked(args, home, _name(args, home), {})
+    if state["state"] != "up":
+        raise HermesError(_words(state), hint=f"hermes mcp test {state['name']}")
+    lines = columns([(tool["name"], tool["description"]) for tool in state["tools"]], 1)
+    tell_said(args, home, {"name": state["name"], "tools": state["tools"]}, lines)
+
+
+# ---- changing
+
+
+def _add(args: Args, home: Home) -> None:
+    if not _NAME.fullmatch(args.name):
+        raise UsageError(f"'{args.name}' is no name: 1 to 64 letters, digits, '_' and '-'.", where="NAME")
+    if args.name in _servers(home):
+        raise UsageError(f"There is an MCP server '{args.name}' already.", hint=f"hermes mcp remove {args.name}")
+    if bool(args.url) == bool(args.command_line):
+        raise UsageError("A server has either an address or a command.", hint="--url URL, or --command COMMAND")
+    given: Json = {"url": args.url, "command": args.command_line, "args": args.args or None}
+    for where, pairs in (("headers", args.header), ("env", args.env)):
+        for text in pairs:
+            name, sign, value = (part.strip() for part in re.match(r"([^=:]*)([=:]?)(.*)", text, re.S).groups())  # type: ignore[union-attr]
+            if not name or not sign or not value:
+                raise UsageError("It is a name and a value: NAME=VALUE.", where=f"--{where.removesuffix('s')}")
+            given[f"{where}.{name}"] = value
+    flags = {f"mcp_servers.{args.name}.{key}": value for key, value in given.items() if value}
+    state = _asked(args, home, args.name, flags)
+    if state["state"] != "up" and not args.force:
+        raise HermesError(f"{_words(state)} Nothing was written.", hint="the same with --force")
+    try:
+        for key, value in flags.items():
+            config.set_value(home, key, value)
+    except ConfigError:
+        _forget(home, args.name)
+        raise
+    tell_said(args, home, {"name": args.name, "test": state}, [_words(state), f"{args.name} is in {home.config_file}."])
+
+
+def _remove(args: Args, home: Home) -> int:
+    name = _name(args, home)
+    if not confirmed(args, f"Removing '{name}'", f"{name} will be gone from the settings."):
+        return 1
+    _forget(home, name)
+    tell(args, {"name": name, "removed": True}, f"{name} is gone from {home.config_file}.")
+    return 0
+
+
+def _forget(home: Home, name: str) -> None:
+    for key in [key for key, _, _ in config.load(home).items() if key.startswith(f"mcp_servers.{name}.")]:
+        config.unset_value(home, key)
+
+
+_PAIRS = {"metavar": "NAME=VALUE", "action": "append", "default": []}
+_ARGUMENTS: Arguments = YES | {
+    "name": {"metavar": "NAME"},
+    "--url": {"metavar": "U", "help": "the address of a server that is reached over HTTP"},
+    "--command": {"metavar": "C", "dest": "command_line", "help": "the program of a server that is started here"},
+    "--args": {"metavar": "ARG", "nargs": argparse.REMAINDER, "help": "its arguments; all that follows is one"},
+    "--header": _PAIRS | {"help": "sent along; kept in .env"},
+    "--env": _PAIRS | {"help": "a variable of its environment; kept in .env"},
+    "--force": FLAG | {"help": "write it although the test fails"},
+}
+_ACTIONS: Actions = {
+    "list": (_list, "the servers that are configured", ""),
+    "add": (_add, "try a server, and write it into the settings", "name --url --command --header --env --force --args"),
+    "remove": (_remove, "take a server out of the settings", "name -y/--yes"),
+    "test": (_test, "connect to a server, and list its tools", "name"),
+    "tools": (_tools, "what the tools of a server are for", "name"),
+}
+add_arguments, run = command(_ACTIONS, _ARGUMENTS, "list")

@@ -1,0 +1,284 @@
+"""`hermes model`: the route to the model, the models its provider has, and another model to be used from now on."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hermes import config
+from hermes.cli.actions import FLAG, YES, Args
+from hermes.cli.output import Json, NotFound, UsageError, confirmed, hush, note, settings_of, tell, tell_said
+from hermes.cli.wording import columns, one_line
+from hermes.errors import HermesError
+from hermes.home import Home, write_private
+
+if TYPE_CHECKING:
+    from hermes.app import App
+    from hermes.config import Settings
+    from hermes.providers.base import Route
+    from hermes.runs.spec import RouteChoice
+
+EXIT_NO_MODEL = 3
+TRIAL_S_MAX = 120.0
+_QUESTION = "Say hello in one short sentence."
+_TRIAL_TOKENS_MAX = 1_000
+_MAGIC = b"GGUF"
+_ABILITIES = ("images", "tools", "reasoning", "cache", "parallel_calls")
+# With this nothing is tried twice.
+ONCE = {"agent.api_max_retries": 0}
+# What belongs to the address of one provider, and not to that of another.
+_OF_ADDRESS = dict.fromkeys(
+    f"model.{name}" for name in ("base_url", "api_key", "api_mode", "context_length", "max_tokens", "path")
+)
+
+
+class NoModel(HermesError):
+    """There is nothing to ask, or it does not answer."""
+
+    exit_code = EXIT_NO_MODEL
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", nargs="?", help="a model to use from now on; or `list`, or `use PATH`")
+    parser.add_argument("path", metavar="PATH", nargs="?", help="with `use`: a GGUF file of your own")
+    parser.add_argument("--provider", metavar="ID", default=argparse.SUPPRESS, help="the provider that has the model")
+    parser.add_argument("--base-url", metavar="URL", help="the address where it is asked")
+    parser.add_argument("--session", metavar="ID", help="for this session only")
+    parser.add_argument("--refresh", help="with `list`: ask the provider again", **FLAG)
+    parser.add_argument("-y", "--yes", **YES["-y/--yes"])
+
+
+def run(args: Args, home: Home) -> int:
+    hush(args)
+    if (args.path is None) is (args.name == "use"):
+        raise UsageError("A file belongs to `use`, and to nothing else.", hint="hermes model use PATH")
+    return {None: _show, "list": _list, "use": _use}.get(args.name, _set)(args, home)
+
+
+# ---- looking
+
+
+def _choice(args: Args, model: str | None = None) -> RouteChoice:
+    from hermes.runs.spec import RouteChoice
+
+    provider = getattr(args, "provider", None)
+    return RouteChoice(model=model or getattr(args, "model", None), provider=provider, base_url=args.base_url)
+
+
+def unusable(home: Home, settings: Settings, route: Route) -> str:
+    """Why a route cannot be asked, as far as that is known without asking."""
+    from hermes import local
+    from hermes.agent import routes
+    from hermes.providers.registry import available
+
+    if not available(route.api_mode):
+        return "No model is configured."
+    if variable := routes.missing_key(settings, route):
+        return f"The provider {route.provider} needs a key in {variable}, and that is not set."
+    return (local.status(home, settings)["problem"] or "") if route.api_mode == "local" else ""
+
+
+def _described(home: Home, settings: Settings, route: Route) -> Json:
+    """A route with its window and abilities; whether there is a key, but not which."""
+    from hermes.providers.registry import capabilities_of
+
+    able, told = capabilities_of(route), _kept(home).get(route.base_url, {}).get("windows", {})
+    return {
+        "provider": route.provider,
+        "model": route.model,
+        "base_url": route.base_url,
+        "api_mode": route.api_mode,
+        "window": route.window_tokens or told.get(route.model) or able.window,
+        "max_output": route.max_output_tokens or able.max_output,
+        "abilities": [name for name in _ABILITIES if getattr(able, name)],
+        "key": bool(route.credentials),
+        "problem": unusable(home, settings, route) or None,
+    }
+
+
+def _show(args: Args, home: Home) -> int:
+    from hermes import local
+    from hermes.agent import routes
+
+    settings = settings_of(args, home)
+    first, *others = [_described(home, settings, route) for route in routes.routes(settings, _choice(args))]
+    told = {**first, "abilities": ", ".join(first["abilities"])}
+    told["fallbacks"] = ", ".join(f"{one['provider']}/{one['model']}" for one in others)
+    told |= local.status(home, settings) if first["api_mode"] == "local" else {}
+    lines = [f"{name.replace('_', ' ')}: {'set' if value is True else value}" for name, value in told.items() if value]
+    tell_said(args, home, {"route": first, "fallbacks": others}, lines)
+    return EXIT_NO_MODEL if first["problem"] else 0
+
+
+def _kept(home: Home) -> dict[str, Json]:
+    """The lists of models that were fetched, by address."""
+    try:
+        lists = json.loads(home.model_lists.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {url: kept for url, kept in lists.items() if isinstance(kept, dict)} if isinstance(lists, dict) else {}
+
+
+def _list(args: Args, home: Home) -> int:
+    from hermes.agent import routes
+    from hermes.limits import MODEL_LIST_KEPT_S
+
+    settings = settings_of(args, home)
+    route = routes.primary(settings, _choice(args, "any"))
+    if route.api_mode == "local":
+        kept: Json = {"models": [str(path) for path in sorted(home.models.glob("*.gguf"))], "windows": {}}
+    else:
+        lists = _kept(home)
+        kept = lists.get(route.base_url, {})
+        fresh = "models" in kept and 0 <= time.time() - kept.get("fetched_at", 0) < MODEL_LIST_KEPT_S
+        if args.refresh or not fresh:
+            kept = asyncio.run(fetched(home, settings, route))
+            write_private(home.model_lists, json.dumps({**lists, route.base_url: kept}))
+    rows = [{"id": name, "window": kept["windows"].get(name)} for name in kept["models"]]
+    lines = columns([(row["id"], str(row["window"] or "")) for row in rows], 0)
+    tell(args, {"provider": route.provider, "models": rows}, *lines)
+    if not rows:
+        note(f"{route.provider} lists no models.")
+    return 0
+
+
+async def fetched(home: Home, settings: Settings, route: Route) -> Json:
+    """What a provider tells of its models, as it is kept."""
+    from hermes.agent.model_lists import windows
+    from hermes.app import App
+    from hermes.http import Timeouts, TransportError
+    from hermes.limits import MODEL_LIST_FETCH_S_MAX as SECONDS
+    from hermes.providers.registry import provider_for
+
+    app = App(home, settings)
+    wire = provider_for(route.api_mode).listing(route, next(iter(route.credentials), None))
+    try:
+        async with app.services.http.send(
+            wire.method, wire.url, wire.headers, b"", Timeouts(SECONDS, SECONDS)
+        ) as answer:
+            if answer.status != 200:
+                raise NoModel(f"{route.provider} does not tell its models: it answers {answer.status}.")
+            body = json.loads(await answer.body())
+            models = [str(model["id"]) for model in body["data"]]
+    except (TransportError, ValueError, TypeError, KeyError) as error:
+        words = app.secrets.redact(str(error)) if isinstance(error, TransportError) else "that is no list of models"
+        raise NoModel(f"{route.provider} cannot be asked for its models: {words}.") from None
+    finally:
+        await app.close()
+    return {"fetched_at": time.time(), "windows": windows(body), "models": models}
+
+
+# ---- trying
+
+
+def tried(home: Home, settings: Settings, choice: RouteChoice, seconds: float = TRIAL_S_MAX) -> Json:
+    """Ask a model one small question, by no other way than it is always asked."""
+    return asyncio.run(_tried(home, settings, choice, seconds))
+
+
+async def _tried(home: Home, settings: Settings, choice: RouteChoice, seconds: float) -> Json:
+    from hermes.app import App
+
+    app, began = App(home, settings), time.monotonic()
+    try:
+        told = await _answer(app, replace(choice, fallbacks=()), seconds)
+        return {**told, "seconds": round(time.monotonic() - began, 2)}
+    finally:
+        await app.close()
+
+
+async def _answer(app: App, choice: RouteChoice, seconds: float) -> Json:
+    from hermes.agent import routes
+    from hermes.runs.spec import RunSpec
+
+    route = routes.primary(app.settings, choice)
+    told = {"provider": route.provider, "model": route.model, "answer": "", "error": None}
+    if problem := unusable(app.home, app.settings, route):
+        return told | {"error": problem}
+    alone: Json = {"toolsets": frozenset(), "persist": False, "context_files": False, "memory": False}
+    alone |= {"max_output_tokens": _TRIAL_TOKENS_MAX, "deadline_seconds": seconds, "max_iterations": 1}
+    spec = RunSpec(_QUESTION, "trial", kind="cli", source="cli", route=choice, on_detach="cancel", **alone)
+    result = await app.engine.run(spec)
+    return told | {"answer": result["final_response"], "error": result["error"] if result["failed"] else None}
+
+
+def words_of(found: Json) -> str:
+    """How a trial went."""
+    name = f"{found['provider']}/{found['model']}"
+    if found["error"]:
+        return f"{name} does not answer: {found['error']}"
+    return f"{name} answers after {found['seconds']:g} s: {one_line(found['answer'])}"
+
+
+# ---- changing
+
+
+def _set(args: Args, home: Home) -> int:
+    from hermes.cli.sessions_care import find, opened
+
+    settings, provider = settings_of(args, home, ONCE), getattr(args, "provider", None)
+    found = tried(home, settings, _choice(args, args.name))
+    if not _wanted(args, found):
+        return EXIT_NO_MODEL
+    if args.session:
+        with opened(home, "change") as db:
+            [session] = find(db, home, args.session)
+            db.update_session(session["id"], model=args.name)
+        return _told(args, home, found, f"{args.name} is used in {session['id']} from now on.")
+    moved = args.base_url is not None or provider not in (None, settings.get("model.provider"))
+    changes: Json = {**(_OF_ADDRESS if moved else {}), "model.default": args.name}
+    changes |= {"model.provider": provider} if provider else {}
+    write(home, changes | ({"model.base_url": args.base_url} if args.base_url else {}))
+    return _told(args, home, found, f"{args.name} is used from now on.")
+
+
+def _use(args: Args, home: Home) -> int:
+    file = model_file(args.path)
+    settings = settings_of(args, home, {**ONCE, "model.path": str(file), "model.provider": "local"})
+    found = tried(home, settings, _choice(args))
+    if not _wanted(args, found):
+        return EXIT_NO_MODEL
+    write(home, local_model(file))
+    return _told(args, home, found, f"{file} is used from now on.")
+
+
+def _wanted(args: Args, found: Json) -> bool:
+    """Whether it answers, or is wanted all the same."""
+    return not found["error"] or confirmed(args, "Using a model that does not answer", words_of(found))
+
+
+def _told(args: Args, home: Home, found: Json, done: str) -> int:
+    tell_said(args, home, {"model": args.path or args.name, "test": found}, [words_of(found), done])
+    return 0
+
+
+def model_file(text: str) -> Path:
+    """A file that holds a model."""
+    file = Path(text).expanduser().absolute()
+    try:
+        with file.open("rb") as opened:
+            if opened.read(len(_MAGIC)) != _MAGIC:
+                raise UsageError("This is no GGUF file.", where=str(file))
+    except OSError as error:
+        raise NotFound(f"The file cannot be read: {error.strerror}.", where=str(file)) from None
+    return file
+
+
+def local_model(file: Path) -> Json:
+    """The settings with which a file is used."""
+    return {**_OF_ADDRESS, "model.default": None, "model.provider": "local", "model.path": str(file)}
+
+
+def write(home: Home, changes: Mapping[str, Any]) -> None:
+    """Write settings; what has no value goes, and goes first."""
+    for key in sorted(changes, key=lambda key: changes[key] is not None):
+        if changes[key] is None:
+            config.unset_value(home, key)
+        else:
+            config.set_value(home, key, changes[key])

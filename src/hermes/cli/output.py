@@ -1,0 +1,157 @@
+"""What the commands share: printing results and notes, settings, asking, and finding what is meant."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from hermes.cli.wording import one_line
+from hermes.errors import ConfigError, HermesError
+
+if TYPE_CHECKING:
+    from hermes.config import Settings
+    from hermes.guards.secrets import Secrets
+    from hermes.home import Home
+
+Json = dict[str, Any]
+# Global options that stand for a setting during one call.
+_FLAGS = {"model": "model.default", "provider": "model.provider", "sandbox": "terminal.backend"}
+# What a tool's refusal means to a shell.
+_TOOL_EXITS = {"not_found": 5, "contains_secret": 6, "injection_suspected": 6, "path_refused": 6}
+_NEAR_MAX = 20
+# Set by the option of that name.
+quiet = False
+
+
+class UsageError(HermesError):
+    """What was asked for cannot be done like this."""
+
+    exit_code = 2
+
+
+class NotFound(HermesError):
+    exit_code = 5
+
+
+class Refused(HermesError):
+    """What is not done, because a rule or somebody is against it."""
+
+    exit_code = 6
+
+
+class Busy(HermesError):
+    exit_code = 4
+
+
+# ---- printing
+
+
+def tell(args: argparse.Namespace, document: Any, *lines: str) -> None:
+    """The result: one JSON document, or lines."""
+    for line in [json.dumps(document, ensure_ascii=False, default=str)] if getattr(args, "json", False) else lines:
+        print(line)
+
+
+def tell_said(args: argparse.Namespace, home: Home, document: Any, lines: Iterable[str]) -> None:
+    """The same for what was said by anybody: secrets are not shown."""
+    from hermes.guards.secrets import redact_tree
+
+    hidden = mask(home)
+    tell(args, redact_tree(document, hidden), *map(hidden, lines))
+
+
+def note(*lines: str) -> None:
+    """Something beside the result, for those who want to know."""
+    for line in () if quiet else lines:
+        print(line, file=sys.stderr)
+
+
+def secrets(home: Home) -> Secrets:
+    """Every credential that the settings know."""
+    from hermes import config
+    from hermes.logs import known_secrets
+
+    return known_secrets(config.load(home))
+
+
+def mask(home: Home) -> Callable[[str], str]:
+    """What takes secrets out of a text."""
+    from hermes.guards.secrets import Secrets
+
+    try:
+        return secrets(home).mask
+    except ConfigError as error:
+        # Without settings no secret is known: then whatever looks like one is not shown.
+        note(str(error))
+        return Secrets().redact
+
+
+def settings_of(args: argparse.Namespace, home: Home, more: Mapping[str, Any] | None = None) -> Settings:
+    """The settings as they are for this call; `more` comes before all others."""
+    from hermes import config
+
+    flags = {name: getattr(args, flag, None) for flag, name in _FLAGS.items()}
+    if getattr(args, "yolo", False):
+        flags["approvals.mode"] = "off"
+    return config.load(home, {**flags, **(more or {})}, safe_mode=bool(getattr(args, "safe_mode", False)))
+
+
+def hush(args: argparse.Namespace) -> None:
+    """What the parts log on their way is not for whoever waits for a result, unless they want to see it."""
+    import logging
+
+    if getattr(args, "debug", False):
+        logging.basicConfig(level=logging.DEBUG)
+    else:
+        logging.getLogger().addHandler(logging.NullHandler())
+
+
+# ---- asking
+
+
+def asked(question: str) -> str:
+    """A line from whoever sits at the terminal."""
+    print(question, end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip()
+
+
+def confirmed(args: argparse.Namespace, deed: str, *about: str) -> bool:
+    """Whether the user wants it, who is asked on a terminal and must have said so elsewhere."""
+    if args.yes:
+        return True
+    if not sys.stdin.isatty():
+        note(*about)
+        raise UsageError(f"{deed} must be confirmed.", hint="the same with -y")
+    if asked("\n".join([*about, "Go on? [y/N] "])).lower() in ("y", "yes"):
+        return True
+    note("Nothing was done.")
+    return False
+
+
+def meant(text: str, names: Iterable[str], thing: str, hint: str) -> str:
+    """The one name that is given or begun."""
+    known = list(names)
+    found = [name for name in known if name == text] or [name for name in known if text and name.startswith(text)]
+    if not found:
+        raise NotFound(f"There is no {thing} '{text}'.", hint=hint)
+    if len(found) > 1:
+        note(*(f"  {one_line(name)}" for name in found[:_NEAR_MAX]))
+        raise UsageError(f"'{text}' may mean any of {len(found)} {thing}s.", hint="more of its letters")
+    return found[0]
+
+
+@contextlib.contextmanager
+def plainly(hint: str = "") -> Iterator[None]:
+    """A tool's refusal as that of a command."""
+    from hermes.tools.registry import ToolError
+
+    try:
+        yield
+    except ToolError as error:
+        refused = HermesError(str(error), hint=hint)
+        refused.exit_code = _TOOL_EXITS.get(error.answer["code"], UsageError.exit_code)
+        raise refused from None

@@ -1,0 +1,439 @@
+"""What a conversation looks like: the events of runs as lines that stay, and what is still moving below them."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console, Group
+from rich.padding import Padding
+from rich.text import Text
+
+from hermes.cli.door import Json
+from hermes.cli.markdown_lines import MarkdownLines
+from hermes.cli.wording import one_line, printable
+from hermes.limits import TOOL_LINES_SHOWN
+from hermes.runs.engine import Result
+
+_SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+_SPINS_PER_S = 8
+_OUTPUT_CHARS_KEPT = 10_000
+_MARKS = {"ok": ("✓", "green"), "blocked": ("⊘", "yellow"), "interrupted": ("■", "yellow"), "error": ("✗", "red")}
+_CHOICES = {"once": "[o]nce", "session": "[s]ession", "always": "[a]lways", "deny": "[d]eny"}
+_TRAILING = re.compile(r" +((?:\x1b\[0?m)?)$", re.MULTILINE)
+_KINDS = {"command": "a command", "code": "a script", "write": "writing there", "mcp": "a tool of a server"}
+_KINDS |= {"network": "the network", "memory": "a change of memory", "skill": "a change of a skill"}
+
+_LEAVE = {"once": "Allowed once", "session": "Allowed for this session", "always": "Allowed from now on"}
+_LEAVE |= {"deny": "Denied"}
+_BY = {"timeout": ": nobody answered in time", "reviewer": " by the reviewer", "rule": " by a rule"}
+
+
+@dataclass(slots=True)
+class _Tool:
+    """A call at work."""
+
+    name: str
+    preview: str
+    began: float
+    output: str = ""
+
+
+@dataclass(slots=True)
+class Open:
+    """A question that waits for an answer, in the words of the event that asked it."""
+
+    id: str
+    event: Json
+    kind: str = field(default="approve")
+
+
+class Screen:
+    """Draws on a terminal. `emit` takes finished lines; `live` is what moves, for whoever shows it below them."""
+
+    def __init__(self, width: Callable[[], int], *, reasoning: bool, quiet: bool) -> None:
+        self.emit: Callable[[str], Any] = sys.stdout.write
+        self._width = width
+        self.reasoning, self._quiet = reasoning, quiet
+        self._file = io.StringIO()
+        self._console = Console(file=self._file, force_terminal=True, highlight=False, markup=False, emoji=False)
+        self._markdown = MarkdownLines()
+        self._block = ""
+        self._blank_lines = 0
+        self._line = self._thought = ""
+        self._thought_told = False
+        self._tools: dict[str, _Tool] = {}
+        self.questions: list[Open] = []
+        self.last_output = ""
+        self.busy_since: float | None = None
+        self.tokens = self._used = 0
+        self.model = self.took = ""
+
+    # --- drawing ----------------------------------------------------------------------------------------------------
+
+    def drawn(self, *what: Any) -> str:
+        """Something as a terminal takes it."""
+        self._console.width = max(20, self._width())
+        for one in what:
+            self._console.print(one)
+        text = self._file.getvalue()
+        self._file.seek(0)
+        self._file.truncate()
+        return _TRAILING.sub(r"\1", text)
+
+    def put(self, block: str, *what: Any) -> None:
+        """Lines that stay; one blank line parts those of one block from those of another."""
+        if block != self._block:
+            self._blank_lines = 1 if self._block else 0
+            self._block = block
+        self.emit("\n" * self._blank_lines + self.drawn(*what))
+        self._blank_lines = 0
+
+    def note(self, text: str, style: str = "dim") -> None:
+        """A word beside the conversation; a line of the answer that is not finished stays below it."""
+        self.put("note", Padding(Text(printable(text), style), (0, 0, 0, 2)))
+
+    def problem(self, text: str) -> None:
+        """What went wrong."""
+        self.note(f"✗ {text}", "red")
+
+    def plain(self, text: str) -> None:
+        """Text as it is, from one of the commands."""
+        self.put(f"plain {id(text)}", Text(printable(text.rstrip("\n"))))
+
+    def said(self, text: str) -> None:
+        """A message of the user."""
+        first, *rest = printable(text).split("\n")
+        lines = [Text.assemble(("› ", "bold cyan"), (first, "bold")), *(Text(f"  {line}", "bold") for line in rest)]
+        self.put(f"said {time.monotonic()}", *lines)
+
+    def markdown(self, text: str, block: str = "text") -> None:
+        """A whole text at once."""
+        lines = MarkdownLines()
+        for line in printable(text).strip().split("\n"):
+            for one in lines.line(line):
+                self.put(block, one)
+        for one in lines.end():
+            self.put(block, one)
+
+    # --- what a run tells -------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A turn begins."""
+        self.busy_since = time.monotonic()
+        self._markdown = MarkdownLines()
+
+    def show(self, event: Json) -> None:
+        """One event of a run."""
+        if (draw := self._EVENTS.get(event["event"])) is not None:
+            draw(self, event)
+
+    def ended(self, result: Result) -> None:
+        """What a turn took."""
+        self._settle()
+        seconds = time.monotonic() - (self.busy_since or time.monotonic())
+        self.busy_since = None
+        self._tools.clear()
+        self.questions.clear()
+        self.tokens, self._used = self.tokens + result["total_tokens"], 0
+        self.took = f"{seconds:.1f} s"
+        if not self._quiet and result["total_tokens"]:
+            cost = (result.get("usage_details") or {}).get("cost_usd")
+            told = [f"{result['input_tokens']:,} tokens in, {result['output_tokens']:,} out"]
+            told += [f"${cost:.4f}".rstrip("0").rstrip(".")] if cost else []
+            self.note(" · ".join([*told, self.took]))
+
+    def gone(self) -> None:
+        """Nothing runs any more."""
+        self._settle()
+        self.busy_since = None
+        self._tools.clear()
+        self.questions.clear()
+
+    def facts(self) -> list[str]:
+        """What the line below the prompt says of the turn: its time, and the tokens so far."""
+        now = "" if self.busy_since is None else f"{time.monotonic() - self.busy_since:.0f} s"
+        return [f"{self.tokens + self._used:,} tokens", *filter(None, [now or self.took])]
+
+    def _started(self, event: Json) -> None:
+        self.model = event["model"]
+
+    def _delta(self, event: Json) -> None:
+        self._end_thought()
+        self._line += event["delta"]
+        *whole, self._line = self._line.split("\n")
+        for line in whole:
+            self._text(line)
+
+    def _text(self, line: str) -> None:
+        """A whole line of the answer. Blank ones wait for something to follow them."""
+        if not line.strip() and not self._markdown.is_open:
+            self._blank_lines += self._block == "text"
+            return
+        for one in self._markdown.line(printable(line)):
+            self.put("text", one)
+
+    def _settle(self) -> None:
+        """Put down what has come of an unfinished line."""
+        self._end_thought()
+        line, self._line = self._line, ""
+        if line:
+            self._text(line)
+        for one in self._markdown.end():
+            self.put("text", one)
+
+    def _message(self, event: Json) -> None:
+        self._settle()
+        self._markdown = MarkdownLines()
+
+    def _thinking(self, event: Json) -> None:
+        self._thought_told = True
+        self._thought += event["text"]
+        *whole, self._thought = self._thought.split("\n")
+        self._think(whole)
+
+    def _think(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            if line.strip() and self.reasoning:
+                self.put("thought", Text(printable(line), "dim italic"))
+
+    def _end_thought(self) -> None:
+        line, self._thought = self._thought, ""
+        self._think([line])
+
+    def _thoughts(self, event: Json) -> None:
+        """All of the reasoning, where it did not come bit by bit."""
+        if not self._thought_told:
+            self._think(event["text"].split("\n"))
+        self._end_thought()
+        self._thought_told = False
+
+    def _tool_begins(self, event: Json) -> None:
+        self._settle()
+        tool = _Tool(event["tool"], one_line(event["preview"] or ""), time.monotonic())
+        self._tools[event["tool_call_id"]] = tool
+
+    def _tool_says(self, event: Json) -> None:
+        if (tool := self._tools.get(event["tool_call_id"])) is not None:
+            tool.output = (tool.output + event["text"])[-_OUTPUT_CHARS_KEPT:]
+
+    def _tool_ends(self, event: Json) -> None:
+        tool = self._tools.pop(event["tool_call_id"], None) or _Tool(event["tool"], "", 0.0)
+        self.last_output = readable(event["result"])
+        if event["result_chars"] > len(event["result"]):
+            self.last_output += f"\n… {event['result_chars'] - len(event['result']):,} more characters"
+        mark, style = _MARKS.get(event["status"], _MARKS["error"])
+        ending = "" if event["status"] == "ok" else f"{event['status']} · "
+        self.put("tools", self._tool_line(mark, style, tool, f"{ending}{event['duration']:.1f} s"))
+
+    def _tool_line(self, mark: str, style: str, tool: _Tool, ending: str) -> Text:
+        """A call in one line, whatever its preview."""
+        line = Text.assemble("  ", (mark, style), " ", tool.name)
+        room = max(20, self._width()) - line.cell_len - len(ending) - 5
+        preview = Text(f"  {tool.preview}" if tool.preview else "", "dim")
+        preview.truncate(max(0, room), overflow="ellipsis")
+        return line + preview + Text(f" · {ending}", "dim")
+
+    def _subagent(self, event: Json) -> None:
+        self.note(f"→ {one_line(event['goal'] or '')}")
+
+    def _subagent_ends(self, event: Json) -> None:
+        self.note(f"← {event['status']}")
+
+    def _asks_leave(self, event: Json) -> None:
+        self._settle()
+        self.questions.append(Open(event["approval_id"], event))
+        rules = f" ({', '.join(event['pattern_keys'])})" if event["pattern_keys"] else ""
+        kind = f"{_KINDS.get(event['kind'], event['kind'])}{', by a subagent' if event['path'] else ''}"
+        self.put(
+            f"ask {event['approval_id']}",
+            Text.assemble("  ", ("?", "bold yellow"), f" Leave is needed for {kind}:"),
+            Padding(Text(printable(event["command"]), "bold"), (0, 0, 0, 4)),
+            Padding(Text(f"{printable(event['description'])}{rules}", "yellow"), (0, 0, 0, 4)),
+            Padding(Text(f"{choices(event)} · Enter denies", "dim"), (0, 0, 0, 4)),
+        )
+
+    def _leave_told(self, event: Json) -> None:
+        self._answered(event["approval_id"])
+        if event["by"] != "rule" or event["choice"] == "deny":
+            self.note(f"{_LEAVE[event['choice']]}{_BY.get(event['by'], '')}.")
+
+    def _asks(self, event: Json) -> None:
+        self._settle()
+        self.questions.append(Open(event["request_id"], event, "answer"))
+        offered = [Text(f"    {at}. {printable(choice)}") for at, choice in enumerate(event["choices"] or (), 1)]
+        hint = "a number, or your own words" if offered else "your own words"
+        self.put(
+            f"ask {event['request_id']}",
+            Text.assemble("  ", ("?", "bold yellow"), " ", (printable(event["question"]), "bold")),
+            *offered,
+            Text(f"    {hint}", "dim"),
+        )
+
+    def _told(self, event: Json) -> None:
+        self._answered(event["request_id"])
+        if not event["answered"]:
+            self.note("Nobody answered.")
+
+    def _answered(self, question_id: str) -> None:
+        self.questions = [one for one in self.questions if one.id != question_id]
+
+    def _steered(self, event: Json) -> None:
+        self.note("Taken in with the next result of a tool.")
+
+    def _counted(self, event: Json) -> None:
+        self._used = event["usage"]["total_tokens"]
+
+    def _compacted(self, event: Json) -> None:
+        before, after = event["tokens_before"], event["tokens_after"]
+        self.note(f"Compacted by {event['method']}: {before:,} tokens before, {after:,} after.")
+
+    def _other_model(self, event: Json) -> None:
+        self.note(f"{event['to']['model']} answers instead of {event['from']['model']}: {event['reason']}.", "yellow")
+
+    def _warned(self, event: Json) -> None:
+        self.note(event["message"], "yellow" if event["level"] == "warn" else "dim")
+
+    def _failed(self, event: Json) -> None:
+        self._settle()
+        self.problem(event["error"])
+
+    def _cancelled(self, event: Json) -> None:
+        self._settle()
+        self.note("■ Stopped." if event["reason"] == "stop" else f"■ Stopped: {event['reason']}.", "yellow")
+
+    _EVENTS: dict[str, Callable[[Screen, Json], None]] = {  # noqa: RUF012  (a table of methods)
+        "run.started": _started,
+        "message.delta": _delta,
+        "message.completed": _message,
+        "reasoning.delta": _thinking,
+        "reasoning.available": _thoughts,
+        "tool.started": _tool_begins,
+        "tool.output": _tool_says,
+        "tool.completed": _tool_ends,
+        "subagent.started": _subagent,
+        "subagent.completed": _subagent_ends,
+        "approval.request": _asks_leave,
+        "approval.responded": _leave_told,
+        "clarify.request": _asks,
+        "clarify.responded": _told,
+        "steer.applied": _steered,
+        "usage.updated": _counted,
+        "context.compressed": _compacted,
+        "model.fallback": _other_model,
+        "warning": _warned,
+        "run.failed": _failed,
+        "run.cancelled": _cancelled,
+    }
+
+    # --- what moves -------------------------------------------------------------------------------------------------
+
+    def live(self, height: int) -> str:
+        """What is unfinished, in so many lines at most: a line of the answer, tools at work, or the waiting itself."""
+        gap = "\n" if self._block else ""
+        if self.busy_since is None:
+            return gap
+        if self._thought or self._line:
+            same = self._block == ("text" if self._line else "thought")
+            gap = "\n" * self._blank_lines if same else gap
+        now = time.monotonic()
+        spin = _SPINNER[int(now * _SPINS_PER_S) % len(_SPINNER)]
+        parts: list[Any] = []
+        if self._thought and self.reasoning:
+            parts.append(Text(printable(self._thought), "dim italic"))
+        parts += self._markdown.unfinished(printable(self._line[-max(1, height) * max(20, self._width()) :]))
+        asked = {question.event["tool_call_id"] for question in self.questions}
+        for tool in (tool for call_id, tool in self._tools.items() if call_id not in asked):
+            parts.append(self._tool_line(spin, "cyan", tool, f"{now - tool.began:.1f} s"))
+            shown = [Text(f"    {line}", "dim") for line in printable(tool.output).splitlines()[-TOOL_LINES_SHOWN:]]
+            for line in shown:
+                line.truncate(max(20, self._width()) - 1, overflow="ellipsis")
+            parts += shown
+        waited = now - self.busy_since
+        if not parts and not self.questions:
+            parts.append(Text.assemble("  ", (spin, "cyan"), (f" thinking · {waited:.0f} s", "dim")))
+        lines = self.drawn(Group(*parts)).rstrip("\n").split("\n") if parts else []
+        return gap + "".join(f"{line}\n" for line in lines[-max(1, height) :]) + ("\n" if lines else "")
+
+
+class Lines:
+    """The same where there is no terminal: the answer on stdout as it comes, everything else a line on stderr."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet, self._open = quiet, False
+        self.reasoning, self.last_output = False, ""
+        self.questions: list[Open] = []
+        self.tokens, self.model = 0, ""
+
+    def begin(self) -> None:
+        """Nothing to be drawn yet."""
+
+    def show(self, event: Json) -> None:
+        """One event of a run."""
+        kind = event["event"]
+        if kind == "message.delta":
+            self._write(event["delta"])
+        elif kind in ("message.completed", "run.failed", "run.cancelled") and self._open:
+            self._write("\n")
+        if kind == "tool.started":
+            self.note(f"[{event['tool']}: {one_line(event['preview'] or '')}]")
+        elif kind == "tool.completed":
+            self.last_output = readable(event["result"])
+        elif kind == "warning":
+            self.note(event["message"])
+        elif kind == "run.failed":
+            self.problem(event["error"])
+
+    def _write(self, text: str) -> None:
+        self._open = not text.endswith("\n")
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def ended(self, result: Result) -> None:
+        """What it took is told elsewhere."""
+
+    gone = begin
+
+    def note(self, text: str, style: str = "") -> None:
+        """A word beside the conversation."""
+        if not self._quiet:
+            print(text, file=sys.stderr)
+
+    def problem(self, text: str) -> None:
+        """What went wrong."""
+        print(f"hermes: {text}", file=sys.stderr)
+
+    def plain(self, text: str) -> None:
+        """Text as it is."""
+        print(text.rstrip("\n"), flush=True)
+
+    def said(self, text: str) -> None:
+        """It stands where it came from."""
+
+    def markdown(self, text: str, block: str = "") -> None:
+        """A whole text at once."""
+        self.plain(text)
+
+
+def choices(event: Json) -> str:
+    """What may be answered to a question for leave."""
+    return "  ".join([*(_CHOICES[choice] for choice in event["choices"]), "[e]xplain"])
+
+
+def readable(result: str) -> str:
+    """The answer of a tool for a person: its output, or all of it."""
+    try:
+        told = json.loads(result)
+    except ValueError:
+        return result
+    if isinstance(told, dict):
+        for name in ("output", "content", "stdout"):
+            if isinstance(told.get(name), str) and told[name]:
+                return str(told[name])
+    return json.dumps(told, indent=2, ensure_ascii=False)

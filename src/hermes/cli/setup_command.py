@@ -1,0 +1,235 @@
+"""`hermes setup`: model, tools, sandbox and the server's key, in a few questions; nothing is written before it works."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import getpass
+import os
+import secrets
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hermes import config
+from hermes.cli import model_command as models
+from hermes.cli.actions import FLAG, Args
+from hermes.cli.model_command import NoModel
+from hermes.cli.output import Json, UsageError, asked, hush, note, tell_said
+from hermes.cli.wording import one_line, words
+from hermes.home import Home, write_private
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hermes.config import Settings
+
+QUESTIONS_MAX = 4
+_KEY_BYTES = 32
+_SANDBOXES = ("auto", "local", "bubblewrap", "docker")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    left = argparse.SUPPRESS  # these stand before the command too
+    parts = ", ".join(_PARTS)
+    parser.add_argument("part", metavar="PART", nargs="?", choices=tuple(_PARTS), help=f"{parts}; all, if left out")
+    parser.add_argument("--non-interactive", help="ask nothing: what is not given is left as it is", **FLAG)
+    parser.add_argument("--model", metavar="NAME", default=left, help="the model to use")
+    parser.add_argument("--provider", metavar="ID", default=left, help="the provider that has it")
+    parser.add_argument("--base-url", metavar="URL", help="the address of a compatible server")
+    parser.add_argument("--api-key-env", metavar="NAME", help="the variable that holds its key")
+    parser.add_argument("--model-file", metavar="PATH", help="a GGUF file to run here")
+    parser.add_argument("--sandbox", choices=_SANDBOXES, default=left, help="where commands run")
+    parser.add_argument("--reset", help="begin with defaults; the old file is kept as .bak", **FLAG)
+    parser.add_argument("-y", "--yes", help="write it although the model does not answer", **FLAG)
+
+
+def run(args: Args, home: Home) -> int:
+    hush(args)
+    if not args.non_interactive and not sys.stdin.isatty():
+        raise UsageError("There is no terminal to ask at.", hint="hermes setup --non-interactive --help")
+    setup = _Setup(args, home)
+    for part, ask in _PARTS.items():
+        if args.part in (None, part):
+            ask(setup)
+    setup.write()
+    written = sorted(key for key, value in setup.changes.items() if value is not None)
+    document = {"written": written, "test": setup.test, "file": str(home.config_file)}
+    tell_said(args, home, document, [f"Written: {', '.join(written) or 'nothing'}."])
+    note("Try: hermes chat")
+    return 0
+
+
+class _Setup:
+    """What was found and chosen so far."""
+
+    def __init__(self, args: Args, home: Home) -> None:
+        self.args, self.home, self._left = args, home, QUESTIONS_MAX
+        self.changes: Json = {}
+        self.test: Json | None = None
+        with self.drafted() as settings:
+            self.settings = settings
+
+    @contextlib.contextmanager
+    def drafted(self, more: Json | None = None) -> Iterator[Settings]:
+        """The settings as they would be, in a folder of their own."""
+        with tempfile.TemporaryDirectory() as folder:
+            draft = Home(Path(folder))
+            for file in (self.home.env_file, *([] if self.args.reset else [self.home.config_file])):
+                if file.exists():
+                    write_private(draft.path / file.name, file.read_bytes())
+            models.write(draft, {**self.changes, **(more or {})})
+            yield config.load(draft, models.ONCE)
+
+    def given(self, name: str) -> Any:
+        """What a flag says."""
+        return getattr(self.args, name, None)
+
+    def ask(self, question: str, default: str, read: Callable[[str], str] = asked) -> str:
+        """An answer, or the default where nobody is asked any more."""
+        if self.args.non_interactive or self._left == 0:
+            return default
+        self._left -= 1
+        return read(f"{question} [{default or 'none'}]: ").strip() or default
+
+    def try_model(self) -> None:
+        """Ask the model that was chosen one question; what does not answer is written only if that is wanted."""
+        from hermes.runs.spec import RouteChoice
+
+        with self.drafted() as settings:
+            self.test = found = models.tried(self.home, settings, RouteChoice())
+        note(models.words_of(found))
+        if found["error"] and not self.args.yes and self.ask("Write it all the same? y/n", "n").lower() != "y":
+            raise NoModel(f"{found['error']} Nothing was written.", hint="hermes setup model, or the same with -y")
+
+    def write(self) -> None:
+        file = self.home.config_file
+        if self.args.reset and file.exists():
+            names = (file.with_name(f"{file.name}.bak{number or ''}") for number in range(10_000))
+            file.rename(next(name for name in names if not name.exists()))
+        models.write(self.home, self.changes)
+
+
+# ---- the model
+
+
+def _model(setup: _Setup) -> None:
+    answer = _flags(setup) or _chosen(setup)
+    if answer[0] != "keep":
+        setup.changes |= _route(setup, *answer)
+    elif len(answer) > 1:
+        setup.changes["model.default"] = answer[1]
+    setup.try_model()
+
+
+def _flags(setup: _Setup) -> list[str]:
+    """What the flags say of the model, in the words of an answer."""
+    given = [setup.given(name) for name in ("model_file", "base_url", "provider")]
+    model = [setup.given("model")] if setup.given("model") else []
+    found = next(filter(None, given), "keep")
+    return [found, *model] if any(given) or model or setup.args.non_interactive else []
+
+
+def _chosen(setup: _Setup) -> list[str]:
+    from hermes import local
+    from hermes.providers.registry import DEFAULT_API_MODE, KNOWN_PROVIDERS
+
+    get, found = setup.settings.get, local.status(setup.home, setup.settings)
+    keys = {name: _has_key(setup, name) for name, known in KNOWN_PROVIDERS.items() if known.key_env}
+    vendors = [name for name in keys if keys[name] or KNOWN_PROVIDERS[name].api_mode != DEFAULT_API_MODE]
+    note(
+        "Models that can be asked:", f"  local  {found['problem'] or found['file']}", "  PATH  a GGUF file of your own"
+    )
+    note("  URL [MODEL]  a compatible server, such as http://127.0.0.1:8080/v1")
+    note(*(f"  {name} [MODEL]  {'a key is there' if keys[name] else 'needs a key'}" for name in vendors))
+    now = get("model.default") or get("model.provider")
+    keyed = next((name for name in vendors if keys[name]), "local")
+    default = "keep" if now else keyed if found["problem"] else "local"
+    return setup.ask(f"Which, or keep {now}" if now else "Which", default).split()
+
+
+def _route(setup: _Setup, what: str, model: str = "") -> Json:
+    """The settings that an answer means."""
+    from hermes.providers.registry import KNOWN_PROVIDERS
+
+    changes: Json = {**models.local_model(Path()), "model.path": None}
+    if what == "local":
+        return changes
+    if what.endswith(".gguf") or os.path.exists(os.path.expanduser(what)):
+        return models.local_model(models.model_file(what))
+    is_url, variable = "://" in what, setup.given("api_key_env")
+    if not is_url and what not in KNOWN_PROVIDERS and what not in setup.settings.section("providers"):
+        raise UsageError(f"'{what}' is no provider, no address and no file.", hint="hermes setup model")
+    changes["model.provider"] = setup.given("provider") if is_url else what
+    changes["model.base_url"] = what if is_url else None
+    if variable:
+        changes["model.api_key"] = f"${{{variable}}}"
+    elif not is_url and not _has_key(setup, what):
+        changes["model.api_key"] = setup.ask(f"Key for {what}, kept in .env", "", getpass.getpass) or None
+    return {**changes, "model.default": model or _likely_model(setup, changes)}
+
+
+def _has_key(setup: _Setup, provider: str) -> bool:
+    from hermes.providers.registry import KNOWN_PROVIDERS
+
+    known, entry = KNOWN_PROVIDERS.get(provider), setup.settings.section("providers").get(provider, {})
+    return not (known and known.key_env) or bool(setup.settings.variable(known.key_env) or entry.get("api_key"))
+
+
+def _likely_model(setup: _Setup, changes: Json) -> str:
+    """Of the models that the provider lists, the one with the largest window that is known; else the first."""
+    from hermes.agent import routes
+    from hermes.providers.table import UNKNOWN, facts_for
+    from hermes.runs.spec import RouteChoice
+
+    with setup.drafted({**changes, "model.default": "any"}) as settings:
+        route = routes.primary(settings, RouteChoice())
+        if problem := models.unusable(setup.home, settings, route):
+            raise NoModel(problem, hint="hermes setup model")
+        listed = asyncio.run(models.fetched(setup.home, settings, route))["models"]
+    if not listed:
+        raise NoModel(f"{route.provider} lists no models.", hint="the same with a model's name")
+    return str(max(listed, key=lambda name: (facts_for(name) is not UNKNOWN, facts_for(name).window)))
+
+
+# ---- the rest
+
+
+def _tools(setup: _Setup) -> None:
+    from hermes.tools.toolsets import DEFAULTS, builtin
+
+    missing = [f"  {tool.name}: {why}" for tool in builtin().all() if (why := tool.available(setup.settings))]
+    note(f"Toolsets: {', '.join(DEFAULTS)}", *missing)
+    now = setup.settings.get("agent.disabled_toolsets")
+    off = words(setup.ask("Which are not to be offered", ",".join(now)))
+    if unknown := [name for name in off if name not in DEFAULTS]:
+        raise UsageError(f"There is no toolset '{unknown[0]}'.", hint="hermes tools list")
+    setup.changes |= {"agent.disabled_toolsets": off} if sorted(off) != sorted(now) else {}
+
+
+def _sandbox(setup: _Setup) -> None:
+    from hermes.sandbox.choose import choice
+
+    wanted, now = setup.given("sandbox"), setup.settings.get("terminal.backend")
+    if wanted is None:
+        with setup.drafted({"terminal.backend": "auto"}) as settings:
+            found = choice(settings)
+        note(f"Commands can run in: {found.name} {one_line(found.failure)}".rstrip())
+        wanted = setup.ask(f"Sandbox: {', '.join(_SANDBOXES)}", now)
+    with setup.drafted({"terminal.backend": wanted}) as settings:
+        choice(settings)  # one that does not work is told now
+    setup.changes |= {"terminal.backend": wanted} if wanted != now else {}
+
+
+def _server(setup: _Setup) -> None:
+    default = "y" if setup.args.part or not setup.args.non_interactive else "n"
+    if setup.settings.get("api_server.key"):
+        note("The server has a key.")
+    elif setup.ask("Make a key for the server? y/n", default).lower() == "y":
+        setup.changes["api_server.key"] = secrets.token_urlsafe(_KEY_BYTES)
+        note("The key is shown by: hermes gateway key")
+
+
+_PARTS = {"model": _model, "tools": _tools, "sandbox": _sandbox, "server": _server}

@@ -1,0 +1,56 @@
+"""`hermes status`: how things stand, in a few lines."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from hermes.cli.actions import Args
+from hermes.cli.output import Json, settings_of, tell_said
+from hermes.cli.wording import size
+from hermes.errors import HermesError
+from hermes.home import Home, is_served
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """It has no options of its own."""
+
+
+def run(args: Args, home: Home) -> int:
+    from hermes.server import status
+
+    state = status.read_runtime_status(home) if is_served(home) else None
+    server = f"{state['gateway_state']} at {status._address(state)} (pid {state['pid']})" if state else "not running"
+    facts: Json = {"profile": home.profile, "home": str(home.path), "route": _route(args, home), "server": server}
+    facts |= _store(home)
+    told = {**facts, "store_bytes": size(facts["store_bytes"])}
+    tell_said(
+        args, home, facts, (f"{name.replace('_bytes', ' size').replace('_', ' ')}: {told[name]}" for name in told)
+    )
+    return 0
+
+
+def _route(args: Args, home: Home) -> str:
+    from hermes.agent import routes
+    from hermes.cli.model_command import unusable
+    from hermes.runs.spec import RouteChoice
+
+    try:
+        settings = settings_of(args, home)
+        route = routes.primary(settings, RouteChoice())
+    except HermesError as error:
+        return f"none: {error.message}"
+    problem = unusable(home, settings, route)
+    return f"none: {problem}" if problem else f"{route.provider}/{route.model}"
+
+
+def _store(home: Home) -> Json:
+    from hermes.cli.sessions_care import database_file, opened
+    from hermes.store.jobs import Jobs
+
+    file = database_file(home)
+    with opened(home) as db:
+        running = db.engine.read(lambda tx: int(tx.value("SELECT count(*) FROM runs WHERE ended_at IS NULL")))
+        due = len(Jobs(db.engine).due(time.time()))
+    count = sum(path.stat().st_size for path in (file, file.with_name(f"{file.name}-wal")) if path.exists())
+    return {"runs": running, "jobs_due": due, "store": str(file), "store_bytes": count}

@@ -1,0 +1,309 @@
+"""A chat: what is typed becomes turns, answers and commands; what comes meanwhile waits, interrupts or steers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from hermes.cli import attach, slash
+from hermes.cli.door import Json, ServerLost
+from hermes.cli.screen import Lines, Open, Screen, choices
+from hermes.cli.session import EXIT_FAILED, Conversation, here
+from hermes.cli.wording import counted, one_line
+from hermes.errors import HermesError
+from hermes.limits import CLOSE_S_MAX
+from hermes.runs.engine import Result
+from hermes.runs.spec import Content
+from hermes.sandbox.choose import choice
+
+log = logging.getLogger(__name__)
+_LEAVE_AGAIN_S = 3.0
+_MODES = {"interrupt": "Enter interrupts", "queue": "Enter queues", "steer": "Enter steers"}
+_MEANT = {
+    "once": "this one time",
+    "session": "this, whenever it comes again in this session",
+    "always": "this, for ever: it is written to command_allowlist",
+    "deny": "not at all; the agent is told so",
+}
+
+
+class Chat:
+    """One chat at one screen."""
+
+    def __init__(self, talk: Conversation, screen: Screen | Lines) -> None:
+        self.talk, self.screen = talk, screen
+        self.waiting: deque[tuple[Content, str]] = deque()
+        self.leaving, self.greeted = asyncio.Event(), asyncio.Event()
+        self.deletes = False
+        self.typed: Callable[[str], None] = lambda _: None
+        self.changed: Callable[[], None] = lambda: None
+        self.mode: str = talk.settings.get("display.busy_input_mode")
+        self._working: asyncio.Task[None] | None = None
+        self._asked: set[asyncio.Task[None]] = set()
+        self.printing = asyncio.Lock()
+        self._leave_at = 0.0
+        self._lost = self.hung_up = False
+        self.failed = 0
+        self.images: list[str] = talk.args.image or []
+        self.route = ""
+
+    # --- what is typed ----------------------------------------------------------------------------------------------
+
+    def enter(self, text: str) -> None:
+        """A line was sent."""
+        self._soon(self.take(text))
+
+    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._asked.add(task)
+        task.add_done_callback(self._asked.discard)
+
+    async def take(self, text: str) -> None:
+        """A command, an answer to a question, or something for the agent."""
+        self._leave_at = 0.0
+        await self.greeted.wait()
+        try:
+            if text.startswith("/"):
+                await slash.run(self, text)
+            elif self.screen.questions:
+                await self._answer(self.screen.questions[0], text.strip())
+            elif text.strip():
+                await self.send(text)
+        except Exception as error:  # noqa: BLE001  (whatever it is, the chat goes on)
+            self.problem(error)
+        self.changed()
+
+    def problem(self, error: Exception) -> None:
+        """What could not be done, and what helps."""
+        if not isinstance(error, HermesError):
+            log.error("%s", self.talk.app.secrets.redact(traceback.format_exc()))
+            error = HermesError(f"This is a defect of Hermes: {type(error).__name__}.", hint="hermes logs errors")
+        self.screen.problem(error.message + (f"\n  Try: {error.hint}" if error.hint else ""))
+
+    async def send(self, text: str) -> None:
+        """Words for the agent, now or as the mode for a busy agent says."""
+        content = attach.message(text.strip("\n"), self.images)
+        self.images = []
+        for name in attach.missing(text):
+            self.screen.note(f"There is no file {name}; it is sent as it is written.", "yellow")
+        if not self.busy:
+            self.queue(content, text)
+        elif self.mode == "steer":
+            await self.steer(text)
+        else:
+            self.queue(content, text)
+            if self.mode == "interrupt":
+                await self.stop()
+
+    async def steer(self, text: str) -> None:
+        """Words for the turn under way; where there is none, for the next."""
+        if self.busy and await self.talk.control("steer", text=text):
+            self.screen.said(text)
+            self.screen.note("It will be told with the next result of a tool, or after its answer.")
+        else:
+            self.queue(text, text)
+
+    def queue(self, content: Content, text: str) -> None:
+        """A message for the next turn."""
+        self.waiting.append((content, text))
+        if self.busy:
+            self.screen.note(f"Next: {one_line(text)}")
+        else:
+            self.begin()
+
+    def begin(self, work: Coroutine[Any, Any, Any] | None = None) -> None:
+        """Be busy from now on: with this, and with what waits."""
+        self._working = asyncio.ensure_future(self._work(work))
+
+    async def _answer(self, question: Open, text: str) -> None:
+        event = question.event
+        if question.kind == "answer":
+            offered = event["choices"] or []
+            number = int(text) if text.isdecimal() else 0
+            said = offered[number - 1] if 0 < number <= len(offered) else text
+            if said:
+                self.screen.said(said)
+                await self.talk.control("answer", id=question.id, answer=said)
+            return
+        if text.lower() in ("e", "explain"):
+            self.explain(event)
+            return
+        chosen = next((one for one in event["choices"] if text and one.startswith(text.lower())), None)
+        if chosen is None and text:
+            self.screen.note(f"{choices(event)} · Enter denies")
+            return
+        await self.approve(chosen or "deny")
+
+    async def approve(self, chosen: str) -> bool:
+        """Answer the oldest question for leave. False: there is none."""
+        found = next((one for one in self.screen.questions if one.kind == "approve"), None)
+        return found is not None and await self.talk.control("approve", id=found.id, choice=chosen)
+
+    def explain(self, event: Json) -> None:
+        """Why leave is needed, and what each answer means."""
+        lines = [event["description"], f"It would happen in {here()}."]
+        lines += [f"{one}: {_MEANT[one]}" for one in event["choices"]]
+        left = event["expires_at"] - time.time()
+        self.screen.note("\n".join([*lines, f"Without an answer it is denied in {max(0.0, left):.0f} s."]))
+
+    # --- turns ------------------------------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether a turn is under way."""
+        return self._working is not None and not self._working.done()
+
+    async def _work(self, first: Coroutine[Any, Any, Any] | None) -> None:
+        """Turns, as long as there is something to be asked."""
+        if first is not None:
+            await first
+        while self.waiting and not self.leaving.is_set():
+            content, text = self.waiting.popleft()
+            self.screen.said(text)
+            result = await self.turn(self.talk.ask(content, self.show))
+            if result and result["pending_steer"]:
+                steer = str(result["pending_steer"])
+                self.waiting.appendleft((steer, steer))
+
+    async def turn(self, asking: Coroutine[Any, Any, Result]) -> Result | None:
+        """One run, from its beginning to the line that tells what it took."""
+        self.screen.begin()
+        self.changed()
+        try:
+            result = await asking
+        except Exception as error:  # noqa: BLE001  (whatever it is, the chat goes on)
+            self.screen.gone()
+            self.problem(error)
+            self.failed = error.exit_code if isinstance(error, HermesError) else EXIT_FAILED
+            return None
+        except asyncio.CancelledError:
+            self.screen.gone()
+            if not self._lost:
+                raise
+            self.screen.note("No longer waiting; the turn goes on when the server is back.", "yellow")
+            return None
+        finally:
+            self._lost = False
+            self.changed()
+        self.screen.ended(result)
+        return result
+
+    def show(self, event: Json) -> None:
+        """One event of the run under way."""
+        self.screen.show(event)
+        self.changed()
+
+    async def idle(self) -> None:
+        """Wait until nothing is under way."""
+        while self.busy and self._working is not None:
+            await asyncio.wait([self._working])
+
+    async def stop(self) -> None:
+        """Stop the turn; what there is of the answer is kept. One whose server is out of reach is only left alone."""
+        try:
+            await self.talk.control("interrupt")
+        except ServerLost:
+            self._lost = True
+            if self._working is not None:
+                self._working.cancel()
+
+    # --- leaving ----------------------------------------------------------------------------------------------------
+
+    def interrupt(self, typed: str = "") -> None:
+        """Ctrl-C: stops the turn; without one clears the line; on an empty line, the second time, leaves."""
+        if self.busy:
+            held, self.waiting = [text for _, text in self.waiting], deque()
+            if held:  # nothing is lost: what was to come next stands in the line again
+                self.typed("\n".join([*held, *([typed] if typed else [])]))
+            self._soon(self.stop())
+        elif typed:
+            self.typed("")
+        elif time.monotonic() - self._leave_at < _LEAVE_AGAIN_S:
+            self.leave()
+        else:
+            self._leave_at = time.monotonic()
+            self.screen.note("Ctrl-C once more, or Ctrl-D, leaves.")
+
+    def leave(self) -> None:
+        """End the chat."""
+        self.leaving.set()
+
+    def leave_when_done(self) -> None:
+        """End the chat when nothing is under way any more."""
+        if self._working is not None:
+            self._working.add_done_callback(lambda _: self.leave())
+
+    async def close(self) -> None:
+        """Stop what runs, and see it stopped."""
+        self.waiting.clear()
+        if self.busy and self._working is not None:
+            await self.stop()
+            await asyncio.wait([self._working], timeout=CLOSE_S_MAX)
+        if self.deletes and self.talk.saved:
+            await self.talk.db.delete_session(self.talk.session_id, True)
+
+    # --- what stands on the screen ------------------------------------------------------------------------------------
+
+    async def greet(self) -> None:
+        """The first lines; what is typed before them comes after them."""
+        try:
+            if not self.talk.args.quiet:
+                await self._greet()
+        except HermesError as error:
+            self.problem(error)
+        self.greeted.set()
+
+    async def _greet(self) -> None:
+        talk = self.talk
+        route = await talk.route()
+        self.route = f"{route.provider}/{route.model}"
+        sandbox = (await talk.blocking(partial(choice, talk.settings))).name
+        session = await talk.session()
+        named = f"session {talk.session_id}"
+        if session:
+            named = f"{session['title'] or talk.session_id}, {counted(session['message_count'], 'message')}"
+        facts = [self.route, shown_path(here()), sandbox, named if talk.saved else "not kept"]
+        facts += ["through the server"] if talk.door.kind == "server" else []
+        facts += ["no approvals"] if talk.yolo else []
+        if isinstance(self.screen, Screen):
+            head = Text.assemble(("Hermes", "bold cyan"), (f" · {' · '.join(facts)}", "dim"))
+            self.screen.put("head", head)
+            self.screen.put("head", Text("/help lists commands · Ctrl-C stops a turn · Ctrl-D leaves", "dim"))
+        else:
+            self.screen.note(f"Hermes · {' · '.join(facts)}")
+        if session:
+            await slash.history(self, "1")
+
+    def facts(self) -> str:
+        """The line below the prompt."""
+        assert isinstance(self.screen, Screen)
+        told = [self.screen.model or self.route, *self.screen.facts()]
+        if self.screen.questions:
+            left = max(0.0, self.screen.questions[0].event["expires_at"] - time.time())
+            told.append(f"{left:.0f} s to answer")
+        elif self.busy:
+            told += [_MODES[self.mode], "Ctrl-C stops"]
+        if self.waiting:
+            told.append(f"{len(self.waiting)} waiting")
+        return " · ".join(told)
+
+    def mark(self) -> str:
+        """What stands before the line."""
+        if not self.screen.questions:
+            return "›"
+        return "allow?" if self.screen.questions[0].kind == "approve" else "answer:"
+
+
+def shown_path(path: str) -> str:
+    """A path as people write it."""
+    home = str(Path.home())
+    return f"~{path[len(home) :]}" if path == home or path.startswith(f"{home}/") else path

@@ -1,0 +1,57 @@
+"""A chat at a terminal: the conversation above, the prompt below, and an end when the terminal goes."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import suppress
+
+from hermes.cli import slash
+from hermes.cli.prompt_line import PromptLine
+from hermes.cli.screen import Screen
+from hermes.cli.session import Conversation
+from hermes.cli.talking import Chat
+
+
+async def converse(talk: Conversation, query: str | None) -> Chat:
+    """Talk until the user leaves; with a query, until that is answered."""
+    loop, args = asyncio.get_running_loop(), talk.args
+    screen = Screen(
+        lambda: line.columns,
+        reasoning=talk.settings.get("display.show_reasoning"),
+        quiet=args.quiet,
+    )
+    chat = Chat(talk, screen)
+    line = PromptLine(
+        None if args.no_save else talk.home,
+        enter=chat.enter,
+        interrupt=lambda: chat.interrupt(line.buffer.text),
+        leave=chat.leave,
+        mark=chat.mark,
+        live=screen.live,
+        moves=lambda: chat.busy,
+        facts=chat.facts,
+        commands=lambda: slash.names(chat),
+    )
+    screen.emit, chat.changed, chat.typed = line.write, line.refresh, line.type
+
+    def hang_up() -> None:
+        chat.hung_up = True
+        chat.leave()
+
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        loop.add_signal_handler(number, hang_up)
+    typing, leaving = loop.create_task(line.run()), loop.create_task(chat.leaving.wait())
+    try:
+        await chat.greet()
+        if query is not None:
+            await chat.send(query)
+            chat.leave_when_done()
+        await asyncio.wait([typing, leaving], return_when=asyncio.FIRST_COMPLETED)
+        await chat.close()
+    finally:
+        leaving.cancel()
+        line.exit()
+        with suppress(EOFError, OSError):  # nobody is there any more
+            await typing
+    return chat

@@ -1,0 +1,164 @@
+"""`hermes tools`: which tools there are, which are offered where, and what the guard thinks of a command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hermes.cli.actions import Actions, Args, Arguments, command
+from hermes.cli.output import Json, meant, note, settings_of, tell, tell_said
+from hermes.cli.wording import columns
+from hermes.home import Home
+
+if TYPE_CHECKING:
+    from hermes.config import Settings
+    from hermes.tools.registry import ToolDef
+
+PLATFORMS = ("cli", "api_server", "cron")
+EXIT_FLAGGED = 6
+
+
+def _chosen(settings: Settings, platform: str) -> set[str]:
+    from hermes.tools.toolsets import _get_platform_tools
+
+    own = settings.get("api_server.toolsets") if platform == "api_server" else None
+    return _get_platform_tools(settings.section(), platform) if own is None else set(own)
+
+
+def _toolsets(settings: Settings) -> dict[str, list[ToolDef]]:
+    """Every toolset with its tools; those of a server are not known before it is asked."""
+    from hermes.tools.toolsets import DEFAULTS, builtin, of_servers
+
+    names = [*DEFAULTS, *of_servers(settings.section("mcp_servers"))]
+    return {name: [tool for tool in builtin().all() if tool.toolset == name] for name in names}
+
+
+def _list(args: Args, home: Home) -> None:
+    settings = settings_of(args, home)
+    on, rows = _chosen(settings, args.platform), list[Json]()
+    for name, tools in _toolsets(settings).items():
+        reasons = {tool.name: why for tool in tools if (why := tool.available(settings))}
+        offered = [tool.name for tool in tools if tool.name not in reasons]
+        state = "off" if name not in on else "on" if not tools or offered else "unavailable"
+        why = "; ".join(dict.fromkeys(reasons.values()))
+        if state == "off":
+            disabled = name in settings.get("agent.disabled_toolsets")
+            why = "agent.disabled_toolsets names it" if disabled else f"not chosen for {args.platform}"
+        rows.append({"name": name, "state": state, "reason": why, "tools": offered, "unavailable": reasons})
+    lines = [
+        (row["name"], row["state"], ", ".join([*row["tools"], *row["unavailable"]]), row["reason"]) for row in rows
+    ]
+    tell(args, {"platform": args.platform, "toolsets": rows}, *columns(lines, 2))
+
+
+def _change(args: Args, home: Home) -> int:
+    from hermes import config
+
+    settings, add = config.load(home), args.action == "enable"
+    known, on = _toolsets(settings), _chosen(settings, args.platform)
+    names = {meant(name, known, "toolset", "hermes tools list") for name in args.names}
+    key = f"platform_toolsets.{args.platform}"
+    config.set_value(home, key, sorted(on | names if add else on - names))
+    now = _chosen(config.load(home), args.platform)
+    offered = f"Offered to {args.platform}: {', '.join(sorted(now)) or 'nothing'}."
+    tell(args, {"platform": args.platform, "toolsets": sorted(now)}, offered)
+    if stayed := sorted(name for name in names if (name in now) is not add):
+        first = "agent.disabled_toolsets" if add else "api_server.toolsets"
+        note(f"{', '.join(stayed)} did not change: {first} comes before {key}. Try: hermes config edit")
+    return 1 if stayed else 0
+
+
+def _show(args: Args, home: Home) -> None:
+    settings = settings_of(args, home)
+    sets = _toolsets(settings)
+    tools = {tool.name: tool for found in sets.values() for tool in found}
+    name = meant(args.name, [*tools, *sets], "tool", "hermes tools list")
+    shown = [_described(tool, settings) for tool in ([tools[name]] if name in tools else sets[name])]
+    lines = [line for tool in shown for line in ("", *_lines(tool))][1:]
+    tell(args, shown[0] if name in tools else {"name": name, "tools": shown}, *lines)
+    if not shown:
+        note(f"Its tools are known when it is asked. Try: hermes mcp tools {name.removeprefix('mcp:')}")
+
+
+def _described(tool: ToolDef, settings: Settings) -> Json:
+    return {
+        "name": tool.name,
+        "toolset": tool.toolset,
+        "description": tool.description,
+        "effect": tool.effect if isinstance(tool.effect, str) else "by its arguments",
+        "timeout_seconds": tool.timeout_s,
+        "answer_chars_max": settings.get("tool_output.max_chars"),
+        "platforms": [platform for platform in PLATFORMS if tool.toolset in _chosen(settings, platform)],
+        "unavailable": tool.available(settings),
+        "parameters": tool.parameters,
+    }
+
+
+def _lines(tool: Json) -> list[str]:
+    told = {**tool, "platforms": ", ".join(tool["platforms"]), "parameters": ""}
+    facts = [f"  {key.replace('_', ' ')}: {value}" for key, value in told.items() if value]
+    required = tool["parameters"].get("required", ())
+    for name, schema in tool["parameters"].get("properties", {}).items():
+        kind = "|".join(map(str, schema["enum"])) if "enum" in schema else schema.get("type", "any")
+        facts.append(f"    {name}{'*' * (name in required)}: {kind}  {schema.get('description', '')}".rstrip())
+    return [f"{tool['name']} ({tool['toolset']})", *facts[2:]]
+
+
+# ---- the guard
+
+
+def _check(args: Args, home: Home) -> int:
+    line = args.command_line[0] if len(args.command_line) == 1 else shlex.join(args.command_line)
+    found = verdict(settings_of(args, home), line, Path.cwd())
+    hits = [f"  {hit['rule']} ({hit['detail']}){'' if hit['counts'] else ', harmless here'}" for hit in found["rules"]]
+    tell_said(args, home, found, [f"{found['verdict']}: {found['reason']}", *hits])
+    return 0 if found["verdict"] == "free" else EXIT_FLAGGED
+
+
+def verdict(settings: Settings, line: str, cwd: Path) -> Json:
+    """What would become of a command at a terminal in this folder: free, asked about, or blocked."""
+    from hermes.guards.commands import Facts, check, simple_forms
+    from hermes.sandbox.choose import child_env, choice, workspace_of
+    from hermes.tools import approving
+
+    get, home, sandbox = settings.get, settings.home, choice(settings)
+    workspace = str(workspace_of(home, settings, "default", None, here=cwd))
+    env = child_env(settings, "local", home.path, os.environ)
+    facts = Facts((workspace, *get("terminal.sandbox_rw")), env["HOME"], str(home.path), env)
+    hits, forms = check(line, workspace, facts, os.path.exists), simple_forms(line, workspace, facts)
+    harmless = ("S" if get("terminal.network") else "SN") if sandbox.isolated else ""
+    kept = [hit for hit in hits if hit.klass not in harmless or not hit.klass]
+    hard = ["hard"] * any(hit.rule == "hard" for hit in hits)
+    hard += ["denied"] * any(approving._mentions(text, one) for one in get("approvals.deny") for text in (line, *forms))
+    allowed = all(approving._covered(approving._pieces(hit, forms), get("command_allowlist")) for hit in kept)
+    answers: list[tuple[Any, str, str]] = [
+        (hard, "blocked", approving._reason(hard)),
+        (not hits, "free", "No rule is met."),
+        (not kept, "free", f"It can do no harm outside its sandbox ({sandbox.name})."),
+        (get("approvals.mode") == "off", "free", "Approvals are off."),
+        (allowed, "free", "command_allowlist allows it."),
+        (True, "asked", approving._reason(dict.fromkeys(hit.rule for hit in kept))),
+    ]
+    found, reason = next((word, why) for holds, word, why in answers if holds)
+    rules = [{"rule": hit.rule, "class": hit.klass, "detail": hit.detail, "counts": hit in kept} for hit in hits]
+    told = {"command": line, "cwd": workspace, "sandbox": sandbox.name, "verdict": found, "reason": reason}
+    return {**told, "rules": rules}
+
+
+_ARGUMENTS: Arguments = {
+    "--platform": {"choices": PLATFORMS, "default": "cli", "help": "for whom (cli)"},
+    "names": {"metavar": "NAME", "nargs": "+", "help": "a toolset"},
+    "name": {"metavar": "NAME", "help": "a tool or a toolset"},
+    "command_line": {"metavar": "COMMAND", "nargs": argparse.REMAINDER, "help": "a command line, best in quotes"},
+}
+_ACTIONS: Actions = {
+    "list": (_list, "toolsets, and whether they are offered", "--platform"),
+    "enable": (_change, "offer toolsets", "names --platform"),
+    "disable": (_change, "no longer offer toolsets", "names --platform"),
+    "show": (_show, "a tool's parameters, effect and limits", "name"),
+    "check": (_check, "the verdict on a command that is not run; exit 6: asked about or blocked", "command_line"),
+}
+add_arguments, run = command(_ACTIONS, _ARGUMENTS, "list")

@@ -1,0 +1,127 @@
+"""A home, a folder to work in, and a scripted model; the command in it, with or without a server beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import pytest
+
+from hermes.cli.main import main
+from hermes.home import write_private
+from hermes.store.sessions import SessionDB
+from support.model_server import ModelServer, Reply
+from support.server_thread import serving
+
+from .terminal import Terminal
+
+HERMES = [sys.executable, "-m", "hermes"]
+# Titles are asked for behind the back of a turn, and would eat the script of a test about something else.
+SETTINGS = "auxiliary: {title_generation: {enabled: false}}\nterminal: {backend: local}\nagent: {api_max_retries: 0}\n"
+
+
+class Done(NamedTuple):
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+class Place:
+    """Where a command is run."""
+
+    def __init__(self, home: Path, folder: Path, model: ModelServer, stack: contextlib.ExitStack) -> None:
+        self.home, self.folder, self.model, self._stack = home, folder, model, stack
+        self.env = {"PATH": os.environ["PATH"], "HERMES_HOME": str(home), "HOME": str(folder)}
+        self.server: subprocess.Popen[str] | None = None
+        folder.mkdir()
+        home.mkdir(mode=0o700)
+        self.configure()
+
+    def configure(self, more: str = "") -> None:
+        text = f"model: {{default: m, base_url: '{self.model.url}/v1'}}\n{SETTINGS}{more}"
+        write_private(self.home / "config.yaml", text)
+
+    def script(self, *replies: Reply) -> None:
+        self.model.script = list(replies)
+
+    def run(self, *words: str, stdin: str = "", **env: str) -> Done:
+        """The command, to its end. It is run in this process, which spares its start."""
+        out, err = io.StringIO(), io.StringIO()
+        (self.home.parent / "stdin").write_text(stdin)
+        with (
+            (self.home.parent / "stdin").open() as piped,
+            patch.dict(os.environ, self.env | env, clear=True),
+            patch.object(sys, "stdin", piped),
+            contextlib.chdir(self.folder),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            try:
+                code = main(words)
+            except SystemExit as end:
+                code = int(end.code or 0)
+        return Done(code, out.getvalue(), err.getvalue())
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """The command, under way."""
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        process = subprocess.Popen([*HERMES, *words], env=self.env, cwd=self.folder, text=True, **pipes)
+        self._stack.callback(process.communicate)
+        self._stack.callback(process.kill)
+        return process
+
+    def terminal(self, *words: str, **more: Any) -> Terminal:
+        """The command at a terminal, its prompt shown."""
+        made = Terminal([*HERMES, *words], self.env, self.folder, **more)
+        self._stack.callback(made.close)
+        made.until(lambda screen: " tokens" in screen.rpartition("\n")[2])
+        return made
+
+    def serve(self, *words: str) -> None:
+        """A server of the home beside the command."""
+        self.server = self.start("gateway", "run", *(words or ("--port", "0")))
+        assert self.server.stdout is not None
+        assert "listening" in self.server.stdout.readline(), self.server.communicate()
+
+    def sessions(self) -> list[dict[str, Any]]:
+        with contextlib.closing(SessionDB(self.home / "state.db")) as db:
+            return [db.get_session(one["id"]) or {} for one in db.list_sessions()]
+
+    def said(self) -> list[tuple[str, Any]]:
+        """The one conversation that there is."""
+        [session] = self.sessions()
+        with contextlib.closing(SessionDB(self.home / "state.db")) as db:
+            return [(row["role"], row["content"]) for row in db.get_messages(session["id"])]
+
+    def asked(self, at: int = -1) -> list[tuple[str, str]]:
+        """What the model was shown, but for the system prompt."""
+        return [(turn.role, turn.text) for turn in self.model.requests[at].turns if turn.role != "system"]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with serving() as model, contextlib.ExitStack() as stack:
+        yield Place(tmp_path / "home", tmp_path / "folder", model, stack)
+
+
+@pytest.fixture(params=["here", "server"])
+def each_way(place: Place, request: pytest.FixtureRequest) -> Place:
+    """The same with the agent in the command's own process, and in a server."""
+    if request.param == "server":
+        place.serve()
+    return place
+
+
+def lines_of(text: str) -> list[Any]:
+    """JSON lines."""
+    return [json.loads(line) for line in text.splitlines()]

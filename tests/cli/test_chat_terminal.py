@@ -1,0 +1,387 @@
+"""A chat at a pseudo-terminal: what a person sees, types and is asked, with and without a server behind it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from support.model_server import Call, Reply
+
+from .conftest import HERMES, Place
+from .terminal import Terminal
+
+CTRL_C, CTRL_D, ALT_ENTER = "\x03", "\x04", "\x1b\r"
+
+
+def leave(terminal: Terminal) -> str:
+    """End the chat by Ctrl-D; the last screen."""
+    terminal.type(CTRL_D)
+    assert terminal.wait() == 0
+    return str(terminal)
+
+
+def running(terminal: Terminal, text: str) -> None:
+    """Wait for something that only shows while a turn is under way."""
+    terminal.until(lambda screen: text in screen and "Ctrl-C stops" in screen.splitlines()[-1])
+
+
+def test_text_streams_and_is_drawn(each_way: Place) -> None:
+    answer = [
+        "# Plan\n\nThis is **bold",
+        "**.\n\n- one\n",
+        "- two\n\n```python\nx = 1\n```\n",
+        "| a | b |\n|--|--|\n| 1 | 2 |",
+    ]
+    each_way.script(Reply(text=answer, usage={"input": 1200, "output": 34}))
+    terminal = each_way.terminal()
+    head = terminal.until(" · session 2").splitlines()[0]
+    assert "custom/m" in head and "~" in head and "local" in head
+    assert ("through the server" in head) is (each_way.server is not None)
+    terminal.send("hello")
+    screen = terminal.until("1,200 tokens in, 34 out")
+    shown = screen[screen.index("› hello") :]
+    for line in ("Plan", "This is bold.", "  • one", "  • two", "  x = 1"):
+        assert f"\n{line}\n" in shown
+    assert "**" not in shown and "```" not in shown and "|--|" not in shown
+    terminal.until(" m · 1,234 tokens")
+    screen = leave(terminal)
+    [session] = each_way.sessions()
+    assert screen.splitlines()[-1] == f"Go on with: hermes --resume {session['id']}"
+    assert session["end_reason"] == "cli_close"
+
+
+def test_an_unfinished_line_is_shown(place: Place) -> None:
+    place.script(Reply(text=["The beginning of", " the end"], stall_at=450))
+    terminal = place.terminal()
+    terminal.send("hello")
+    running(terminal, "The beginning of")
+    terminal.type(CTRL_C)
+    terminal.until("■ Stopped.")
+    assert "The beginning of" in leave(terminal)
+
+
+def test_reasoning_is_shown_unless_it_is_hidden(place: Place) -> None:
+    place.script(Reply(reasoning="I wonder.", text="One."), Reply(reasoning="Once more.", text="Two.", continues=False))
+    terminal = place.terminal()
+    terminal.send("hello")
+    terminal.until("I wonder.")
+    terminal.until("One.")
+    terminal.send("/reasoning hide")
+    terminal.until("it is hidden")
+    terminal.send("again")
+    assert "Once more." not in terminal.until("Two.")
+
+
+def test_a_tool_is_one_line_and_its_output_folds(each_way: Place) -> None:
+    command = "for i in 1 2 3 4 5 6 7; do echo row-$i; done; until [ -e go ]; do sleep 0.01; done; echo over"
+    each_way.script(Reply(tool_calls=[Call("terminal", {"command": command})]), Reply(text="Counted.", continues=False))
+    terminal = each_way.terminal()
+    terminal.send("count")
+    screen = terminal.until("row-7")
+    assert [f"row-{i}" in screen for i in range(1, 8)] == [False, False, True, True, True, True, True]
+    (each_way.folder / "go").touch()
+    screen = terminal.until("Counted.")
+    assert "✓ terminal" in screen and "row-7" not in screen
+    terminal.send("/expand")
+    screen = terminal.until("over")
+    assert "row-1\nrow-2" in screen
+
+
+@pytest.mark.parametrize(("keys", "done"), [("o\r", True), ("s\r", True), ("d\r", False), ("\r", False)])
+def test_leave_is_asked_for_in_place(keys: str, done: bool, place: Place) -> None:
+    (place.folder / "build").mkdir()
+    place.script(Reply(tool_calls=[Call("terminal", {"command": "rm -rf build"})]), Reply(text="So be it."))
+    terminal = place.terminal()
+    terminal.send("clean up")
+    screen = terminal.until("allow?")
+    assert "rm -rf build" in screen and "(delete)" in screen and "[o]nce  [s]ession" in screen
+    terminal.type(keys)
+    terminal.until("So be it.")
+    assert (place.folder / "build").exists() is not done
+
+
+def test_leave_is_explained_and_other_words_are_no_answer(each_way: Place) -> None:
+    (each_way.folder / "build").mkdir()
+    each_way.script(Reply(tool_calls=[Call("terminal", {"command": "rm -rf build"})]), Reply(text="So be it."))
+    terminal = each_way.terminal()
+    terminal.send("clean up")
+    terminal.until("allow?")
+    terminal.send("e")
+    assert "It would happen in" in terminal.until("this one time")
+    terminal.send("perhaps")
+    terminal.until(lambda screen: screen.count("Enter denies") == 2)
+    assert (each_way.folder / "build").exists()
+    terminal.send("once")
+    terminal.until("So be it.")
+    assert not (each_way.folder / "build").exists()
+
+
+def test_a_question_takes_a_number_or_words(each_way: Place) -> None:
+    ask = Call("clarify", {"question": "Tea or coffee?", "choices": ["Green tea", "Coffee"]})
+    each_way.script(
+        Reply(tool_calls=[ask]),
+        Reply(tool_calls=[ask]),
+        Reply(text="Noted.", continues=False),
+    )
+    terminal = each_way.terminal()
+    terminal.send("serve me")
+    terminal.until("2. Coffee")
+    terminal.send("2")
+    terminal.until(lambda screen: screen.count("? Tea or coffee?") == 2)
+    terminal.send("just water")
+    terminal.until("Noted.")
+    answers = [text for role, text in each_way.asked() if role == "tool"]
+    assert "Coffee" in answers[0] and "just water" in answers[1]
+
+
+def test_ctrl_c_stops_the_model_and_the_chat_goes_on(each_way: Place) -> None:
+    each_way.script(Reply(text=["Half", " an answer"], stall_at=450), Reply(text="Whole.", continues=False))
+    terminal = each_way.terminal()
+    terminal.send("hello")
+    running(terminal, "Half")
+    terminal.type(CTRL_C)
+    terminal.until("■ Stopped.")
+    terminal.send("again")
+    terminal.until("Whole.")
+    assert ("assistant", "Half") in each_way.said()
+
+
+def test_ctrl_c_stops_a_tool(each_way: Place) -> None:
+    call = Call("terminal", {"command": "echo begun; sleep 1000"})
+    each_way.script(Reply(tool_calls=[call]), Reply(text="Never.", continues=False))
+    terminal = each_way.terminal()
+    terminal.send("wait")
+    running(terminal, "    begun")
+    terminal.type(CTRL_C)
+    screen = terminal.until("■ Stopped.")
+    assert "■ terminal" in screen and "interrupted" in screen
+    assert len(each_way.model.requests) == 1
+    leave(terminal)
+
+
+def test_typing_while_it_works_interrupts(each_way: Place) -> None:
+    each_way.script(Reply(text=["First", " answer"], stall_at=450), Reply(text="Second.", continues=False))
+    terminal = each_way.terminal()
+    terminal.send("one")
+    running(terminal, "First")
+    assert "Enter interrupts" in str(terminal)
+    terminal.send("no, two")
+    terminal.until("Second.")
+    assert each_way.asked() == [("user", "one"), ("assistant", "First"), ("user", "no, two")]
+
+
+def test_typing_while_it_works_waits_in_line(place: Place) -> None:
+    place.configure("display: {busy_input_mode: queue}\n")
+    place.script(
+        Reply(tool_calls=[Call("terminal", {"command": "until [ -e go ]; do sleep 0.01; done"})]),
+        Reply(text="First.", continues=False),
+        Reply(text="Second.", continues=False),
+    )
+    terminal = place.terminal()
+    terminal.send("one")
+    running(terminal, "Enter queues")
+    terminal.send("two")
+    terminal.until("Next: two")
+    assert "1 waiting" in terminal.until("1 waiting").splitlines()[-1]
+    (place.folder / "go").touch()
+    screen = terminal.until("Second.")
+    assert screen.index("First.") < screen.index("› two") < screen.index("Second.")
+
+
+def test_typing_while_it_works_steers(each_way: Place) -> None:
+    each_way.configure("display: {busy_input_mode: steer}\n")
+    each_way.script(
+        Reply(tool_calls=[Call("terminal", {"command": "until [ -e go ]; do sleep 0.01; done"})]),
+        Reply(text="As you wish.", continues=False),
+    )
+    terminal = each_way.terminal()
+    terminal.send("one")
+    running(terminal, "Enter steers")
+    terminal.send("use the other file")
+    terminal.until("It will be told")
+    (each_way.folder / "go").touch()
+    screen = terminal.until("As you wish.")
+    assert "Taken in with the next result of a tool." in screen
+    assert "use the other file" in each_way.asked()[-1][1]
+
+
+def test_a_steer_that_came_too_late_is_the_next_message(place: Place) -> None:
+    place.configure("display: {busy_input_mode: steer}\n")
+    place.script(Reply(text=["Answer", "ed."], gap_s=1.0), Reply(text="That too.", continues=False))
+    terminal = place.terminal()
+    terminal.send("one")
+    running(terminal, "Answer")
+    terminal.send("and the rest")
+    terminal.until("That too.")
+    assert place.asked()[-1] == ("user", "and the rest")
+
+
+def test_several_lines_are_one_message(place: Place) -> None:
+    place.script(*(Reply(text=f"Answer {n}.", continues=False) for n in range(3)))
+    terminal = place.terminal()
+    terminal.type("first\\\rsecond" + ALT_ENTER + "third\r")
+    terminal.until("Answer 0.")
+    terminal.type("\x1b[200~pasted\nlines\x1b[201~")
+    terminal.until("lines")
+    terminal.send("")
+    terminal.until("Answer 1.")
+    asked = [text for role, text in place.asked() if role == "user"]
+    assert asked == ["first\nsecond\nthird", "pasted\nlines"]
+
+
+def test_files_and_pictures_go_along(each_way: Place) -> None:
+    (each_way.folder / "notes.txt").write_text("buy milk")
+    picture = bytes.fromhex("89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c489")
+    (each_way.folder / "dot.png").write_bytes(picture)
+    each_way.script(Reply(text="Seen."))
+    terminal = each_way.terminal()
+    terminal.send("look at @notes.txt and @dot.png, not at @gone.txt")
+    screen = terminal.until("Seen.")
+    assert "There is no file gone.txt" in screen
+    [message] = [m for m in each_way.model.requests[-1].body["messages"] if m["role"] == "user"]
+    parts = {part["type"]: part for part in message["content"]}
+    assert any("buy milk" in part.get("text", "") for part in message["content"])
+    assert parts["image_url"]["image_url"]["url"].startswith("data:image/png;base64,")
+
+
+def test_what_was_typed_is_found_again(place: Place) -> None:
+    place.script(*(Reply(text="Yes.", continues=False) for _ in range(4)))
+    terminal = place.terminal()
+    terminal.send("remember this line")
+    terminal.until("Yes.")
+    terminal.send(" a secret line")
+    terminal.until(lambda screen: screen.count("Yes.") == 2)
+    leave(terminal)
+    history = place.home / "history"
+    assert history.stat().st_mode & 0o777 == 0o600
+    assert "remember this line" in history.read_text() and "secret" not in history.read_text()
+    terminal = place.terminal()
+    terminal.type("\x12membe")
+    terminal.until("remember this line")
+    terminal.type("\r")
+    terminal.until("› remember this line")
+    terminal.type("\r")
+    terminal.until("Yes.")
+    assert place.asked()[-1] == ("user", "remember this line")
+
+
+def test_ctrl_c_clears_the_line_and_twice_leaves(place: Place) -> None:
+    terminal = place.terminal()
+    terminal.type("half a thought")
+    terminal.until("half a thought")
+    terminal.type(CTRL_C)
+    terminal.until(lambda screen: "half a thought" not in screen)
+    terminal.type(CTRL_C)
+    terminal.until("Ctrl-C once more")
+    terminal.type(CTRL_C)
+    assert terminal.wait() == 0
+
+
+def test_a_conversation_is_resumed(each_way: Place) -> None:
+    each_way.script(
+        Reply(text="Noted, Ann."), Reply(text="Ann.", continues=False), Reply(text="Still Ann.", continues=False)
+    )
+    terminal = each_way.terminal()
+    terminal.send("my name is Ann")
+    terminal.until("Noted, Ann.")
+    [session] = each_way.sessions()
+    leave(terminal)
+    terminal = each_way.terminal("--continue")
+    screen = terminal.until("Noted, Ann.")
+    assert "2 messages" in screen and "› my name is Ann" in screen
+    terminal.send("who am I?")
+    terminal.until("\nAnn.")
+    leave(terminal)
+    done = each_way.run("-r", session["id"][:18], "-z", "and now?")
+    assert done.stdout == "Still Ann.\n"
+    assert [role for role, _ in each_way.said()] == ["user", "assistant"] * 3
+
+
+def test_one_question_at_a_terminal(place: Place) -> None:
+    place.script(Reply(text="It is **so**."))
+    terminal = Terminal([*HERMES, "chat", "-q", "is it?"], place.env, place.folder)
+    try:
+        assert terminal.wait() == 0
+    finally:
+        terminal.close()
+    assert "It is so." in str(terminal) and "Go on with" not in str(terminal)
+
+
+def test_a_terminal_that_goes_takes_its_turn_along(each_way: Place) -> None:
+    each_way.script(Reply(text=["Begun", " and"], stall_at=450))
+    terminal = each_way.terminal()
+    terminal.send("hello")
+    running(terminal, "Begun")
+    terminal.hang_up()
+    assert terminal.process.wait(timeout=20) == 130
+    assert each_way.said() == [("user", "hello"), ("assistant", "Begun")]
+    assert each_way.sessions()[0]["end_reason"] == "cli_close"
+
+
+def test_a_session_in_use_elsewhere_is_waited_for(place: Place) -> None:
+    place.script(Reply(text=["Slow", "ly"], stall_at=450), Reply(text="At last.", continues=False))
+    first = place.terminal()
+    first.send("one")
+    running(first, "Slow")
+    [session] = place.sessions()
+    second = place.terminal("--resume", session["id"])
+    second.send("two")
+    second.until("in use elsewhere")
+    first.type(CTRL_C)
+    second.until("At last.")
+
+
+def test_no_colour_where_none_is_wanted(place: Place) -> None:
+    place.script(Reply(text="**Plain** `words`", continues=False))
+    written: list[bytes] = []
+    terminal = place.terminal("--no-color")
+    read = os.read
+
+    def noted(fd: int, count: int) -> bytes:
+        written.append(read(fd, count))
+        return written[-1]
+
+    os.read = noted
+    try:
+        terminal.send("hello")
+        terminal.until("Plain words")
+    finally:
+        os.read = read
+    assert not any(f"\x1b[{colour}m".encode() in b"".join(written) for colour in (31, 32, 33, 36, 96))
+
+
+def test_a_server_that_comes_back_is_followed_on(place: Place) -> None:
+    place.serve()
+    place.script(
+        Reply(tool_calls=[Call("read_file", {"path": "notes.txt"})]),
+        Reply(text=["Before", " the end"], stall_at=450),
+        Reply(text=" and after it.", continues=False),
+    )
+    (place.folder / "notes.txt").write_text("milk")
+    terminal = place.terminal()
+    terminal.send("hello")
+    running(terminal, "Before")
+    assert place.server is not None
+    place.server.kill()
+    place.server.wait()
+    terminal.until("The server has gone")
+    place.serve()
+    screen = terminal.until("and after it.", 60)
+    assert "goes on where its log ends" in screen
+    leave(terminal)
+
+
+def test_a_server_that_does_not_come_back_is_given_up(place: Place) -> None:
+    place.serve()
+    place.script(Reply(text=["Begun", " and"], stall_at=450))
+    terminal = place.terminal()
+    terminal.send("hello")
+    running(terminal, "Begun")
+    assert place.server is not None
+    place.server.kill()
+    place.server.wait()
+    terminal.until("The server has gone")
+    terminal.type(CTRL_C)
+    terminal.until("No longer waiting")
+    leave(terminal)

@@ -1,0 +1,113 @@
+"""How texts and events are drawn: Markdown line by line, nothing that steers the terminal, lines that fit."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from hermes.cli.markdown_lines import MarkdownLines
+from hermes.cli.screen import Screen
+
+WIDTH = 40
+
+
+def drawn(text: str) -> list[str]:
+    """The lines of a text without colours."""
+    console = Console(file=io.StringIO(), width=WIDTH, highlight=False)
+    lines = MarkdownLines()
+    for line in text.split("\n"):
+        console.print(*lines.line(line), sep="\n", end="\n" if not lines.is_open else "")
+    console.print(*lines.end(), sep="\n")
+    assert isinstance(console.file, io.StringIO)
+    return [line.rstrip() for line in console.file.getvalue().rstrip().split("\n") if line.strip()]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("# Title #", ["Title"]),
+        ("**bold** and *italic* and `code`", ["bold and italic and code"]),
+        ("2*3*4, snake_case_name, a * b * c", ["2*3*4, snake_case_name, a * b * c"]),
+        ("`**not bold**`", ["**not bold**"]),
+        ("[a link](https://x.test/y)", ["a link (https://x.test/y)"]),
+        ("- one\n  - two\n3. three", ["  • one", "    • two", "  3. three"]),
+        ("- [x] done\n- [ ] open", ["  • ☑ done", "  • ☐ open"]),
+        ("- " + "word " * 12, ["  • word word word word word word word", "    word word word word word"]),
+        ("> quoted", ["  │ quoted"]),
+        ("```\n# no **title**\n```\nafter", ["  # no **title**", "after"]),
+        ("~~~\n```\n~~~", ["  ```"]),
+        ("| a | b |\n|---|--:|\n| 1 | 22 |", ["  a    b", "  ─────────", "  1   22"]),
+        ("| no table", ["| no table"]),
+    ],
+)
+def test_markdown_line_by_line(text: str, shown: list[str]) -> None:
+    found = drawn(text)
+    assert [re.sub("─+", "─" * 9, line) for line in found] == shown
+
+
+def screen(**more: Any) -> tuple[Screen, list[str]]:
+    written: list[str] = []
+    made = Screen(lambda: WIDTH, reasoning=True, quiet=False)
+    made.emit = written.append
+    made.begin()
+    return made, written
+
+
+def plain(written: list[str]) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", "".join(written))
+
+
+def delta(text: str) -> dict[str, Any]:
+    return {"event": "message.delta", "delta": text, "message_id": "m", "offset": 0}
+
+
+def test_a_text_is_drawn_the_same_however_it_is_cut() -> None:
+    text = (
+        "# A\n\nSome **bold** words.\n\n\n- one\n- two\n\n```python\nx = 1\n\ny = 2\n```\n\n| a |\n|---|\n| 1 |\n\nEnd."
+    )
+    found = set()
+    for size in (1, 2, 3, 7, 1000):
+        made, written = screen()
+        for at in range(0, len(text), size):
+            made.show(delta(text[at : at + size]))
+            made.live(10)
+        made.show({"event": "message.completed", "message_id": "m", "content": text, "phase": "final_answer"})
+        found.add(plain(written))
+    assert len(found) == 1
+    assert "Some bold words.\n\n" in found.pop()
+
+
+@pytest.mark.parametrize("text", ["\x1b[2Jgone", "\x1b]0;title\x07", "over\rwritten", "\x9b31m"])
+def test_nothing_that_is_said_steers_the_terminal(text: str) -> None:
+    made, written = screen()
+    made.show(delta(f"{text}\n{text}"))
+    call = {"tool": "terminal", "tool_call_id": "c", "preview": text, "arguments": {}, "iteration": 1}
+    made.show({"event": "tool.started", **call})
+    made.show({"event": "tool.output", "tool_call_id": "c", "stream": "stdout", "offset": 0, "text": text})
+    live = made.live(20)
+    done = {"tool": "terminal", "tool_call_id": "c", "duration": 0.1, "error": False, "status": "ok"}
+    made.show({"event": "tool.completed", **done, "result": text, "result_chars": len(text)})
+    made.show({"event": "warning", "level": "warn", "code": "x", "message": text})
+    for shown in ("".join(written), live):
+        left = re.sub(r"\x1b\[[0-9;]*m", "", shown)
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", left), repr(left)
+
+
+def test_what_moves_keeps_to_its_room() -> None:
+    made, _ = screen()
+    made.show(delta("word " * 2000))
+    assert made.live(5).count("\n") <= 7
+    made.show({"event": "tool.started", "tool": "t", "tool_call_id": "c", "preview": "p" * 500, "iteration": 1})
+    assert max(map(len, plain([made.live(5)]).split("\n"))) <= WIDTH
+
+
+def test_a_word_beside_it_does_not_break_a_line() -> None:
+    made, written = screen()
+    made.show(delta("One unfinished"))
+    made.note("Next: something")
+    made.show(delta(" line.\n"))
+    assert "One unfinished line.\n" in plain(written)

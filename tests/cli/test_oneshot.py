@@ -1,0 +1,148 @@
+"""`hermes -z`: what stands on stdout, what the exit code says, and what is left behind, with and without a server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from support.model_server import Call, Reply
+
+from .conftest import Place, lines_of
+
+RM = Call("terminal", {"command": "rm -rf build"})
+
+
+def test_the_answer_and_nothing_else(each_way: Place) -> None:
+    each_way.script(Reply(text=["Hello", " you."]))
+    done = each_way.run("-z", "hi")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "Hello you.\n", "")
+    assert each_way.said() == [("user", "hi"), ("assistant", "Hello you.")]
+    [session] = each_way.sessions()
+    assert (session["source"], session["cwd"], session["end_reason"]) == ("cli", str(each_way.folder), "cli_close")
+
+
+def test_the_prompt_from_stdin_and_what_is_piped_in(each_way: Place) -> None:
+    each_way.script(Reply(text="one"), Reply(text="two"))
+    each_way.run("-z", "-", stdin="what is this?")
+    assert each_way.asked() == [("user", "what is this?")]
+    each_way.run("-z", "review this", stdin="+ a line\n")
+    [(_, said)] = each_way.asked()
+    assert "review this" in said and "+ a line" in said
+
+
+def test_a_failed_turn_leaves_stdout_empty(place: Place) -> None:
+    place.script(Reply(status=400, error="no such thing"))
+    done = place.run("-z", "hi")
+    assert (done.returncode, done.stdout) == (1, "") and "refused the request" in done.stderr
+
+
+def test_a_refused_key_is_3(place: Place) -> None:
+    place.script(Reply(status=401))
+    assert place.run("-z", "hi").returncode == 3
+
+
+def test_a_last_call_that_was_refused_is_6(each_way: Place) -> None:
+    each_way.script(Reply(tool_calls=[RM]), Reply(text="I may not.", continues=False))
+    done = each_way.run("-z", "clean up")
+    assert (done.returncode, done.stdout) == (6, "I may not.\n")
+
+
+def test_a_refused_call_that_others_followed_is_0(place: Place) -> None:
+    todo = Call("todo", {"todos": []})
+    place.script(Reply(tool_calls=[RM]), Reply(tool_calls=[todo]), Reply(text="Done.", continues=False))
+    assert place.run("-z", "clean up").returncode == 0
+
+
+def test_yolo_does_it(each_way: Place) -> None:
+    (each_way.folder / "build").mkdir()
+    each_way.script(Reply(tool_calls=[RM]), Reply(text="Done.", continues=False))
+    done = each_way.run("--yolo", "-z", "clean up")
+    assert (done.returncode, (each_way.folder / "build").exists()) == (0, False)
+
+
+def test_commands_work_in_the_folder_of_the_user(each_way: Place) -> None:
+    each_way.script(Reply(tool_calls=[Call("terminal", {"command": "pwd > here.txt"})]), Reply(text="Done."))
+    each_way.run("-z", "where are you?")
+    assert (each_way.folder / "here.txt").read_text().strip() == os.path.realpath(each_way.folder)
+
+
+def test_a_deadline_is_124_and_keeps_the_text(each_way: Place) -> None:
+    each_way.script(Reply(text=["Begun", " and never ended"], stall_at=450))
+    done = each_way.run("-z", "hi", "--deadline", "1")
+    assert done.returncode == 124 and done.stdout.startswith("Begun")
+
+
+def test_an_interrupt_is_130(each_way: Place) -> None:
+    each_way.script(Reply(text="Begun", stall_at=10))
+    process = each_way.start("-z", "hi")
+    while not each_way.model.open_streams and process.poll() is None:
+        os.sched_yield()
+    process.send_signal(signal.SIGINT)
+    process.wait(timeout=30)
+    assert process.returncode == 130
+    assert [role for role, _ in each_way.said()] == ["user", "assistant"]
+
+
+def test_json_is_the_result(each_way: Place) -> None:
+    each_way.script(Reply(text="ok", usage={"input": 12, "output": 3}))
+    result = json.loads(each_way.run("-z", "hi", "--json").stdout)
+    assert (result["final_response"], result["completed"], result["api_calls"]) == ("ok", True, 1)
+    assert (result["input_tokens"], result["output_tokens"], result["model"]) == (12, 3, "m")
+    assert [message["role"] for message in result["messages"]] == ["user", "assistant"]
+    keys = {"last_reasoning", "partial", "failed", "interrupted", "error", "error_code", "failure", "run_id"}
+    keys |= {"session_id", "provider", "pending_calls", "pending_steer", "total_tokens", "usage_details"}
+    assert keys <= set(result)
+
+
+def test_events_are_the_log(each_way: Place) -> None:
+    plan = Call("todo", {"todos": [{"id": "1", "content": "x", "status": "pending"}]})
+    each_way.script(Reply(tool_calls=[plan]), Reply(text="done", continues=False))
+    events = lines_of(each_way.run("-z", "plan", "--events").stdout)
+    kinds = [event["type"] for event in events]
+    assert (kinds[0], kinds[1], kinds[-1]) == ("run.queued", "run.started", "run.completed")
+    assert [event["seq"] for event in events] == sorted(event["seq"] for event in events)
+    assert [event["status"] for event in events if event["type"] == "tool.finished"] == ["ok"]
+    assert "".join(event["text"] for event in events if event["type"] == "text.delta") == "done"
+
+
+USED = {"run_id", "session_id", "model", "provider", "steps", "input_tokens", "output_tokens", "total_tokens"}
+USED |= {"duration_s", "exit", "error"}
+
+
+@pytest.mark.parametrize(
+    ("reply", "code", "error"),
+    [(Reply(text="ok"), 0, None), (Reply(status=401), 3, "key"), (Reply(text="a", stall_at=10), 124, "time")],
+    ids=["done", "failed", "late"],
+)
+def test_what_it_took_is_written_however_it_ends(reply: Reply, code: int, error: str | None, place: Place) -> None:
+    place.script(reply)
+    place.run("-z", "hi", "--usage-file", "used.json", "--deadline", "1" if code == 124 else "60")
+    used: dict[str, Any] = json.loads((place.folder / "used.json").read_text())
+    assert set(used) >= USED
+    assert used["exit"] == code and used["session_id"] and used["run_id"].startswith("run_")
+    assert used["error"] is None if error is None else error in used["error"]
+
+
+def test_what_it_took_is_written_when_nothing_could_be_asked(place: Place) -> None:
+    place.configure("nonsense: [\n")
+    done = place.run("-z", "hi", "--usage-file", "used.json")
+    used = json.loads((place.folder / "used.json").read_text())
+    assert (done.returncode, used["exit"], used["run_id"]) == (78, 78, None) and used["error"]
+
+
+def test_a_question_without_words_is_a_usage_error(place: Place) -> None:
+    assert place.run("-z", "-", stdin=" \n").returncode == 2
+
+
+def test_a_reader_who_leaves_ends_it_quietly(place: Place) -> None:
+    place.script(Reply(text="x" * 200_000))
+    process = place.start("-z", "hi", "--events")
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    errors = process.stderr.read()
+    assert (process.wait(timeout=30), errors) == (0, "")
+    process.stdout = None

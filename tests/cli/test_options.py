@@ -1,0 +1,316 @@
+"""The options of the command `hermes`, each doing what it says; errors and exit codes; chats without a terminal."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+import hermes
+from hermes.cli.main import COMMANDS, main
+from hermes.home import write_private
+from hermes.providers.registry import KNOWN_PROVIDERS
+from support.model_server import Call, Reply
+
+from .conftest import HERMES, Place
+
+HELP_RATIO_MAX = 10.0
+
+
+def work_of(*words: str) -> float:
+    """The seconds of processor time that a start of Python takes, the least of some."""
+    spent = []
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, *words], stdout=subprocess.DEVNULL, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
+    return min(spent)
+
+
+@pytest.mark.parametrize("command", [[], ["chat"], ["gateway"], ["sessions"]], ids=str)
+def test_help_costs_little_more_than_python_itself(command: list[str]) -> None:
+    assert work_of("-m", "hermes", *command, "--help") < HELP_RATIO_MAX * work_of("-c", "pass")
+
+
+def test_one_question_draws_nothing() -> None:
+    code = "import sys, hermes.cli.oneshot, hermes.cli.chat; print({'rich', 'prompt_toolkit'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_answers_for_every_command(command: str, place: Place) -> None:
+    done = place.run(*([command] if command else []), "--help")
+    assert done.returncode == 0 and done.stdout.startswith("usage: hermes")
+
+
+def test_version_tells_what_there_is(place: Place) -> None:
+    told = place.run("-V").stdout
+    assert f"hermes {hermes.__version__}" in told and "profile default" in told
+    for name in (str(place.home), "python", "store", "sandbox local", "llama.cpp"):
+        assert name in told.replace("Python", "python")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--nonsense"],
+        ["-z", "hi", "--deadline", "soon"],
+        ["--max-turns", "0", "-z", "hi"],
+        ["--sandbox", "jail", "-z", "hi"],
+        ["-t", "teleport", "-z", "hi"],
+        ["-s", "juggling", "-z", "hi"],
+        ["--json"],
+        ["--image", "config.yaml", "-z", "hi"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_words_are_a_usage_error_with_a_remedy(words: list[str], place: Place) -> None:
+    (place.folder / "config.yaml").write_text("no picture")
+    done = place.run(*words)
+    first, *rest = done.stderr.splitlines()
+    assert done.returncode == 2 and done.stdout == ""
+    assert first.startswith("hermes: ") and first.endswith((".", "?")) and rest[-1].startswith("Try: ")
+    assert place.model.requests == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("agent: {max_turns: many}\n", "agent.max_turns must be a whole number"),
+        ("agent: [\n", "config.yaml line 2"),
+        ("model: {default: m, provider: opnai}\n", "'opnai' is unknown"),
+        (
+            "model: {default: m, provider: mine}\nproviders: {mine: {base_url: 'https://x.test/v1', key_env: MINE}}\n",
+            "MINE",
+        ),
+        ("model: m\n", "no provider and no base_url"),
+    ],
+    ids=["wrong type", "broken YAML", "unknown provider", "missing key", "no address"],
+)
+def test_bad_configuration_is_one_sentence_and_exit_78(text: str, words: str, place: Place) -> None:
+    write_private(place.home / "config.yaml", text)
+    done = place.run("-z", "hi")
+    sentence, remedy = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (78, "")
+    assert words in sentence and remedy.startswith("Try: ")
+
+
+def test_without_a_model_the_exit_is_3_and_the_remedy_is_named(place: Place) -> None:
+    write_private(place.home / "config.yaml", "model: {path: none}\n")
+    done = place.run("-z", "hi")
+    assert done.returncode == 3 and "Try: hermes setup" in done.stderr
+
+
+def test_a_traceback_is_shown_only_when_asked_for(place: Place) -> None:
+    write_private(place.home / "config.yaml", "agent: [\n")
+    assert "Traceback" not in place.run("-z", "hi").stderr
+    assert "Traceback" in place.run("--debug", "-z", "hi").stderr
+
+
+def test_a_home_that_is_open_to_others_is_closed_and_that_is_said(place: Place) -> None:
+    place.script(Reply(text="ok"), Reply(text="ok"))
+    (place.home / "config.yaml").chmod(0o644)
+    first, second = place.run("-z", "hi"), place.run("-z", "hi")
+    assert (place.home / "config.yaml").stat().st_mode & 0o777 == 0o600
+    assert "config.yaml was open to others (644)" in first.stderr and "open to others" not in second.stderr
+
+
+def test_nothing_is_created_in_a_home_that_is_only_looked_at(place: Place) -> None:
+    elsewhere = place.home.parent / "elsewhere"
+    place.run("config", "show", HERMES_HOME=str(elsewhere))
+    place.run("-V", HERMES_HOME=str(elsewhere))
+    assert not elsewhere.exists()
+
+
+def test_the_profile_may_be_named_before_or_after_the_command(place: Place) -> None:
+    place.run("profile", "create", "work")
+    for words in (("-p", "work", "config", "path"), ("config", "path", "-p", "work")):
+        assert place.run(*words).stdout.strip().endswith("profiles/work/config.yaml")
+
+
+def test_the_model_and_its_provider_are_chosen(each_way: Place) -> None:
+    each_way.configure(f"providers: {{mine: {{base_url: '{each_way.model.url}/v1', models: [theirs]}}}}\n")
+    each_way.script(Reply(text="one"), Reply(text="two"))
+    each_way.run("-m", "other", "-z", "hi")
+    assert each_way.model.requests[-1].model == "other"
+    result = json.loads(each_way.run("--provider", "mine", "-m", "theirs", "-z", "hi", "--json").stdout)
+    assert (result["provider"], result["model"]) == ("mine", "theirs")
+
+
+def test_toolsets_skills_and_steps_are_chosen(each_way: Place) -> None:
+    folder = each_way.home / "skills" / "tidy"
+    folder.mkdir(parents=True)
+    (folder / "SKILL.md").write_text("---\nname: tidy\ndescription: How to tidy.\n---\n\nInto drawers.\n")
+    plan = Call("todo", {"todos": []})
+    each_way.script(Reply(tool_calls=[plan]), Reply(text="Enough.", continues=False))
+    done = each_way.run("-t", "todo", "-s", "tidy", "--max-turns", "1", "-z", "hi", "--json")
+    body = each_way.model.requests[0].body
+    assert [tool["function"]["name"] for tool in body["tools"]] == ["todo"]
+    assert "Into drawers." in json.dumps(body["messages"])
+    assert json.loads(done.stdout)["error_code"] == "max_iterations" and done.returncode == 1
+
+
+def test_pictures_go_along(each_way: Place) -> None:
+    (each_way.folder / "dot.png").write_bytes(bytes.fromhex("89504e470d0a1a0a0000000d4948445200000001000000010806"))
+    each_way.script(Reply(text="A dot."))
+    assert each_way.run("--image", "dot.png", "-z", "what is it?").stdout == "A dot.\n"
+    assert "data:image/png;base64," in json.dumps(each_way.model.requests[-1].body)
+
+
+def test_the_sandbox_is_chosen(place: Place) -> None:
+    place.configure("")
+    outside = place.home.parent / "outside.txt"
+    write = Call("terminal", {"command": f"echo x > {outside}"})
+    place.script(Reply(tool_calls=[write]), Reply(text="done"), Reply(tool_calls=[write]), Reply(text="done"))
+    place.run("--sandbox", "bubblewrap", "--yolo", "-z", "write")
+    assert not outside.exists()
+    place.run("--sandbox", "local", "--yolo", "-z", "write")
+    assert outside.exists()
+
+
+def test_safe_mode_reads_nothing_that_could_be_wrong(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place.home / "memories").mkdir()
+    (place.home / "memories" / "MEMORY.md").write_text("The user likes tea.")
+    (place.folder / "AGENTS.md").write_text("Always shout.")
+    known = replace(KNOWN_PROVIDERS["ollama"], base_url=f"{place.model.url}/v1")
+    monkeypatch.setitem(KNOWN_PROVIDERS, "ollama", known)
+    monkeypatch.setenv("HERMES_HOME", str(place.home))
+    monkeypatch.chdir(place.folder)
+    monkeypatch.setattr("sys.stdin", None)
+    place.script(Reply(text="ok"), Reply(text="ok"))
+    words = ["--provider", "ollama", "-m", "m", "-z", "hi"]
+    assert main(words) == 0
+    usual = json.dumps(place.model.requests[-1].body)
+    write_private(place.home / "config.yaml", "agent: [\n")
+    assert (main(words), main(["--safe-mode", *words])) == (78, 0)
+    safe = json.dumps(place.model.requests[-1].body)
+    for word in ("likes tea", "Always shout", "skill_view"):
+        assert word in usual and word not in safe
+
+
+def test_nothing_is_kept_where_that_is_asked_for(place: Place) -> None:
+    place.serve()
+    place.script(Reply(text="ok"))
+    assert place.run("--no-save", "-z", "a secret question").stdout == "ok\n"
+    assert place.sessions() == []
+    assert b"a secret question" not in (place.home / "state.db").read_bytes()
+
+
+def test_quiet_leaves_out_what_is_not_the_answer(place: Place) -> None:
+    place.script(Reply(text="One.", continues=False), Reply(text="Two.", continues=False))
+    aloud, quiet = place.run("chat", stdin="hi\n"), place.run("--quiet", "chat", stdin="hi\n")
+    assert "custom/m" in aloud.stderr and "--resume" in aloud.stderr
+    assert (quiet.stdout, quiet.stderr) == ("Two.\n", "")
+
+
+def test_a_session_is_gone_on_with_by_id_title_or_folder(each_way: Place) -> None:
+    each_way.script(*(Reply(text=f"Answer {at}.", continues=False) for at in range(6)))
+    each_way.run("-z", "first")
+    [session] = each_way.sessions()
+    each_way.run("sessions", "rename", session["id"], "Dinner")
+    each_way.run("-r", "Dinner", "-z", "second")
+    each_way.run("-z", "third", "-c", "Dinner")
+    each_way.run("-c", "-z", "fourth")
+    assert [text for role, text in each_way.said() if role == "user"] == ["first", "second", "third", "fourth"]
+    assert each_way.run("-r", "nobody", "-z", "hi").returncode == 5
+    assert each_way.run("-c", "nobody", "-z", "hi").returncode == 5
+
+
+def test_the_newest_session_of_another_folder_is_not_meant(place: Place) -> None:
+    place.script(Reply(text="ok"))
+    place.run("-z", "first")
+    place.folder = place.folder / "below"
+    place.folder.mkdir()
+    assert place.run("-c", "-z", "hi").returncode == 5
+
+
+# --- chats without a terminal ----------------------------------------------------------------------------------------
+
+
+def test_chat_answers_line_by_line_and_remembers(each_way: Place) -> None:
+    each_way.script(Reply(text="first"), Reply(text="second", continues=False))
+    done = each_way.run("chat", stdin="one\ntwo\n")
+    assert done.returncode == 0 and done.stdout.split() == ["first", "second"]
+    assert each_way.asked() == [("user", "one"), ("assistant", "first"), ("user", "two")]
+    assert each_way.sessions()[0]["end_reason"] == "cli_close"
+
+
+def test_chat_reads_a_file(place: Place) -> None:
+    place.script(Reply(text="first"))
+    (place.folder / "lines").write_text("one")
+    with (place.folder / "lines").open() as lines:
+        done = subprocess.run([*HERMES], env=place.env, cwd=place.folder, stdin=lines, capture_output=True, check=False)
+    assert done.stdout == b"first\n"
+
+
+def test_a_chat_that_is_not_kept_remembers_all_the_same(place: Place) -> None:
+    place.script(Reply(text="first"), Reply(text="second", continues=False))
+    place.run("--no-save", "chat", stdin="one\ntwo\n")
+    assert place.asked() == [("user", "one"), ("assistant", "first"), ("user", "two")]
+    assert not (place.home / "state.db").exists()
+
+
+def test_nobody_is_asked_where_there_is_no_terminal(place: Place) -> None:
+    write = Call("memory", {"target": "memory", "action": "add", "content": "Likes tea."})
+    place.configure("memory: {write_approval: true}\n")
+    place.script(Reply(tool_calls=[write]), Reply(text="Not done.", continues=False), Reply(text="What?"))
+    done = place.run("chat", stdin="remember it\nonce\n")
+    assert done.stdout == "Not done.\nWhat?\n" and not (place.home / "memories" / "MEMORY.md").exists()
+
+
+@pytest.mark.parametrize(("reply", "code"), [(Reply(text="It is."), 0), (Reply(status=401), 3), (Reply(status=400), 1)])
+def test_one_question_streams_and_leaves(reply: Reply, code: int, place: Place) -> None:
+    place.script(reply)
+    done = place.run("chat", "-q", "review this", stdin="+ a line\n")
+    assert (done.returncode, done.stdout) == (code, "It is.\n" if code == 0 else "")
+    assert "+ a line" in place.asked()[-1][1]
+
+
+def test_one_question_as_a_document(place: Place) -> None:
+    place.script(Reply(text="It is."))
+    assert json.loads(place.run("chat", "-q", "is it?", "--json").stdout)["final_response"] == "It is."
+
+
+# --- what can go wrong ----------------------------------------------------------------------------------------------
+
+
+def test_a_broken_pipe_ends_quietly(place: Place) -> None:
+    process = place.start("config", "show")
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert (process.stderr.read(), process.wait(timeout=30)) == ("", 0)
+    process.stdout = None
+
+
+def test_a_question_is_answered_although_it_cannot_be_kept(place: Place) -> None:
+    place.script(Reply(text="ok"))
+    (place.home / "state.db").write_bytes(b"no database" * 500)
+    done = place.run("-z", "hi")
+    assert (done.returncode, done.stdout) == (0, "ok\n")
+    assert "not kept" in done.stderr and "hermes sessions repair" in done.stderr
+
+
+def test_the_database_lies_where_the_settings_say(place: Place) -> None:
+    elsewhere = place.home.parent / "elsewhere" / "all.db"
+    place.configure(f"storage: {{url: 'sqlite://{elsewhere}'}}\n")
+    place.script(Reply(text="ok"))
+    assert place.run("-z", "hi").stdout == "ok\n"
+    assert elsewhere.exists() and not (place.home / "state.db").exists()
+
+
+def test_an_address_that_no_store_has_is_a_refused_setting(place: Place) -> None:
+    done = place.run("-z", "hi", HERMES_DATABASE_URL="postgresql://u:hunter2@h/db")
+    assert done.returncode == 78 and "hunter2" not in done.stderr and "postgresql" in done.stderr
+
+
+def test_a_key_is_in_no_error(place: Place) -> None:
+    text = f"model: {{default: m, base_url: '{place.model.url}/v1', api_key: 'abc-secret-key-123'}}\n"
+    write_private(place.home / "config.yaml", text)
+    place.script(Reply(status=400, error="no such thing", quote_key=True))
+    done = place.run("-z", "hi")
+    assert done.returncode == 1 and "refused the request" in done.stderr and "abc-secret-key-123" not in done.stderr

@@ -1,0 +1,265 @@
+"""The commands of a chat that begin with a slash: what each shows and changes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hermes.cli.slash import COMMANDS
+from support.model_server import Call, Reply
+
+from .conftest import Place
+from .terminal import Terminal
+
+CTRL_D = "\x04"
+
+
+def answers(place: Place, *texts: str) -> None:
+    place.script(*(Reply(text=text, continues=False, usage={"input": 100, "output": 7}) for text in texts))
+
+
+def ask(terminal: Terminal, text: str, answer: str) -> None:
+    """A turn, to the line that tells what it took."""
+    before = str(terminal).count(" tokens in, ")
+    terminal.send(text)
+    terminal.until(answer)
+    ended(terminal, before + 1)
+
+
+def ended(terminal: Terminal, turns: int) -> None:
+    """So many turns are over."""
+    terminal.until(
+        lambda screen: screen.count(" tokens in, ") == turns and "Ctrl-C stops" not in screen.rpartition("\n")[2]
+    )
+
+
+def skill(place: Place, name: str, text: str) -> None:
+    folder = place.home / "skills" / "work" / name
+    folder.mkdir(parents=True)
+    (folder / "SKILL.md").write_text(f"---\nname: {name}\ndescription: How to {name}.\n---\n\n{text}\n")
+
+
+def test_help_names_all_and_an_unknown_one_is_not_sent(place: Place) -> None:
+    skill(place, "tidy", "Put things away.")
+    terminal = place.terminal(rows=60)
+    terminal.send("/help")
+    screen = terminal.until("/quit [--delete]")
+    assert all(f"/{name}" in screen for name in COMMANDS) and "/tidy" in screen
+    terminal.send("/titel x")
+    assert "Did you mean title" in terminal.until("There is no command /titel")
+    terminal.type("/qu")
+    terminal.until("leave, and delete the session")
+    assert place.model.requests == []
+
+
+def test_sessions_are_titled_branched_saved_and_gone_back_to(place: Place) -> None:
+    answers(place, "One.", "Two.", "Three.")
+    terminal = place.terminal(rows=90)
+    terminal.send("/new Shopping")
+    terminal.until("A new session: Shopping")
+    ask(terminal, "first", "One.")
+    terminal.send("/title")
+    terminal.until("Title: Shopping")
+    terminal.send("/branch")
+    terminal.until("This goes on in a branch: Shopping #2")
+    ask(terminal, "second", "Two.")
+    assert place.asked() == [("user", "first"), ("assistant", "One."), ("user", "second")]
+    terminal.send("/resume Shopping")
+    terminal.until(lambda screen: screen.count("One.") == 2)
+    ask(terminal, "third", "Three.")
+    assert place.asked() == [("user", "first"), ("assistant", "One."), ("user", "third")]
+    terminal.send("/save out.md")
+    terminal.until("/save out.md\n\n")
+    terminal.send("/sessions")
+    terminal.until("Shopping #2  cli")
+    terminal.send("/history")
+    terminal.until(lambda screen: screen.count("Three.") == 2)
+    terminal.send("/title Shopping #2")
+    terminal.until("belongs to the session")
+    terminal.send("/quit --delete")
+    assert terminal.wait() == 0
+    assert [session["title"] for session in place.sessions()] == ["Shopping #2"]
+    assert "## User" in (place.folder / "out.md").read_text()
+
+
+def test_turns_are_taken_back_and_repeated(each_way: Place) -> None:
+    answers(each_way, "One.", "Two.", "Another one.", "Third.")
+    terminal = each_way.terminal(rows=90)
+    ask(terminal, "first", "One.")
+    ask(terminal, "second", "Two.")
+    terminal.send("/undo")
+    terminal.until("Taken back, from: second")
+    terminal.send("/retry")
+    terminal.until("Another one.")
+    ended(terminal, 3)
+    assert each_way.asked() == [("user", "first")]
+    terminal.send("/undo 5")
+    terminal.until("There are 1 turn to take back.")
+
+
+def test_turns_of_a_conversation_that_is_not_kept_are_taken_back(place: Place) -> None:
+    answers(place, "One.", "Two.", "Three.")
+    terminal = place.terminal("--no-save", rows=90)
+    ask(terminal, "first", "One.")
+    ask(terminal, "second", "Two.")
+    terminal.send("/undo")
+    terminal.until("Taken back, from: second")
+    ask(terminal, "third", "Three.")
+    assert place.asked() == [("user", "first"), ("assistant", "One."), ("user", "third")]
+    terminal.send("/title x")
+    terminal.until("This conversation is not kept.")
+    assert not (place.home / "state.db").exists() and not (place.home / "history").exists()
+
+
+def test_the_model_and_its_effort_are_changed(each_way: Place) -> None:
+    answers(each_way, "One.", "Two.", "Three.")
+    terminal = each_way.terminal(rows=90)
+    ask(terminal, "first", "One.")
+    terminal.send("/model other")
+    terminal.until("Model: custom/other, window")
+    terminal.send("/reasoning high")
+    terminal.until("Reasoning: high; it is shown.")
+    ask(terminal, "second", "Two.")
+    assert each_way.model.requests[-1].model == "other"
+    terminal.send("/reasoning loud")
+    terminal.until("is no effort")
+    terminal.send("/model third --global")
+    terminal.until("model.default is written")
+    terminal.type(CTRL_D)
+    terminal.wait()
+    assert yaml.safe_load((each_way.home / "config.yaml").read_text())["model"]["default"] == "third"
+    assert each_way.sessions()[0]["model"] == "third"
+    each_way.run("--continue", "-z", "and now?")
+    assert each_way.model.requests[-1].model == "third"
+
+
+def test_what_is_offered_is_changed_for_this_conversation(each_way: Place) -> None:
+    skill(each_way, "tidy", "Put everything into drawers.")
+    answers(each_way, "One.", "Two.", "Three.")
+    terminal = each_way.terminal("-t", "todo,memory", rows=120)
+    terminal.send("/tools disable memory")
+    terminal.until("In this conversation: todo.")
+    terminal.send("/skills tidy")
+    terminal.until("Followed here: tidy.")
+    ask(terminal, "first", "One.")
+    body = each_way.model.requests[-1].body
+    assert [tool["function"]["name"] for tool in body["tools"]] == ["todo"]
+    assert "into drawers" in json.dumps([m for m in body["messages"] if m["role"] == "system"])
+    terminal.send("/skills off")
+    terminal.until("Followed here: none.")
+    terminal.send("/tidy my desk")
+    terminal.until("Two.")
+    assert "my desk" in each_way.asked()[-1][1] and "into drawers" in each_way.asked()[-1][1]
+    terminal.send("/tools disable nonsense")
+    terminal.until("There is no toolset 'nonsense'")
+    for name, shown in (("/memory", "/memory"), ("/mcp", "/mcp"), ("/cron", "/cron"), ("/skills", "How to tidy.")):
+        terminal.send(name)
+        terminal.until(shown)
+
+
+def test_a_conversation_is_made_shorter(each_way: Place) -> None:
+    long = "words " * 400
+    answers(each_way, *(f"Answer {at} {long}" for at in range(6)), "A summary of tea.", "Done.")
+    terminal = each_way.terminal(rows=400)
+    terminal.send("/compress")
+    terminal.until("There is nothing to make shorter yet.")
+    for at in range(6):
+        ask(terminal, f"question {at}", f"Answer {at}")
+    terminal.send("/compress tea")
+    screen = terminal.until("Compacted by summary")
+    assert "Keep most of what is about: tea" in json.dumps(each_way.model.requests[-1].body)
+    before, after = (int(word.replace(",", "")) for word in screen.split("summary: ")[1].split()[0:4:3])
+    assert after < before
+    ask(terminal, "go on", "Done.")
+    assert "A summary of tea." in json.dumps(each_way.model.requests[-1].body)
+
+
+def test_looking_at_what_was_sent(each_way: Place) -> None:
+    each_way.configure("providers: {}\n")
+    answers(each_way, "One.")
+    terminal = each_way.terminal(rows=200, columns=200)
+    ask(terminal, "first", "One.")
+    terminal.send("/usage")
+    terminal.until("custom/m  turns  1")
+    terminal.send("/status")
+    screen = terminal.until("typing while it works")
+    assert f"folder                 {each_way.folder}" in screen
+    assert ("in the server" in screen) is (each_way.server is not None)
+    terminal.send("/prompt")
+    terminal.until(str(each_way.folder))
+    terminal.send("/debug")
+    screen = terminal.until('"messages": [')
+    assert '"model": "m"' in screen and '"tools": [' in screen
+
+
+def test_turns_are_controlled(each_way: Place) -> None:
+    (each_way.folder / "build").mkdir()
+    wait = Call("terminal", {"command": "until [ -e go ]; do sleep 0.01; done"})
+    each_way.script(
+        Reply(tool_calls=[Call("terminal", {"command": "rm -rf build"})]),
+        Reply(text="As you say.", continues=False),
+        Reply(tool_calls=[Call("terminal", {"command": "rm -rf build"})]),
+        Reply(text="Removed.", continues=False),
+        Reply(tool_calls=[wait]),
+        Reply(text="Steered.", continues=False),
+        Reply(text="Queued.", continues=False),
+        Reply(tool_calls=[Call("terminal", {"command": "sleep 1000"})]),
+    )
+    terminal = each_way.terminal(rows=120)
+    terminal.send("/approve")
+    terminal.until("Nothing waits for leave.")
+    terminal.send("clean")
+    terminal.until("allow?")
+    terminal.send("/deny")
+    ended(terminal, 1)
+    assert (each_way.folder / "build").exists()
+    terminal.send("/yolo")
+    terminal.until("Nothing is asked about")
+    ask(terminal, "clean", "Removed.")
+    assert not (each_way.folder / "build").exists()
+    terminal.send("wait")
+    terminal.until("until [ -e go ]")
+    terminal.send("/steer mind the gap")
+    terminal.until("It will be told")
+    terminal.send("/queue afterwards")
+    terminal.until("Next: afterwards")
+    (each_way.folder / "go").touch()
+    ended(terminal, 4)
+    assert each_way.asked()[-1] == ("user", "afterwards")
+    assert any("mind the gap" in text for role, text in each_way.asked() if role == "tool")
+    terminal.send("sleep")
+    terminal.until("sleep 1000")
+    terminal.send("/stop")
+    terminal.until("■ Stopped.")
+    ended(terminal, 5)
+    terminal.send("/stop")
+    terminal.until("Nothing is under way.")
+
+
+def test_commands_in_the_background_are_listed(place: Place) -> None:
+    start = Call("terminal", {"command": "sleep 1000", "background": True})
+    place.script(Reply(tool_calls=[start]), Reply(text="Started.", continues=False))
+    terminal = place.terminal()
+    ask(terminal, "start it", "Started.")
+    terminal.send("/processes")
+    screen = terminal.until("running  sleep 1000")
+    assert "proc_" in screen
+    terminal.send("/expand")
+    terminal.until('"status": "started"')
+
+
+@pytest.mark.parametrize("line", ["/save", "/queue", "/undo x", "/quit now", "/expand", "/prompt", "/debug", "/branch"])
+def test_what_cannot_be_done_is_said(line: str, place: Place) -> None:
+    done = place.run("chat", stdin=f"{line}\n")
+    assert done.returncode == 0 and "hermes: " in done.stderr and "Traceback" not in done.stderr
+    assert place.model.requests == []
+
+
+def test_commands_work_without_a_terminal(place: Place) -> None:
+    answers(place, "One.")
+    done = place.run("chat", "--quiet", stdin="hello\n/usage\n/quit\nnever sent\n")
+    assert done.stdout.startswith("One.\n") and "custom/m" in done.stdout
+    assert len(place.model.requests) == 1 and Path(place.home / "state.db").exists()

@@ -1,0 +1,359 @@
+"""`hermes doctor`, `hermes status`, `hermes logs`, `hermes version`, `hermes completion`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import hermes as package
+from commands.shell import Hermes
+from hermes.cli import doctor_command
+from hermes.cli.doctor_command import CHECKS, Finding
+from hermes.cli.main import COMMANDS, parser_with
+from hermes.home import Home, write_private
+from hermes.runs.spec import RunSpec
+from hermes.store import upkeep
+from hermes.store.bundle import Store
+from hermes.store.connections import Tx
+from hermes.store.sessions import SessionDB
+from support.model_server import ModelServer, Reply
+from support.server_thread import serving
+
+SECRET = "sk-very-secret-0123456789"
+
+
+@contextmanager
+def configured(home: Home, *script: Reply, more: str = "") -> Iterator[ModelServer]:
+    with serving(*(script or (Reply(text="Hello."),))) as server:
+        write_private(home.config_file, f"model: {{default: m, base_url: '{server.url}/v1'}}\n{more}")
+        yield server
+
+
+def findings(hermes: Hermes, *words: str) -> dict[str, tuple[str, str]]:
+    checks = hermes("doctor", *words, "--json").json["checks"]
+    return {check["name"]: (check["state"], check["message"]) for check in checks}
+
+
+# ---- doctor
+
+
+def test_all_is_looked_at_and_a_sound_home_is_exit_0(home: Home, hermes: Hermes) -> None:
+    with configured(home) as server:
+        done = hermes("doctor", "--json")
+        assert len(server.requests) == 1
+    told = done.json
+    assert [check["name"] for check in told["checks"]] == list(CHECKS)
+    assert (done.code, told["ok"]) == (0, True) and not [c for c in told["checks"] if c["state"] == "fail"]
+    assert all(set(check) == {"name", "state", "message", "remedy"} for check in told["checks"])
+
+
+def test_a_model_that_refuses_is_a_fail_without_its_key(home: Home, hermes: Hermes) -> None:
+    with configured(home, Reply(status=401, quote_key=True), more="") as server:
+        write_private(home.config_file, f"model: {{default: m, base_url: '{server.url}/v1', api_key: '{SECRET}'}}\n")
+        done = hermes("doctor")
+    assert done.code == 1 and SECRET not in done.out + done.err
+    assert any(line.startswith("fail model:") and "Try: hermes setup model" in line for line in done.lines)
+
+
+def test_without_a_model_that_is_said(home: Home, hermes: Hermes) -> None:
+    found = findings(hermes)
+    assert found["model"][0] == found["local runtime"][0] == "fail"
+
+
+def test_settings_that_cannot_be_read_hide_nothing_else(home: Home, hermes: Hermes) -> None:
+    write_private(home.config_file, "agent: [\n")
+    found = findings(hermes)
+    assert found["configuration"][0] == "fail" and found["disk"][0] == "ok" and "model" not in found
+
+
+def test_settings_that_do_not_fit_are_told(home: Home, hermes: Hermes) -> None:
+    with configured(home, more="agent: {max_turns: many}\n"):
+        assert findings(hermes)["configuration"][0] == "fail"
+    with configured(home, more="agnet: {max_turns: 1}\n"):
+        assert findings(hermes)["configuration"][0] == "warn"
+
+
+def test_open_modes_and_stale_files_are_found_and_put_right(home: Home, hermes: Hermes) -> None:
+    draft = home.path / ".config.yaml.abc.tmp"
+    with configured(home, Reply(text="a"), Reply(text="b"), Reply(text="c")):
+        home.config_file.chmod(0o644)
+        state, message = findings(hermes)["home"]
+        assert state == "warn" and "config.yaml" in message
+        assert home.config_file.stat().st_mode & 0o777 == 0o644
+        write_private(draft, "")
+        os.utime(draft, (1, 1))
+        state, message = findings(hermes, "--fix")["home"]
+        assert state == "ok" and "config.yaml is private now" in message and f"{draft} is gone" in message
+    assert home.config_file.stat().st_mode & 0o777 == 0o600 and not draft.exists()
+
+
+def test_a_damaged_database_is_a_fail(home: Home, hermes: Hermes) -> None:
+    write_private(home.state_db, b"no database" * 500)
+    state, message = findings(hermes)["database"]
+    assert state == "fail" and message
+
+
+def test_an_index_that_does_not_fit_is_made_anew_and_that_is_said(home: Home, hermes: Hermes) -> None:
+    with closing(SessionDB(home.state_db)) as db:
+        db.create_session("s", "cli")
+        db.append_message("s", "user", "Hello gardens")
+    with closing(sqlite3.connect(home.state_db)) as raw, raw:
+        raw.execute("INSERT INTO messages_fts(messages_fts) VALUES ('delete-all')")
+    state, message = findings(hermes, "--deep", "--fix")["database"]
+    assert state == "ok" and "made anew" in message
+    assert "made anew" not in findings(hermes, "--deep")["database"][1]
+    assert len(hermes("sessions", "search", "gardens", "--json").json["hits"]) == 1
+
+
+def test_the_quick_check_has_one_bound_for_all_of_it(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+
+    @contextmanager
+    def within(_: Tx, seconds: float) -> Iterator[None]:
+        given.append(seconds)
+        yield
+
+    now = iter([100.0, 100.0, 104.0])
+    with closing(SessionDB(home.state_db)) as db:
+        monkeypatch.setattr(Tx, "within", within)
+        monkeypatch.setattr(upkeep, "time", SimpleNamespace(monotonic=lambda: next(now)))
+        assert db.check() == []
+    assert given == [upkeep.QUICK_CHECK_S_MAX, upkeep.QUICK_CHECK_S_MAX - 4.0]
+
+
+def test_a_run_that_nobody_carries_on_is_told(home: Home, hermes: Hermes) -> None:
+    with closing(Store(home.state_db)) as store:
+        store.sessions.create_session("s", "cli")
+        store.runs.create(RunSpec("hi", "s", run_id="run_left"))
+    state, message = findings(hermes)["runs left over"]
+    assert state == "warn" and "run_left" in message
+
+
+def test_a_clock_that_is_behind_is_told(home: Home, hermes: Hermes) -> None:
+    with closing(SessionDB(home.state_db)) as db:
+        db.create_session("s", "cli")
+    with closing(sqlite3.connect(home.state_db)) as raw, raw:
+        raw.execute("UPDATE sessions SET last_active = ?", (time.time() + 86_400,))
+    assert findings(hermes)["clock"][0] == "warn"
+
+
+def test_servers_web_key_listener_and_bus(home: Home, hermes: Hermes) -> None:
+    more = "mcp_servers: {gone: {command: /no/such/program}}\nterminal: {backend: local}\n"
+    more += "api_server: {host: 0.0.0.0, key: short}\nbus: {url: 'nats://x.test'}\n"
+    write_private(home.env_file, "SEARXNG_URL=http://x.test\n")
+    with configured(home, more=more):
+        found = findings(hermes)
+    assert (found["MCP servers"][0], found["web"][0], found["bus"][0]) == ("warn", "ok", "warn")
+    assert found["key"][0] == "warn" and found["listener"][0] == "fail" and found["sandbox"][0] == "warn"
+    assert "without a sandbox" in found["sandbox"][1]
+
+
+def test_a_check_that_breaks_or_hangs_takes_nobody_along(
+    home: Home, hermes: Hermes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: Any) -> Finding:
+        raise RuntimeError("no")
+
+    monkeypatch.setitem(CHECKS, "bus", (broken, True))
+    monkeypatch.setitem(CHECKS, "web", (lambda _: time.sleep(600), True))  # type: ignore[arg-type,return-value]
+    monkeypatch.setattr(doctor_command, "CHECKS_S_MAX", 2.0)
+    found = findings(hermes)
+    assert found["bus"] == ("fail", "It could not be looked at: RuntimeError: no")
+    assert found["web"][0] == "warn" and found["disk"][0] == "ok"
+
+
+@pytest.mark.long
+def test_a_database_of_five_gigabytes_is_looked_at_in_ten_seconds(home: Home) -> None:
+    with closing(SessionDB(home.state_db)) as db:
+        db.create_session("s", "cli")
+    with closing(sqlite3.connect(home.state_db)) as raw:
+        raw.execute("PRAGMA synchronous=OFF")
+        for number in range(50):
+            with raw:
+                row = (f"{number:064}", "a/b")
+                raw.execute("INSERT INTO blobs (sha256, media_type, bytes) VALUES (?, ?, zeroblob(100000000))", row)
+        raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    assert home.state_db.stat().st_size > 4.9e9
+    done = subprocess.run(
+        [sys.executable, "-m", "hermes", "doctor", "--json"], capture_output=True, text=True, timeout=60, check=False
+    )
+    home.state_db.unlink()  # it is not worth keeping
+    told = json.loads(done.stdout)
+    assert told["seconds"] < 10
+    assert next(check for check in told["checks"] if check["name"] == "database")["state"] == "ok"
+
+
+# ---- status and version
+
+
+def test_status_tells_how_things_stand(home: Home, hermes: Hermes) -> None:
+    assert hermes("status").code == 0 and not home.state_db.exists()
+    with configured(home):
+        hermes("cron", "create", "every 1d", "Go.")
+        told = hermes("status", "--json").json
+    assert (told["profile"], told["route"], told["server"]) == ("default", "custom/m", "not running")
+    assert (told["runs"], told["jobs_due"]) == (0, 0) and told["store_bytes"] > 0
+    write_private(home.config_file, "model: [\n")
+    assert "none:" in hermes("status").out
+
+
+def test_version_names_everything(home: Home, hermes: Hermes) -> None:
+    told = hermes("version", "--json").json
+    assert (told["hermes"], told["home"], told["profile"]) == (package.__version__, str(home.path), "default")
+    assert set(told) == {"hermes", "home", "profile", "python", "store", "sandbox", "local_runtime"}
+    assert hermes("version").out == hermes("-V").out
+
+
+# ---- logs
+
+
+def entry(when: str, level: str, text: str) -> str:
+    return f"{when},123 {level} hermes.agent: {text}\n"
+
+
+@pytest.fixture
+def logs(home: Home) -> Path:
+    old = entry("2020-01-01 00:00:00", "INFO", "long ago run_aa1")
+    now = time.strftime("%Y-%m-%d %H:%M:%S")
+    text = entry(now, "ERROR", "it broke\nTraceback:\n  line of run_bb2") + entry(now, "INFO", f"the key {SECRET}")
+    write_private(home.logs / "agent.log.1", old)
+    write_private(home.logs / "agent.log", text)
+    write_private(home.logs / "gateway.log", entry(now, "INFO", "listening"))
+    write_private(home.env_file, f"X_KEY={SECRET}\n")
+    return home.logs / "agent.log"
+
+
+def test_logs_are_shown_from_the_oldest_on_without_secrets(logs: Path, hermes: Hermes) -> None:
+    done = hermes("logs")
+    assert done.code == 0 and len(done.lines) == 5 and "long ago" in done.lines[0]
+    assert SECRET not in done.out and "the key [redacted]" in done.out
+    assert "listening" in hermes("logs", "gateway").out
+    assert hermes("logs", "-n", "1", "--json").json["lines"] == [done.lines[-1]]
+    assert hermes("logs", "errors").code == 0
+    assert hermes("logs", "nonsense").code == 2
+
+
+def test_logs_are_chosen_by_level_run_and_age(logs: Path, hermes: Hermes) -> None:
+    assert len(hermes("logs", "--level", "error").lines) == 3  # with the lines that belong to it
+    assert "it broke" in hermes("logs", "--run", "run_bb2").lines[0]
+    assert "long ago" not in hermes("logs", "--since", "1h").out
+    assert hermes("logs", "--since", "soon").code == 2
+
+
+def test_logs_are_followed_also_when_they_are_turned_over(logs: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hermes", "logs", "-f", "-n", "1"], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        assert "the key" in process.stdout.readline()
+        with logs.open("a") as file:
+            file.write(entry("2030-01-01 00:00:00", "INFO", "one more"))
+        assert "one more" in process.stdout.readline()
+        logs.rename(logs.with_name("agent.log.2"))
+        write_private(logs, entry("2030-01-01 00:00:01", "INFO", "in a new file"))
+        assert "in a new file" in process.stdout.readline()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+# ---- completion
+
+
+def completed(script: str, *words: str) -> list[str]:
+    line = " ".join(f"'{word}'" for word in words)
+    program = (
+        f"{script}\nCOMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _hermes; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    )
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def test_bash_completes_what_the_parsers_know(hermes: Hermes) -> None:
+    script = hermes("completion", "bash").out
+    assert set(COMMANDS) <= set(completed(script, "hermes", ""))
+    assert completed(script, "hermes", "sess") == ["sessions"]
+    assert completed(script, "hermes", "-p", "work", "sessions", "arch") == ["archive"]
+    assert completed(script, "hermes", "tools", "list", "--platform", "c") == ["cli", "cron"]
+    assert "--json" in completed(script, "hermes", "config", "show", "--")
+    assert completed(script, "hermes", "runs", "tail", "--af") == ["--after"]
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_are_told_the_same_words(shell: str, hermes: Hermes) -> None:
+    script = hermes("completion", shell).out
+    for name in COMMANDS:
+        assert f"hermes {name}" in script
+    assert "optimize" in script and ("--older-than" in script or "older-than" in script)
+
+
+def test_completion_of_an_unknown_shell_is_a_usage_error(hermes: Hermes) -> None:
+    assert hermes("completion", "tcsh").code == 2
+
+
+# ---- every command
+
+
+def test_quiet_leaves_out_what_is_not_the_result(hermes: Hermes, home: Home) -> None:
+    assert hermes("skills", "list").err and hermes("skills", "list", "--quiet").err == ""
+    assert hermes("skills", "show", "nothing", "--quiet").err  # an error is told
+
+
+def leaves(path: tuple[str, ...], parser: Any) -> Iterator[tuple[str, ...]]:
+    yield path
+    for action in parser._actions:
+        if isinstance(action.choices, dict):
+            for name, below in action.choices.items():
+                yield from leaves((*path, name), below)
+
+
+def test_every_command_and_action_has_help(hermes: Hermes) -> None:
+    for words in leaves((), parser_with(COMMANDS)):
+        done = hermes(*words, "--help")
+        assert done.code == 0 and done.out.startswith("usage: hermes"), words
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("tools", "list"), ("tools", "show", "file"), ("tools", "check", "ls"), ("approvals", "list"), ("memory", "show"),
+        ("skills", "list"), ("cron", "list"), ("cron", "status"), ("mcp", "list"), ("runs", "list"), ("status",),
+        ("version",), ("logs",), ("model",), ("config", "show"), ("config", "check"), ("profile", "list"),
+        ("profile", "show"), ("sessions", "list"), ("sessions", "stats"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_every_report_is_one_json_document_and_makes_nothing(
+    words: tuple[str, ...], hermes: Hermes, home: Home
+) -> None:
+    done = hermes(*words, "--json")
+    assert isinstance(done.json, dict) and done.code in (0, 3)
+    assert list(home.path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [("tools", "show", "file"), ("completion", "bash"), ("doctor",)], ids=" ".join)
+def test_a_broken_pipe_ends_quietly(words: tuple[str, ...], home: Home) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hermes", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    errors = process.stderr.read()
+    process.stderr.close()
+    process.wait(timeout=60)
+    assert errors == b""

@@ -1,0 +1,248 @@
+"""`hermes model` and `hermes setup`, against a model server that speaks the real protocol."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from commands.shell import Hermes
+from hermes import config
+from hermes.home import Home, write_private
+from hermes.store.sessions import SessionDB
+from support.model_server import ModelServer, Reply
+from support.server_thread import serving
+
+SECRET = "sk-very-secret-0123456789"
+
+
+@pytest.fixture
+def server() -> Iterator[ModelServer]:
+    with serving(Reply(text="Hello there."), Reply(text="Hello again.")) as made:
+        yield made
+
+
+def configure(home: Home, server: ModelServer, more: str = "") -> None:
+    write_private(home.config_file, f"model: {{default: m, base_url: '{server.url}/v1'{more}}}\n")
+
+
+def names(home: Home) -> list[str]:
+    """What was written, but for what providers were heard to say."""
+    return sorted(path.name for path in home.path.iterdir() if path != home.cache)
+
+
+# ---- model
+
+
+def test_the_route_is_shown_with_window_and_abilities(home: Home, hermes: Hermes, server: ModelServer) -> None:
+    configure(home, server, f", api_key: '{SECRET}', context_length: 50000")
+    done = hermes("model")
+    assert done.code == 0 and "window: 50000" in done.lines and SECRET not in done.out
+    route = hermes("model", "--json").json["route"]
+    assert (route["model"], route["key"], route["problem"]) == ("m", True, None) and "tools" in route["abilities"]
+    assert hermes("-m", "other", "model", "--json").json["route"]["model"] == "other"
+    assert not server.requests
+
+
+def test_what_is_missing_is_told(home: Home, hermes: Hermes) -> None:
+    assert hermes("model").code == 3
+    write_private(home.config_file, "model: {default: m, provider: groq}\n")
+    done = hermes("model")
+    assert done.code == 3 and "GROQ_API_KEY" in done.out
+    assert hermes("model", "--provider", "nonsense").code == 78
+
+
+def test_a_name_is_tried_and_set(home: Home, hermes: Hermes, server: ModelServer) -> None:
+    configure(home, server)
+    done = hermes("model", "better", "--json")
+    assert done.code == 0 and done.json["test"]["answer"] == "Hello there."
+    assert server.requests[0].body["model"] == "better"
+    assert config.load(home).get("model.default") == "better"
+
+
+def test_a_model_that_does_not_answer_is_not_set_unless_wanted(home: Home, hermes: Hermes) -> None:
+    with serving(Reply(status=404, error="no such model"), Reply(status=404), Reply(status=404)) as server:
+        configure(home, server)
+        assert hermes("model", "worse").code == 2
+        assert hermes("model", "worse", typed="n\n").code == 3
+        assert config.load(home).get("model.default") == "m"
+        assert hermes("model", "worse", "-y").code == 0
+    assert config.load(home).get("model.default") == "worse"
+
+
+def test_a_key_does_not_follow_to_another_address(home: Home, hermes: Hermes, server: ModelServer) -> None:
+    write_private(home.config_file, f"model: {{default: m, base_url: 'http://old.test/v1', api_key: '{SECRET}'}}\n")
+    assert hermes("model", "n", "--base-url", f"{server.url}/v1").code == 0
+    assert SECRET not in str(server.requests[0].headers)
+    settings = config.load(home)
+    assert settings.get("model.base_url") == f"{server.url}/v1" and settings.get("model.api_key") is None
+
+
+def test_a_model_for_one_session_only(home: Home, hermes: Hermes, server: ModelServer) -> None:
+    configure(home, server)
+    with closing(SessionDB(home.state_db)) as db:
+        db.create_session("talk", "cli")
+        assert hermes("model", "better", "--session", "ta").code == 0
+        session = db.get_session("talk")
+    assert session is not None and session["model"] == "better"
+    assert config.load(home).get("model.default") == "m"
+    assert hermes("model", "better", "--session", "nothing").code == 5
+
+
+def test_the_providers_models_are_listed_and_kept(home: Home, hermes: Hermes, server: ModelServer) -> None:
+    configure(home, server)
+    server.models = [{"id": "a", "context_length": 9000}, {"id": "b"}]
+    listed = [{"id": "a", "window": 9000}, {"id": "b", "window": None}]
+    assert hermes("model", "list", "--json").json["models"] == listed
+    server.models = [{"id": "c"}]
+    assert hermes("model", "list", "--json").json["models"] == listed
+    assert hermes("model", "list", "--refresh").lines == ["c"]
+
+
+def test_a_file_of_ones_own_must_be_a_model(home: Home, hermes: Hermes, tmp_path: Path) -> None:
+    assert hermes("model", "use").code == 2
+    assert hermes("model", "use", str(tmp_path / "missing.gguf")).code == 5
+    (tmp_path / "text.gguf").write_text("no model")
+    assert hermes("model", "use", str(tmp_path / "text.gguf"), "-y").code == 2
+    assert hermes("model", "better", "words").code == 2
+    assert names(home) == []
+
+
+def test_a_file_that_does_not_answer_is_used_only_if_wanted(home: Home, hermes: Hermes, tmp_path: Path) -> None:
+    file = tmp_path / "broken.gguf"
+    file.write_bytes(b"GGUF and nothing else")
+    configure_text = "model: {default: m, provider: openai, api_key: x}\n"
+    write_private(home.config_file, configure_text)
+    assert hermes("model", "use", str(file)).code == 2
+    assert home.config_file.read_text() == configure_text
+    assert hermes("model", "use", str(file), "-y", "--json").json["model"] == str(file)
+    assert {name: value for name, value in config.load(home).section("model").items() if value} == {
+        "provider": "local",
+        "path": str(file),
+    }
+
+
+# ---- setup
+
+
+def test_setup_without_a_terminal_names_the_flag(home: Home, hermes: Hermes) -> None:
+    done = hermes("setup")
+    assert done.code == 2 and "--non-interactive" in done.err and names(home) == []
+
+
+def test_setup_asks_four_questions_tries_and_writes(home: Home, hermes: Hermes, server: ModelServer) -> None:
+    done = hermes("setup", typed=f"{server.url}/v1 m\nweb, vision\nlocal\ny\nthis is never read\n")
+    assert done.code == 0 and done.err.count("]: ") == 4
+    assert "Hello there." in done.err
+    settings = config.load(home)
+    assert (settings.get("model.default"), settings.get("model.base_url")) == ("m", f"{server.url}/v1")
+    assert settings.get("agent.disabled_toolsets") == ["web", "vision"]
+    assert settings.get("terminal.backend") == "local"
+    key = settings.get("api_server.key")
+    assert len(key) > 40 and key not in done.out + done.err and key in home.env_file.read_text()
+    again = hermes("setup", typed="\n\n\n\n")
+    assert again.code == 0 and config.load(home).get("api_server.key") == key
+
+
+def test_setup_writes_nothing_when_the_test_fails(home: Home, hermes: Hermes) -> None:
+    with serving(Reply(status=401), Reply(status=401)) as server:
+        done = hermes("setup", "model", typed=f"{server.url}/v1 m\nn\n")
+        assert done.code == 3 and names(home) == []
+        assert hermes("setup", "model", typed=f"{server.url}/v1 m\ny\n").code == 0
+    assert config.load(home).get("model.default") == "m"
+
+
+def test_setup_asks_for_a_key_that_is_missing_and_never_shows_it(home: Home, server: ModelServer) -> None:
+    write_private(home.config_file, f"providers: {{groq: {{base_url: '{server.url}/v1'}}}}\n")
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hermes", "setup", "model"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    seen = typed(ours, "Which", "groq m\n") + typed(ours, "Key for groq", f"{SECRET}\n")
+    seen += typed(ours, "Written:", "")
+    assert process.wait(timeout=30) == 0
+    os.close(ours)
+    assert SECRET not in seen and SECRET in str(server.requests[0].headers)
+    assert SECRET in home.env_file.read_text() and SECRET not in home.config_file.read_text()
+
+
+def typed(terminal: int, question: str, answer: str) -> str:
+    """Wait for a question, and type the answer; what was seen until then."""
+    seen = b""
+    while question.encode() not in seen:
+        seen += os.read(terminal, 4096)
+    # What asks in secret throws away what was typed before it asked: wait until it has turned the echo off.
+    while question.startswith("Key") and termios.tcgetattr(terminal)[3] & termios.ECHO:
+        time.sleep(0.01)
+    os.write(terminal, answer.encode())
+    return seen.decode("utf-8", "replace")
+
+
+def test_setup_sends_no_old_key_to_a_new_address(home: Home, hermes: Hermes, server: ModelServer) -> None:
+    write_private(home.config_file, f"model: {{default: m, base_url: 'http://old.test/v1', api_key: '{SECRET}'}}\n")
+    assert hermes("setup", "model", typed=f"{server.url}/v1 n\n").code == 0
+    assert SECRET not in str(server.requests[0].headers)
+    assert config.load(home).get("model.api_key") is None
+
+
+def test_setup_takes_the_model_that_the_server_lists(home: Home, hermes: Hermes, server: ModelServer) -> None:
+    server.models = [{"id": "only"}]
+    assert hermes("setup", "model", typed=f"{server.url}/v1\n").code == 0
+    assert config.load(home).get("model.default") == "only"
+
+
+def test_setup_without_questions(
+    home: Home, hermes: Hermes, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_KEY", SECRET)
+    words = ("--base-url", f"{server.url}/v1", "--model", "m", "--api-key-env", "MY_KEY", "--sandbox", "local")
+    done = hermes("setup", "--non-interactive", *words, "--json")
+    assert done.code == 0 and done.json["test"]["answer"] == "Hello there."
+    assert done.json["written"] == ["model.api_key", "model.base_url", "model.default", "terminal.backend"]
+    assert SECRET in str(server.requests[0].headers) and SECRET not in home.config_file.read_text()
+    assert "${MY_KEY}" in home.config_file.read_text() and not home.env_file.exists()
+    assert hermes("setup", "server", "--non-interactive").code == 0
+    assert config.load(home).get("api_server.key")
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("--model-file", "/no/such/file.gguf"), 5),
+        (("--provider", "nonsense"), 2),
+        (("--provider", "groq", "--model", "m"), 3),
+        ((), 3),
+    ],
+)
+def test_setup_that_cannot_work_writes_nothing(words: tuple[str, ...], code: int, home: Home, hermes: Hermes) -> None:
+    assert hermes("setup", "model", "--non-interactive", *words).code == code
+    assert names(home) == []
+
+
+def test_setup_refuses_a_toolset_and_a_part_that_there_are_not(home: Home, hermes: Hermes) -> None:
+    assert hermes("setup", "tools", typed="nonsense\n").code == 2
+    assert hermes("setup", "nonsense", typed="").code == 2
+    assert names(home) == []
+
+
+def test_reset_begins_anew_and_keeps_the_old_file(home: Home, hermes: Hermes, server: ModelServer) -> None:
+    for number in range(2):
+        write_private(home.config_file, f"timezone: UTC\nagent: {{max_turns: {number + 1}}}\n")
+        words = ("--non-interactive", "--reset", "--base-url", f"{server.url}/v1", "--model", "m")
+        assert hermes("setup", "model", *words).code == 0
+    assert config.load(home).get("timezone") == "" and config.load(home).get("model.default") == "m"
+    assert "max_turns: 1" in (home.path / "config.yaml.bak").read_text()
+    assert "max_turns: 2" in (home.path / "config.yaml.bak1").read_text()

@@ -1,0 +1,193 @@
+"""`hermes runs`, with a server that is up and without one."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from commands.shell import Hermes
+from hermes.home import Home, write_private
+from hermes.runs.events import Event
+from hermes.runs.spec import RunSpec
+from hermes.store.base import Row
+from hermes.store.bundle import Store
+from support.model_server import Call, ModelServer, Reply
+from support.server_thread import serving
+
+QUIET = "auxiliary: {title_generation: {enabled: false}}\n"
+
+
+def wait_for(happened: Callable[[], Any], seconds: float = 30.0) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := happened()):
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+    return found
+
+
+@contextmanager
+def served(home: Home, model: ModelServer, more: str = "") -> Iterator[Callable[[str], str]]:
+    """A server of the home in a process of its own; what is yielded submits a run and gives its id."""
+    write_private(home.config_file, f"model: {{default: m, base_url: '{model.url}/v1'}}\n{QUIET}{more}")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hermes", "gateway", "run", "--port", "0"], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    found = re.search(r"listening on (http://\S+)", process.stdout.readline())
+    assert found
+
+    def submit(text: str) -> str:
+        connection = HTTPConnection(urlsplit(found[1]).netloc, timeout=30)
+        body = json.dumps({"input": text, "session_id": "talk"})
+        connection.request("POST", "/v1/runs", body, {"Content-Type": "application/json"})
+        with closing(connection):
+            return str(json.loads(connection.getresponse().read())["run_id"])
+
+    try:
+        yield submit
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def status(hermes: Hermes, run_id: str) -> str:
+    return str(hermes("runs", "show", run_id, "--json").json["status"])
+
+
+@pytest.fixture
+def store(home: Home) -> Iterator[Store]:
+    with closing(Store(home.state_db)) as made:
+        yield made
+
+
+def stored(store: Store, run_id: str, *types: str, session_id: str = "talk", **data: Any) -> str:
+    """A run of nobody, whose log holds these events."""
+    store.sessions.create_session(session_id, "api_server")
+    store.runs.create(RunSpec("hi", session_id, run_id=run_id))
+    token = store.leases.acquire(f"session:{session_id}", "nobody:1:1", 60)
+    begin = {"model": "m", "provider": "p"}
+    for seq, kind in enumerate(types, 1):
+        event = Event(run_id, kind, data={**begin, **data.get(kind.replace(".", "_"), {})}, seq=seq, ts=1_700_000_000.0)
+        row = [Row(session_id, "assistant", "Done.", run_id, told=((event, "row"),))] if kind == "run.completed" else []
+        store.runs.append(run_id, token, [event], row)
+    assert token is not None
+    store.leases.release(f"session:{session_id}", token)
+    return run_id
+
+
+# ---- without a server
+
+
+def test_without_runs_that_is_said(home: Home, hermes: Hermes) -> None:
+    done = hermes("runs", "list", "--json")
+    assert (done.code, done.json) == (0, {"runs": [], "more": False}) and done.err
+    assert not home.state_db.exists()
+    for words in (("show", "x"), ("tail", "x"), ("stop", "x"), ("deny", "x")):
+        assert hermes("runs", *words).code == 5
+
+
+def test_runs_are_listed_and_shown_with_their_answers(home: Home, hermes: Hermes, store: Store) -> None:
+    first = stored(store, "run_aa1", "run.started", "run.completed")
+    second = stored(store, "run_ab2", "run.started", session_id="other")
+    listed = hermes("runs", "list", "--json").json["runs"]
+    assert [(one["run_id"], one["status"]) for one in listed] == [(second, "running"), (first, "completed")]
+    assert listed[1]["output"] == "Done." and listed[1]["started_at"].startswith("2023-11-14T22:13:20")
+    assert [one["run_id"] for one in hermes("runs", "list", "--status", "completed", "--json").json["runs"]] == [first]
+    assert [one["run_id"] for one in hermes("runs", "list", "--session", "oth", "--json").json["runs"]] == [second]
+    assert hermes("runs", "list", "--limit", "1", "--json").json["more"] is True
+    assert hermes("runs", "show", "aa").lines == hermes("runs", "show", "run_aa1").lines
+    assert "output: Done." in hermes("runs", "show", "aa").lines
+    assert hermes("runs", "show", "run_a").code == 2
+    assert hermes("runs", "list", "--status", "nonsense").code == 2
+
+
+def test_tail_prints_a_run_that_has_ended_and_leaves(home: Home, hermes: Hermes, store: Store) -> None:
+    run_id = stored(store, "run_aa1", "run.started", "run.failed", run_failed={"error": "No luck."})
+    done = hermes("runs", "tail", run_id)
+    assert done.code == 1 and "run.failed No luck." in done.lines[-1]
+    after = hermes("runs", "tail", run_id, "--after", "1", "--json")
+    assert [event["type"] for event in after.json["events"]] == ["run.failed"]
+
+
+def test_a_run_that_has_ended_takes_nothing(home: Home, hermes: Hermes, store: Store) -> None:
+    run_id = stored(store, "run_aa1", "run.started", "run.completed")
+    for words in (("stop", run_id), ("steer", run_id, "x"), ("approve", run_id), ("answer", run_id, "x")):
+        done = hermes("runs", *words)
+        assert done.code == 1 and "has ended: completed" in done.err
+
+
+def test_what_nobody_can_apply_now_is_left_for_later(home: Home, hermes: Hermes, store: Store) -> None:
+    run_id = stored(store, "run_aa1", "run.started")
+    done = hermes("runs", "stop", run_id, "--json")
+    assert (done.code, done.json["result"]) == (0, "left") and "Nobody carries the run on" in done.err
+    [control] = store.runs.take_controls(run_id)
+    assert (control.control, control.control_id) == ("interrupt", done.json["control_id"])
+    assert hermes("runs", "approve", run_id).code == 1  # it has asked for nothing
+    assert hermes("runs", "answer", run_id, "x").code == 1
+    assert hermes("runs", "steer", run_id, " ").code == 2
+
+
+def test_a_choice_that_is_not_offered_is_a_usage_error(home: Home, hermes: Hermes, store: Store) -> None:
+    asked = {"approval_id": "a1", "subject": "rm", "reason": "It deletes.", "choices": ["once", "deny"]}
+    run_id = stored(store, "run_aa1", "run.started", "approval.requested", approval_requested=asked)
+    done = hermes("runs", "approve", run_id, "--choice", "always")
+    assert done.code == 2 and "once, deny" in done.err
+    assert hermes("runs", "deny", run_id).code == 0
+    assert store.runs.take_controls(run_id)[0].data == {"id": "a1", "choice": "deny"}
+
+
+# ---- with a server
+
+
+def remember() -> Call:
+    return Call("memory", {"target": "memory", "action": "add", "content": "Likes tea."})
+
+
+@pytest.mark.parametrize(("word", "kept"), [("approve", True), ("deny", False)])
+def test_a_question_for_leave_is_answered_from_here(word: str, kept: bool, home: Home, hermes: Hermes) -> None:
+    script = (Reply(tool_calls=[remember()]), Reply(text="Done.", continues=False))
+    with serving(*script) as model, served(home, model, "memory: {write_approval: true}\n") as submit:
+        run_id = submit("remember it")
+        wait_for(lambda: status(hermes, run_id) == "waiting_for_approval")
+        done = hermes("runs", word, run_id, "--json")
+        assert (done.code, done.json["result"]) == (0, "applied")
+        tail = hermes("runs", "tail", run_id)
+        assert tail.code == 0 and "Done." in tail.out and "approval.resolved" in tail.out
+    assert (home.memories / "MEMORY.md").exists() is kept
+
+
+def test_a_question_is_answered_from_here(home: Home, hermes: Hermes) -> None:
+    script = (Reply(tool_calls=[Call("clarify", {"question": "Which one?"})]), Reply(text="Done.", continues=False))
+    with serving(*script) as model, served(home, model) as submit:
+        run_id = submit("do it")
+        wait_for(lambda: status(hermes, run_id) == "waiting_for_input")
+        assert "Which one?" in hermes("runs", "show", run_id).out
+        assert hermes("runs", "answer", run_id, "The red one.").code == 0
+        wait_for(lambda: status(hermes, run_id) == "completed")
+        assert "The red one." in json.dumps([turn.text for turn in model.requests[1].turns])
+
+
+def test_a_run_is_followed_steered_and_stopped_from_here(home: Home, hermes: Hermes) -> None:
+    with serving(Reply(text="Begun and never ended", stall_at=300)) as model, served(home, model) as submit:
+        run_id = submit("begin")
+        wait_for(lambda: status(hermes, run_id) == "running")
+        tail = subprocess.Popen(
+            [sys.executable, "-m", "hermes", "runs", "tail", run_id, "--json"], stdout=subprocess.PIPE, text=True
+        )
+        assert hermes("runs", "steer", run_id, "Hurry.", "--json").json["result"] == "applied"
+        assert hermes("runs", "stop", run_id, "--json").json["result"] == "applied"
+        out, _ = tail.communicate(timeout=30)
+    events = json.loads(out)["events"]
+    assert tail.returncode == 1 and events[-1]["type"] == "run.cancelled"
+    assert [event["control"] for event in events if event["type"] == "control.received"] == ["steer", "interrupt"]
+    assert [event["seq"] for event in events] == sorted({event["seq"] for event in events})
