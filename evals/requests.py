@@ -64,6 +64,8 @@ def _holds(name: str, pattern: str) -> Check:
 
 SINGLE: list[tuple[str, Check]] = [
     ("list the files in this folder", _called("terminal search_files", r"ls|find|\*")),
+    ("which files are here?", _called("terminal search_files", r"ls|find|\*")),
+    ("where is the word apples?", _called("search_files terminal", "apples")),
     ("what's in the folder src?", _called("terminal search_files", "src")),
     ("read README.md", _called("read_file terminal", r"README\.md")),
     ("show me notes.txt", _called("read_file terminal", r"notes\.txt")),
@@ -99,6 +101,7 @@ TWO_STEPS: list[tuple[str, Check]] = [
     ("find the file with the word ferries and tell me its name", _ends(r"main\.py")),
     ("write the numbers 1 to 3 into numbers.txt, one on each line", _holds("numbers.txt", r"1\s*\n2\s*\n3")),
     ("what is the name in config.json?", _ends("harbour")),
+    ("which files are in src?", lambda done: {*re.findall(r"\w+\.\w+", done.answer)} == {"util.py", "ships.py"}),
     (
         "make a folder docs and move README.md into it",
         lambda done: bool(done.text("docs/README.md")) and not done.text("README.md"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-_SPEAKING = ("HERMES_", "API_SERVER_")
+_SPEAKING = ("HERMES_", "API_SERVER_", "OTEL_")
 _KEYS = ("_API_KEY", "HF_TOKEN")
 
 # The suite gives the same verdict every time, on a slow machine too.

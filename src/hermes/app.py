@@ -33,6 +33,7 @@ from hermes.runs.engine import EngineLimits, LiveRun, Result, RunEngine
 from hermes.runs.log import RunLog
 from hermes.runs.scheduler import Scheduler
 from hermes.runs.spec import RouteChoice, RunSpec
+from hermes.runs.traces import traces
 from hermes.sandbox.choose import Sandboxes
 from hermes.store.base import StoreError
 from hermes.store.bundle import AsyncStore, Store, address, store_at
@@ -91,6 +92,9 @@ class App:
             turn_queue=settings.get("sessions.turn_queue"), resume_within_s=settings.get("runs.resume_within_seconds")
         )
         self.engine = RunEngine(self.store, self._ephemeral, log, self._execute, secrets=self._secrets, limits=limits)
+        self._traces = traces(settings)
+        if self._traces is not None:
+            self.engine.listeners.append(self._traces.hear)
 
     async def _execute(self, live: LiveRun) -> Result:
         return await run_turn(live, self.services)
@@ -180,6 +184,8 @@ class App:
         await self.services.outside.processes.close()
         await self.services.outside.sandboxes.close()
         await self.services.http.close()
+        if self._traces is not None:
+            await self.services.files.call(self._traces.close)
         for store in (self.store, self._ephemeral):
             await self.services.files.call(store.close)
         for threads in (self.services.threads, self.services.files, self._names):

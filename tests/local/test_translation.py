@@ -104,7 +104,7 @@ def test_the_conversation_is_told_in_the_same_form() -> None:
     ]
     told = [(message["role"], message["content"]) for message in request(messages=messages).body["messages"][-5:]]
     assert told == [
-        ("user", "which files?"),
+        ("user", f"{forms()['begin']}\nwhich files?"),
         ("assistant", '{"tool": "terminal", "arguments": {"command": "ls"}}'),
         ("user", "[result] a.txt\n"),
         ("assistant", '{"answer": "Only a.txt."}'),

@@ -56,6 +56,7 @@ async def test_the_same_again_is_the_same_answer_and_nothing_new(start: Start, p
     body, status = ASKED[path]
     first = await asked(api, path, body)
     assert first[0] == status, first[1]
+    await eventually(lambda: asyncio.sleep(0, dict(api.app.engine._live)), lambda live: not live)
     had = await rows(api)
     again = await asked(api, path, body)
     assert again[:2] == first[:2] and await rows(api) == had
@@ -125,6 +126,19 @@ async def test_what_was_refused_before_it_began_may_be_asked_again(start: Start)
     assert status == 400
     status, _, headers = await asked(api, "/v1/chat/completions", user("hi"))
     assert status == 200 and "Idempotency-Replayed" not in headers
+
+
+async def test_a_busy_session_may_be_asked_again(start: Start) -> None:
+    async with HeldModel(Reply(text="One."), Reply(text="Two.")) as held:
+        api = await with_session(await start(settings=held.settings, session_wait_seconds=0.01))
+        async with api.post("/api/sessions/there/chat/stream", {"message": "a"}) as first:
+            await held.asked()
+            status, text, _ = await asked(api, "/api/sessions/there/chat", {"message": "b"})
+            assert (status, json.loads(text)["error"]["code"]) == (409, "session_busy")
+            held.let_all()
+            await first.read()
+        status, _, headers = await asked(api, "/api/sessions/there/chat", {"message": "b"})
+        assert status == 200 and "Idempotency-Replayed" not in headers
 
 
 @pytest.mark.parametrize("key", ["", "k" * 256, "with space", "ünï"])

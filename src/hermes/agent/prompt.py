@@ -133,7 +133,7 @@ def _lean(i: PromptInputs) -> str:
 def _place(i: PromptInputs) -> str:
     e = i.environment
     facts = {
-        "System": e.system,
+        "System": e.system.partition(" ")[0] if i.lean else e.system,
         "Working folder": e.cwd,
         "Commands run in": e.sandbox,
         "Also there": "" if i.lean else ", ".join(e.commands),

@@ -4,6 +4,7 @@ what they write is bound to one object, a call or an answer."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
@@ -172,6 +173,8 @@ def _messages(prompt: Prompt, tools: Mapping[str, tuple[str, JsonObject]]) -> li
     """System text, examples, then the conversation; neighbours of one role become one message."""
     system = list(prompt.system)
     if tools:
+        # What there is to use is told here, with how.
+        system = [re.sub(r"^Tools: .*\n\n", "", text, flags=re.M) for text in system]
         listed = "\n".join(f"- {about}" for about, _ in tools.values())
         system.append(f"{forms()['form']}\nTools:\n{listed}")
     out: list[Message] = [{"role": "system", "content": "\n\n".join(system)}] if system else []
@@ -197,6 +200,8 @@ def _examples(tools: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
             yield "user", _result(shot["result"])
         if "answer" in shot:
             yield "assistant", _answer(shot["answer"])
+    if tools:
+        yield "user", forms()["begin"]
 
 
 def _conversation(messages: Iterable[Message], tools: bool) -> Iterable[tuple[str, str]]:

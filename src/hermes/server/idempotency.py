@@ -97,7 +97,7 @@ _OF_ONE = frozenset({"x-request-id", "date", "server", "content-length", "transf
 _OF_ONE |= {f"x-ratelimit-{part}-{what}" for part in ("limit", "remaining", "reset") for what in ("requests", "tokens")}
 _WISHES = "Session-Id Session-Key Seed-History Detach Approvals Tool-Progress Tool-Items Reasoning Toolsets Timeout"
 _MEANINGFUL = tuple(f"X-Hermes-{name}" for name in _WISHES.split())
-_RAN = "X-Hermes-Run-Id"
+_RAN, _HOW = "X-Hermes-Run-Id", "X-Hermes-Completed"
 
 
 class RecordedStream(EventStream):
@@ -182,8 +182,8 @@ class Once:
         store = (await self._adapter.app()).store.idempotency
         try:
             await work
-            # What was refused before anything began may be asked again.
-            begun = recording.status < 400 or _RAN in recording.headers
+            # What was refused before anything began may be asked again; a refusal may name the run that is in its way.
+            begun = recording.status < 400 or {_RAN, _HOW} <= recording.headers.keys()
             await (store.finish(*place, recording.status, recording.packed()) if begun else store.release(*place))
         except asyncio.CancelledError:
             raise

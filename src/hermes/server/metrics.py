@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
+import os
 import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -26,6 +27,7 @@ from hermes.server.documents import check_on
 from hermes.server.middleware import ADAPTER, Handler
 from hermes.server.routes import route_at
 from hermes.store.base import StoreError
+from hermes.store.connections import Tx
 from hermes.tools.toolsets import builtin
 
 if TYPE_CHECKING:
@@ -39,26 +41,7 @@ OTHER = "other"
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _GONE = 499
 _METHODS = frozenset({"GET", "HEAD", "POST", "PATCH", "DELETE", "OPTIONS", "PUT"})
-_BOUNDS_S = (
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-    120.0,
-    300.0,
-    600.0,
-    1800.0,
-    3600.0,
-)
+_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _TABLES = ("sessions", "messages", "runs", "run_events", "jobs", "idempotency")
 
 # name, without what every name begins and a counter ends with: what it is, and its labels
@@ -104,6 +87,7 @@ class Metrics:
         self.counts: dict[str, Counter[Labels]] = {name: Counter() for name in _COUNTS}
         self.seconds = {name: _Spread() for name in _SECONDS}
         self.streams: set[EventStream] = set()
+        self._gauges: dict[str, Mapping[Labels, float]] = {}
         self._rows: dict[Labels, float] = {}
         self._rows_at = float("-inf")
 
@@ -151,40 +135,34 @@ class Metrics:
     async def text(self, adapter: APIServerAdapter) -> bytes:
         """All of it in the format of Prometheus."""
         app = await adapter.app()
-        engines = {app.store.blocking.engine: _TABLES, adapter.stored_responses.engine: ("responses",)}
+        kinds = app.engine.kinds
         if time.monotonic() - self._rows_at > ROWS_COUNTED_S:
             self._rows_at = time.monotonic()
-            for engine, tables in engines.items():
-                with contextlib.suppress(StoreError):
-                    for table in tables:
-                        sql = f"SELECT count(*) FROM {table}"  # noqa: S608  (the names are ours)
-                        self._rows[table,] = await engine.read_soon(lambda tx, sql=sql: tx.value(sql), slow=True)
-        gauges: dict[str, Mapping[Labels, float]] = {
+            with contextlib.suppress(StoreError):
+                self._rows |= await app.store.blocking.engine.read_soon(partial(_rows, _TABLES), slow=True)
+                self._rows |= await adapter.stored_responses.engine.read_soon(partial(_rows, ("responses",)), slow=True)
+        self._gauges = {
             "build_info": {(hermes.__version__,): 1.0},
-            "turns_active": {(kind,): float(app.engine.kinds[kind]) for kind in get_args(RunKind)},
+            "turns_active": {(kind,): float(kinds[kind]) for kind in get_args(RunKind)},
             "sse_streams_active": {(): float(len(self.streams))},
             "store_rows": self._rows,
             "process_resident_bytes": _resident_bytes(),
         }
-        return await asyncio.to_thread(self._rendered, gauges)
+        return await asyncio.to_thread(self._rendered)
 
-    def _rendered(self, gauges: Mapping[str, Mapping[Labels, float]]) -> bytes:
+    def _rendered(self) -> bytes:
         from prometheus_client import CollectorRegistry, generate_latest
 
-        class Collector:
-            collect = staticmethod(lambda: self._families(gauges))
-
         registry = CollectorRegistry()
-        registry.register(Collector())
+        registry.register(self)
         return generate_latest(registry)
 
-    def _families(self, gauges: Mapping[str, Mapping[Labels, float]]) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Metric]:
+        """Every family, as the library wants it."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-        for table, make, values in (
-            (_GAUGES, GaugeMetricFamily, gauges),
-            (_COUNTS, CounterMetricFamily, self.counts),
-        ):
+        plain = (_GAUGES, GaugeMetricFamily, self._gauges), (_COUNTS, CounterMetricFamily, self.counts)
+        for table, make, values in plain:
             for name, (about, labels) in table.items():
                 family: Any = make(f"hermes_{name}", about, labels=labels)
                 for found, value in sorted(dict(values[name]).items()):
@@ -192,9 +170,9 @@ class Metrics:
                 yield family
         for name, about in _SECONDS.items():
             spread = self.seconds[name]
-            totals = zip([*map(str, _BOUNDS_S), "+Inf"], accumulate(spread.counts), strict=True)
+            bounds = [*(str(float(bound)) for bound in _BOUNDS_S), "+Inf"]
             timed = HistogramMetricFamily(f"hermes_{name}", about, labels=())
-            timed.add_metric((), list(totals), spread.sum_s)
+            timed.add_metric((), list(zip(bounds, accumulate(spread.counts), strict=True)), spread.sum_s)
             yield timed
 
 
@@ -203,10 +181,14 @@ def _tool(name: str) -> str:
     return name if builtin().get(name) else "mcp" if name.startswith("mcp_") else OTHER
 
 
+def _rows(tables: Labels, tx: Tx) -> dict[Labels, float]:
+    return {(name,): tx.value(f"SELECT count(*) FROM {name}") for name in tables}  # noqa: S608  (the names are ours)
+
+
 def _resident_bytes() -> dict[Labels, float]:
     with contextlib.suppress(OSError):  # where there is no /proc, it is not told
         pages = int(Path("/proc/self/statm").read_text().split()[1])
-        return {(): float(pages * resource.getpagesize())}
+        return {(): float(pages * os.sysconf("SC_PAGE_SIZE"))}
     return {}
 
 
