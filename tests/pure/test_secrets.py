@@ -119,6 +119,7 @@ def test_a_private_key_of_pgp_is_hidden_too() -> None:
 
 HARMLESS = [
     "",
+    "PWD=/home/u/ws\nOLDPWD=/home/u",
     "commit 3f786850e387550fdab836ed7e6dc881de23001b",
     "* 3f78685 (HEAD -> main) Fix the token counter",
     "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",

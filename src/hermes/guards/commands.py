@@ -28,6 +28,14 @@ _OPTION_RUNS = re.compile(
 )
 
 
+# A line that is run, or one that a substitution makes.
+_SED_RUNS = re.compile(
+    r"(?:^|[;{}\n]|[\d$/!])\s*(?:e[ \t]+([^\n]+)|s([!-/:-@[\]^`{-~])(?:(?!\2).)*\2(?:(?!\2).)*\2[gpimI\d]*e)", re.S
+)
+_FROM_STDIN = re.compile(r" (?:-\w*f ?|--(?:make)?file[= ])(?:-(?: |\Z)|/dev/stdin|/dev/fd/|/proc/self/fd/)")
+_TAR_FOLDER = re.compile(r"(?:.*? (?:--directory=|-C)|(?:--directory|-C) )([^-].*)", re.S)
+
+
 def check(command: str, cwd: str, facts: Facts, exists: Callable[[str], bool] | None = None) -> list[Hit]:
     """The rules a command line falls under; without `exists` every file that is written to is taken to exist."""
     return _Judge(cwd, facts, exists).begin(command).hits()
@@ -215,6 +223,8 @@ class _Judge(Verdict):
             self.exported.add(name)
             self.assigned(name)
         rest = rest[1:] if rest[:1] == ["--"] else rest
+        if wrapper == "env" and (to := given.get("-C") or given.get("--chdir")):
+            self.builtin("cd", ["cd", to])
         self.root = root or wrapper in rules.ROOT
         if text or ("text" in how and rest):
             out = self.enter(f"{plain(text)} {_joined(rest)}" if text else " ".join(map(plain, rest)), feed, [])
@@ -340,6 +350,8 @@ class _Judge(Verdict):
         _, given, rest = _options(
             argv, "-a -d -E -I -j -L -n -N -P -s -S --arg-file --delimiter --max-args --max-procs --jobs"
         )
+        for option in {"-a", "--arg-file"} & given.keys():
+            self.read(given[option])
         if argv[0] == "parallel" and not rest:
             return self.shell(["sh"], feed)
         words = self.taken(feed).split()[:100] if feed and UNKNOWN not in feed else [UNKNOWN]
@@ -444,6 +456,19 @@ class _Judge(Verdict):
         self.files |= {self.resolve(each): None for each in got if each}
         return self.others(argv, feed)
 
+    def make(self, argv: list[str], feed: str | None) -> str | None:
+        """make: what it is told to do from its standard input."""
+        if _FROM_STDIN.search(" ".join(map(plain, argv))):
+            self.elsewhere()
+        return self.others(argv, feed)
+
+    def sed(self, argv: list[str], feed: str | None) -> str | None:
+        """sed: what its scripts run."""
+        for text in map(plain, argv[1:]):
+            for match in _SED_RUNS.finditer(text):
+                self.enter(match[1]) if match[1] else self.elsewhere()
+        return self.others(argv, feed)
+
     def others(self, argv: list[str], feed: str | None) -> str | None:
         """Judge the files that a command names; what it prints, when that is known."""
         name = argv[0]
@@ -454,7 +479,12 @@ class _Judge(Verdict):
         in_place = name in rules.IN_PLACE and any(arg.startswith(("-i", "--in-place", "-pi")) for arg in argv)
         how = "all" if in_place else rules.WRITES.get(name)
         written = operands if how == "all" else operands[-1:] if how else []
+        base = ""
         for at, arg in enumerate(argv[1:], 1):
+            if name == "tar" and (match := _TAR_FOLDER.fullmatch(f"{argv[at - 1]} {arg}")):
+                base = match[1]
+            elif base and arg[:1] not in ("-", "/"):
+                self.read(f"{base}/{arg}")
             key, equals, value = arg.partition("=")
             if argv[at - 1] in outputs or key in outputs:
                 self.write(value if equals else arg)
@@ -469,6 +499,8 @@ _KINDS: dict[str, Callable[[_Judge, list[str], str | None], str | None]] = {
     "eval": _Judge.evaluate,
     "find": _Judge.find,
     "kill": _Judge.kill,
+    **dict.fromkeys(("make", "gmake"), _Judge.make),
+    **dict.fromkeys(("sed", "gsed"), _Judge.sed),
     **dict.fromkeys(("rm", "srm"), _Judge.remove),
     **dict.fromkeys(("xargs", "parallel"), _Judge.xargs),
     **dict.fromkeys((".", "source"), _Judge.source),

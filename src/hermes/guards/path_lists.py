@@ -16,7 +16,7 @@ Mode = Literal["read", "write"]
 
 # A rule's name, whether it is about reading (r) or writing (w), where its names begin (at the top, in a user's home,
 # in the Hermes home, in any folder), the names with everything below them, and after `!` those that are free.
-# `*` stands for any part of one name.
+# `*` stands for any part of one name; after `=` nothing below it is meant, and no folder.
 _TABLE = """
 kernel_files rw / proc sys dev !proc/cpuinfo !proc/meminfo !proc/version
 system_secrets rw / etc/shadow* etc/gshadow* etc/sudoers* etc/master.passwd etc/ssl/private etc/ssh/ssh_host_*_key
@@ -33,7 +33,8 @@ start_files w ~ .config/environment.d .config/systemd .config/autostart Library/
 environment_files r any .env .env.* !.env.example
 key_stores r any *.p12 *.pfx *.jks *.keystore *.kdbx *.ppk
 git_control w any .git/hooks .git/config .git/config.worktree .git/modules/*/hooks .git/modules/*/config
-hermes_secrets rw hermes .env .env.* auth* *.db *.db-* *.db.* *.sqlite* sessions
+git_control w any =.git .git/commondir .git/modules/*/commondir .git/worktrees/*/commondir
+hermes_secrets rw hermes .env .env.* auth* *.db *.db-* *.db.* *.sqlite* sessions history
 hermes_secrets rw hermes *.key *.pem *_key* *keys.* *token* *secret* *credential*
 hermes_files w hermes config.yaml* logs gateway.* gateway_state* active_profile
 """
@@ -124,7 +125,8 @@ def _pattern(rule: Rule, bases: list[str]) -> re.Pattern[str]:
 
 
 def _glob(text: str) -> str:
-    return re.escape(plain(text)).replace(r"\*", "[^/]*")
+    last = r"\Z" if text[:1] == "=" else ""
+    return re.escape(plain(text.removeprefix("="))).replace(r"\*", "[^/]*") + last
 
 
 def plain(text: str) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from urllib.parse import quote, quote_plus
 
@@ -21,7 +22,7 @@ def _any_case(word: str) -> str:
 # A credential's name, up to where its value begins. A plural (max_tokens) counts things and names no secret.
 _KINDS = ("api", "access", "account", "private", "secret")
 _KEYS = "|".join(f"(?<={_any_case(kind)}{link}[kK][eE][yY])" for kind in _KINDS for link in ("", "[_-]"))
-_NAMES = "|".join(map(_any_case, ("secret", "token", "password", "passwd", "pwd")))
+_NAMES = "|".join(map(_any_case, ("secret", "token", "password", "passwd", "pwd"))) + "(?!=/)"  # a shell's folder
 _NAME = rf"((?:[kK][eE][yY](?:{_KEYS})|{_NAMES})(?![A-Za-z])[\\\"']*\s*[:=]\s*)"
 _NAMED = ("key", "secret", "token", "passw", "pwd")
 _TYPES = r"(?:string|number|boolean|undefined|object|str|int|bool|None|null|true|false)\b"
@@ -68,8 +69,17 @@ def _forms(value: str) -> list[str]:
     data = value.encode("utf-8", "surrogatepass")
     quoted = [quote(data, safe=""), quote(data), quote_plus(data)]
     lower = [re.sub("%..", lambda match: match[0].lower(), form) for form in quoted]
-    encoded = [code(data).decode().rstrip("=") for code in (base64.b64encode, base64.urlsafe_b64encode)]
-    return list(dict.fromkeys([value, *quoted, *lower, *encoded]))
+    escaped = [json.dumps(value, ensure_ascii=only)[1:-1] for only in (True, False)]
+    encoded = [form for code in (base64.b64encode, base64.urlsafe_b64encode) for form in _in_base64(data, code)]
+    return list(dict.fromkeys([value, *quoted, *lower, *escaped, *encoded]))
+
+
+def _in_base64(data: bytes, encode: Callable[[bytes], bytes]) -> Iterator[str]:
+    """By itself; and inside a longer text, where it depends on where it begins, less what its neighbours decide."""
+    yield encode(data).decode().rstrip("=")
+    for before in range(3):
+        text = encode(b"\0" * before + data).decode()
+        yield text[-(-before * 4 // 3) : (before + len(data)) * 4 // 3]
 
 
 class Secrets:
@@ -85,7 +95,7 @@ class Secrets:
         forms.sort(key=len, reverse=True)
         self._forms = tuple(forms)
         self._pattern = re.compile("|".join(map(re.escape, forms))) if forms else None
-        starts = "|".join(re.escape(value[:SECRET_HELD_CHARS_MIN]) for value in self.values)
+        starts = "|".join(re.escape(form) for form in dict.fromkeys(form[:SECRET_HELD_CHARS_MIN] for form in forms))
         self._starts = re.compile(starts) if starts else None
 
     def redact(self, text: str) -> str:
@@ -106,7 +116,7 @@ class Secrets:
 
     def stream(self) -> StreamMask:
         """A mask for text that comes in pieces."""
-        return StreamMask(self.values, self._starts)
+        return StreamMask(self._forms, self._pattern, self._starts)
 
 
 def redact_tree(value: Any, redact: Callable[[str], str]) -> Any:
@@ -114,7 +124,7 @@ def redact_tree(value: Any, redact: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, dict):
-        return {key: redact_tree(item, redact) for key, item in value.items()}
+        return {redact(key) if isinstance(key, str) else key: redact_tree(item, redact) for key, item in value.items()}
     if isinstance(value, list):
         return [redact_tree(item, redact) for item in value]
     return value
@@ -127,18 +137,16 @@ class StreamMask:
     held back, came in an earlier piece.
     """
 
-    __slots__ = ("_held", "_pattern", "_shown", "_starts", "_values")
+    __slots__ = ("_forms", "_held", "_pattern", "_shown", "_starts")
 
-    def __init__(self, values: tuple[str, ...], starts: re.Pattern[str] | None) -> None:
-        self._values = values
-        self._starts = starts
-        self._pattern = re.compile("|".join(map(re.escape, values)))
+    def __init__(self, forms: tuple[str, ...], pattern: re.Pattern[str] | None, starts: re.Pattern[str] | None) -> None:
+        self._forms, self._pattern, self._starts = forms, pattern, starts
         self._shown = ""
         self._held = ""
 
     def feed(self, text: str) -> str:
         """The part of the text that may be shown now."""
-        if self._starts is None:
+        if self._starts is None or self._pattern is None:
             return text
         whole = self._shown + self._held + text
         if not self._starts.search(whole):
@@ -172,10 +180,10 @@ class StreamMask:
 
     def _undecided(self, whole: str, after: int) -> int:
         """Where the end of the text begins that may be the beginning of a value."""
-        longest = max(map(len, self._values)) - 1
+        longest = len(self._forms[0]) - 1
         # A beginning may reach into what is shown already, but not into a value that was just masked.
         first = max(0 if after == len(self._shown) else after, len(whole) - longest)
         for start in range(first, len(whole) - SECRET_HELD_CHARS_MIN + 1):
-            if any(value.startswith(whole[start:]) for value in self._values):
+            if any(form.startswith(whole[start:]) for form in self._forms):
                 return start
         return len(whole)

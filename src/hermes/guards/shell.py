@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from hermes.guards.snippets import printed
 from hermes.guards.words import GLOBS, UNKNOWN, Unparsable, Value, Words, plain
 
 HERE = "."  # the working directory among the variables, by a name that none can have
@@ -84,15 +85,21 @@ class Shell(Words):
             here, before, home = (self.vars.get(each) for each in (HERE, "OLDPWD", "HOME"))
             to = operands[0] if operands else UNKNOWN if name == "popd" else (home or [UNKNOWN])[0]
             to = (before or [UNKNOWN])[0] if to == "-" else to
-            at = (
-                to if to[:1] in ("/", UNKNOWN) else f"{here[0]}/{to}" if here and "CDPATH" not in self.vars else UNKNOWN
-            )
+            at = to if to[:1] in ("/", UNKNOWN) else f"{here[0]}/{to}" if here else UNKNOWN
+            if "CDPATH" in self.vars and not re.match(r"/|\.\.?(?:/|\Z)", to):
+                self.hidden("where it goes")
+                at = UNKNOWN
             self.set("OLDPWD", here)
             for each in (HERE, "PWD"):
                 self.set(each, None if at[0] == UNKNOWN else [at])
         elif name in _READ or (name == "printf" and argv[1:2] and argv[1].startswith("-v")):
-            for operand in [*operands, argv[1][2:]] if name == "printf" else operands:
-                self.set(operand.partition("=")[0], None)
+            if name == "printf":
+                into, *rest = [argv[1][2:], *argv[2:]] if argv[1] != "-v" else [*argv[2:], ""]
+                text = printed(["printf", *rest], "") if "[" not in into else None
+                self.set(into.partition("[")[0], None if text is None or UNKNOWN in text else [text])
+                operands = []
+            for operand in operands:
+                self.set(re.split(r"[=[]", operand)[0], None)
         elif name == "unset":
             for operand in operands:
                 self.set(operand, [])

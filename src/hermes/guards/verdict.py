@@ -29,6 +29,8 @@ _OTHER_ROOT = re.compile(r"^/proc/(?:self|thread-self|\d+)/root(?=/|$)")
 _HOMES = re.compile(r"/root(?=/|$)|/(?:home|Users)/[^/]+(?=/|$)|\0[^/]*(?=/)")
 _ANYTHING = re.compile(r"\x13[^]]*\]|[\x11\x12.]")
 _SECRETS = re.compile(r"\.env|auth|.*\.db")
+_HIDDEN = re.compile(r"/\.[^/]*\0[^/]*")
+_FILE_URL = re.compile(r"file://(?:localhost)?(?=/)", re.I)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,11 @@ def _like(pattern: str, name: str) -> bool:
 
 
 def covered(path: str, folders: tuple[str, ...]) -> bool:
-    """Whether a path, perhaps a pattern, is one of these folders (given with a slash at the end) or in one."""
+    """Whether a path, perhaps a pattern, is one of these folders (given with a slash at the end) or in one.
+
+    What is not known of a hidden name may be anything.
+    """
+    path = _HIDDEN.sub(lambda match: match[0].replace(UNKNOWN, GLOBS[0]), path)
     if set(path).isdisjoint(GLOBS):
         return f"{path}/".startswith(folders)
     parts = path.split("/")
@@ -137,6 +143,7 @@ class Verdict(Shell):
 
     def resolve(self, arg: str) -> str:
         """A path made whole; its patterns stay."""
+        arg = _FILE_URL.sub("", arg, count=1) if arg[:1] in "fF" else arg
         if arg[:1] not in ("/", UNKNOWN):
             here = self.vars.get(HERE)
             arg = f"{here[0] if here else UNKNOWN}/{arg}"

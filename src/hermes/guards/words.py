@@ -125,6 +125,18 @@ def _sequence(text: str) -> list[str]:
     return [str(item) if match[1] else chr(item) for item in range(first, last + step, step)]
 
 
+def _edited(text: str, op: str, arg: str) -> str | None:
+    """What ${name#…}, ${name%…}, ${name/…/…}, ${name^^} and ${name,,} make of a value, where that needs no pattern."""
+    if not set(text + arg).isdisjoint(f"*?[(&\\{UNKNOWN}"):
+        return None
+    if op[0] in "#%":
+        return text.removeprefix(arg) if op[0] == "#" else text.removesuffix(arg)
+    old, _, new = arg.partition("/")
+    if op in ("/", "//") and old and len(text) * (1 + len(new)) <= WORK_MAX:
+        return text.replace(old, new, 1 if op == "/" else -1)
+    return {"^^": text.upper(), ",,": text.lower()}.get(op) if not arg else None
+
+
 class Words:
     """A place in a text, and the variables as far as the text so far tells them.
 
@@ -322,7 +334,7 @@ class Words:
                 arg = self.word("brace in quotes" if quoted else "brace", split)
                 self.depth -= 1
             self.need("}")
-            value, instead = self.parameter(match[2], match[3] or "", "!" if match[1] else match[4] or "", plain(arg))
+            value, instead = self.parameter(match[2], match[3] or "", match[4] or "", plain(arg), match[1])
             if instead:
                 return (_QUOTED if quoted and split else "") + arg
             return self.put(value, quoted, split, match[3] or match[2])
@@ -355,9 +367,11 @@ class Words:
             return self.vars[name]
         return [] if self.complete and not _DYNAMIC.fullmatch(name) else None
 
-    def parameter(self, name: str, index: str, op: str, arg: str) -> tuple[Value, bool]:
+    def parameter(self, name: str, index: str, op: str, arg: str, sign: str = "") -> tuple[Value, bool]:
         """The value of $name or ${name…}, and whether it is the word given with it."""
         value = self.lookup(name)
+        if sign == "!" and not (index or op) and value and _NAME.fullmatch(value[0]):
+            value, sign = self.lookup(value[0]), ""
         if value is not None and index not in ("@", "*") and name not in ("@", "*"):
             value = value[int(index) :][:1] if re.fullmatch(r"\d{1,4}", index, re.A) else None if index else value[:1]
         unset = not value if value is not None else name not in self.vars
@@ -367,13 +381,16 @@ class Words:
             if kind == "=":
                 self.set(name, [arg])
             return [arg], True
-        if value is None or op == "!" or (kind == "+" and not unset and UNKNOWN in "".join(value)):
+        if value is None or sign or (kind == "+" and not unset and UNKNOWN in "".join(value)):
             return None, False
         if kind == "+":
             return [], not unset
         if op == ":" and (match := re.fullmatch(r"\s*(\d{1,6})(?::(\d{1,6}))?", arg, re.A)):
             return [text[int(match[1]) :][: int(match[2] or WORK_MAX)] for text in value], False
-        return (value if kind in ("", "-", "=", "?") else None), False
+        if kind in ("", "-", "=", "?"):
+            return value, False
+        edited = [_edited(text, op, arg) for text in value]
+        return (None if None in edited else [text or "" for text in edited]), False
 
     def arithmetic(self, start: int) -> str:
         """Go past arithmetic whose inside begins here, following what it runs; its number; empty when it is none."""

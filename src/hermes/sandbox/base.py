@@ -10,6 +10,7 @@ import signal
 import subprocess
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
@@ -28,6 +29,8 @@ Parts = tuple["subprocess.Popen[bytes]", "FileIO"]
 
 # How a command is told to end: each signal with the seconds it has before the next.
 LADDER = ((signal.SIGINT, 2.0), (signal.SIGTERM, 3.0), (signal.SIGKILL, 10.0))
+# What has only just begun may not have come to hear the first signal: its shell loses it, or it is not there yet.
+_YOUNG_S, _AGAIN = 0.5, ((signal.SIGINT, 0.2),) * 2
 _EXIT_CODES: dict[Ended, int] = {"timeout": 124, "interrupted": 130, "killed": 137}
 
 
@@ -88,6 +91,7 @@ class Process:
         self._child, self._output = parts
         self._handle, self._seconds, self._done = handle, seconds, done
         self._stop: asyncio.Future[Ended] = loop.create_future()
+        self._began = loop.time()
         self._hurry: asyncio.Future[None] = loop.create_future()
         self._gone: asyncio.Future[int] = loop.create_future()
         self.pid = self._child.pid
@@ -158,7 +162,9 @@ class Process:
         self._done(self)
 
     async def _end(self, exited: asyncio.Future[int]) -> None:
-        for number, pause in LADDER if self.ended_by == "interrupted" else LADDER[-1:]:
+        young = asyncio.get_running_loop().time() - self._began < _YOUNG_S
+        ladder = (*(_AGAIN if young else ()), *LADDER) if self.ended_by == "interrupted" else LADDER[-1:]
+        for number, pause in ladder:
             self._handle.signal(number)
             await _first(pause, exited, *([] if number == signal.SIGKILL else [self._hurry]))
             if exited.done():
@@ -218,12 +224,16 @@ class Sandbox:
             raise
 
     async def _begin(self, command: Command) -> Process:
-        process = Process(*await self._start(command), command.seconds, self._leave)
+        missing = await asyncio.to_thread(self.place.missing_controls) if self.isolated else []
+        process = Process(*await self._start(command), command.seconds, partial(self._leave, missing))
         self._live.add(process)
         return process
 
-    def _leave(self, process: Process) -> None:
+    def _leave(self, missing: Sequence[str], process: Process) -> None:
         self._live.discard(process)
+        for path in missing:  # what could not be mounted does not stay, should it have been made
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
     async def _start(self, command: Command) -> tuple[Parts, Handle]:
         raise NotImplementedError

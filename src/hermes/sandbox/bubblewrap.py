@@ -24,7 +24,7 @@ from hermes.limits import (
     SANDBOX_PROCESSES_MAX,
     SANDBOX_START_S_MAX,
 )
-from hermes.sandbox import cgroup
+from hermes.sandbox import cgroup, seccomp
 from hermes.sandbox.base import (
     Command,
     Handle,
@@ -49,9 +49,9 @@ _KERNEL = "acpi bus driver dynamic_debug fs irq mtrr scsi sys sysrq-trigger tty"
 _ALWAYS = (
     "--unshare-user --unshare-pid --unshare-ipc --unshare-uts --unshare-cgroup-try --die-with-parent --new-session"
 )
-# What not every bubblewrap can do: forbid further namespaces; bound what is in memory; mount what was looked at, and
-# not a link that was put in its place since.
-_CLOSED, _SIZED, _BY_FD = OPTIONAL = ("--disable-userns", "--size", "--ro-bind-fd")
+# What not every bubblewrap or kernel can do: forbid further namespaces; refuse calls of the system; bound what is in
+# memory; mount what was looked at, and not a link that was put in its place since.
+_CLOSED, _FILTERED, _SIZED, _BY_FD = OPTIONAL = ("--disable-userns", "--seccomp", "--size", "--ro-bind-fd")
 
 
 class Probe(NamedTuple):
@@ -170,7 +170,8 @@ def _options(place: Place, features: frozenset[str], command: Command) -> tuple[
         options += ["--ro-bind", path, path] if os.path.exists(path) else []
     options += ["--dev", "/dev", "--remount-ro", "/dev", *memory, "/dev/shm"]  # noqa: S108
     options += [*memory, "/tmp", "--symlink", "../tmp", "/var/tmp"]  # noqa: S108
-    fds: list[int] = []
+    fds = [_held(seccomp.program())] if _FILTERED in features else []
+    options += [_FILTERED, str(fds[0])] if fds else []
     last = ["--remount-ro", "/", "--chdir", command.cwd, "--clearenv"]
     try:
         for mount in plan(place):
@@ -193,10 +194,7 @@ def _options(place: Place, features: frozenset[str], command: Command) -> tuple[
 
 def _argv(options: list[str], fds: list[int], command: Sequence[str], place: Place, *more: str) -> list[str]:
     """What is started. The options go through a descriptor, for nobody else to read."""
-    fds.append(os.memfd_create("options"))
-    with open(fds[-1], "wb", closefd=False) as file:
-        file.writelines(os.fsencode(option) + b"\0" for option in options)
-    os.lseek(fds[-1], 0, os.SEEK_SET)
+    fds.append(_held(b"".join(os.fsencode(option) + b"\0" for option in options)))
     limits = {
         "AS": place.memory_mb * 1024**2,
         "NPROC": SANDBOX_PROCESSES_MAX,
@@ -206,6 +204,15 @@ def _argv(options: list[str], fds: list[int], command: Sequence[str], place: Pla
     bounds = [f"--{name.lower()}={_lowered(name, value)}" for name, value in {**limits, "CORE": 0}.items()]
     bwrap = shutil.which("bwrap") or "bwrap"
     return [bwrap, "--args", str(fds[-1]), *more, "--", "/usr/bin/prlimit", *bounds, "--", *command]
+
+
+def _held(data: bytes) -> int:
+    """A descriptor from which these bytes can be read."""
+    fd = os.memfd_create("held")
+    with open(fd, "wb", closefd=False) as file:
+        file.write(data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
 
 
 def _lowered(name: str, value: int) -> int:
@@ -228,9 +235,10 @@ def probe() -> Probe:
     help_text = subprocess.run(["bwrap", "--help"], capture_output=True, text=True, check=False).stdout  # noqa: S607
     features = frozenset(option for option in OPTIONAL if f"{option} " in help_text)
     failure = _tried(features)
-    if failure and _CLOSED in features:  # the kernel has a say in this one
-        features -= {_CLOSED}
-        failure = _tried(features)
+    for option in (_CLOSED, _FILTERED):  # the kernel has a say in these
+        if failure and option in features:
+            features -= {option}
+            failure = _tried(features)
     return Probe(failure, features)
 
 

@@ -65,6 +65,12 @@ class Place:
     user_home: Path = field(default_factory=lambda: Path(os.path.expanduser("~")))
     env: Mapping[str, str] = field(default_factory=dict)
 
+    def missing_controls(self) -> list[str]:
+        """What would lead a repository to other hooks and settings, and is not there to be mounted. Blocks."""
+        roots = [] if self.git_writable else [self.workspace, *self.rw]
+        paths = [f"{root}/.git/commondir" for root in roots if os.path.isdir(f"{root}/.git")]
+        return [path for path in paths if not os.path.lexists(path)]
+
 
 def plan(place: Place) -> list[Mount]:
     """Every mount, outer ones first. What the path guard refuses is hidden, or read-only where only writing is refused.
@@ -137,7 +143,8 @@ def _refused(place: Place, roots: list[str]) -> Iterator[tuple[str, Mode]]:
 def _matches(base: str, rule: Rule) -> Iterator[str]:
     free = [os.path.join(base, name) for name in rule.free]
     for entry in rule.entries:
-        yield from (path for path in glob.glob(os.path.join(glob.escape(base), entry)) if path not in free)
+        found = glob.glob(os.path.join(glob.escape(base), entry.removeprefix("=")))
+        yield from (path for path in found if path not in free and not (entry[0] == "=" and os.path.isdir(path)))
 
 
 def _between(outer: str, inner: str) -> Iterator[str]:

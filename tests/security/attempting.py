@@ -1,0 +1,171 @@
+"""The table of attempts, and carrying one out: through the tools as a model calls them, or with nothing in its way."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from agent.house import Json
+from guards.stage import WORLD, Stage, serving
+from hermes.threads import Threads
+from hermes.tools import files, patching, searching, vision
+from hermes.tools import web as web_tools
+from support.model_server import Call
+from tools.commanding import Desk
+from tools.turns import unframed
+
+from .canaries import Canaries
+
+TOOLS = (*files.TOOLS, patching.TOOL, searching.TOOL, vision.TOOL, *web_tools.TOOLS)
+_PLAIN_S = 20
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A line of the table: what stops it in a sandbox and without, whether it works where nothing does, its steps."""
+
+    defence: str
+    alone: str
+    bites: bool
+    steps: tuple[tuple[str, str], ...]
+    text: str
+
+    @property
+    def has_target(self) -> bool:
+        """Whether what it is aimed at is a canary, and not the machine."""
+        return "@" in self.text
+
+
+def _attempts() -> Iterator[Attempt]:
+    for line in Path(__file__).with_name("attempts.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            defence, alone, bites, text = line.split(" ", 3)
+            steps = [step.replace("⏎", "\n").split(" ", 1) for step in text.split(" → ")]
+            yield Attempt(defence, alone, bites == "+", tuple((tool, given) for tool, given in steps), text)
+
+
+ATTEMPTS = tuple(_attempts())
+
+# What each tool is told to do with the text of an attempt.
+_ARGUMENTS: dict[str, Callable[[str], Json]] = {
+    "terminal": lambda text: {"command": text},
+    "execute_code": lambda text: {"code": text},
+    "read_file": lambda text: {"path": text},
+    "write_file": lambda text: {"path": text, "content": "x\n", "overwrite": True},
+    "patch": lambda text: {"mode": "patch", "patch": text},
+    "search_files": lambda text: dict(zip(("pattern", "path"), text.split(" in "), strict=False)),
+    "web_extract": lambda text: {"urls": [text]},
+    "vision_analyze": lambda text: {"image_url": text, "question": "?"},
+}
+
+
+def _given(tool: str, text: str) -> Json:
+    with contextlib.suppress(ValueError):
+        told = json.loads(text)
+        if isinstance(told, dict):
+            return told
+    return _ARGUMENTS[tool](text)
+
+
+class World(Stage):
+    """Names that lead outside and inside; what the machine itself is called it says itself."""
+
+    def __init__(self, threads: Threads, port: int) -> None:
+        super().__init__(threads)
+        self.answers = {"page.test": [[WORLD]], "inner.test": [["127.0.0.1"]], "mixed.test": [[WORLD, "127.0.0.1"]]}
+        self.servers = {WORLD: port}
+
+    async def addresses(self, host: str, port: int) -> list[str]:
+        if host == "localhost":
+            return await super(Stage, self).addresses(host, port)
+        return await super().addresses(host, port)
+
+
+async def _redirecting(request: web.Request) -> web.StreamResponse:
+    raise web.HTTPFound(request.query_string) if request.query_string else web.HTTPNotFound
+
+
+async def carried_out(desk: Desk, canaries: Canaries, attempt: Attempt) -> tuple[list[Json], str]:
+    """The answer to each step, and everything that was told of them."""
+    desk.offer(*TOOLS)
+    told: list[Any] = []
+    answers: list[Json] = []
+    async with serving(_redirecting) as port:
+        desk.house.app.services.outside.network = World(desk.house.app.services.files, port)
+        for tool, text in attempt.steps:
+            ran = await desk.ran(Call(tool, _given(tool, canaries.told(text))))
+            contents = [m["content"] for m in ran.result["messages"] if m["role"] == "tool"]
+            answers.append(json.loads(unframed(contents[-1])))
+            told += [contents, [event for event in ran.events if event["type"] != "tool.started"]]
+    return answers, json.dumps(told, ensure_ascii=False)
+
+
+# ---- with nothing in its way
+
+
+def _plain(argv: list[str], canaries: Canaries, cwd: str = "") -> str:
+    with open(os.devnull) as null, contextlib.suppress(subprocess.TimeoutExpired):
+        done = subprocess.run(
+            argv, cwd=cwd or canaries.workspace, stdin=null, capture_output=True, timeout=_PLAIN_S, check=False
+        )
+        return (done.stdout + done.stderr).decode(errors="replace")
+    return ""
+
+
+def _run(text: str, canaries: Canaries) -> str:
+    given = _given("terminal", text)
+    return _plain(["bash", "-c", given["command"]], canaries, given.get("workdir", ""))
+
+
+def _opened(text: str, canaries: Canaries) -> str:
+    return _where(text, canaries).read_text()
+
+
+def _where(text: str, canaries: Canaries) -> Path:
+    return canaries.workspace / os.path.expanduser(json.loads(text)["path"] if text.startswith("{") else text)
+
+
+def _written(text: str, canaries: Canaries) -> str:
+    path = _where(text, canaries)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("x\n")
+    return ""
+
+
+def _fetched(url: str, canaries: Canaries) -> str:
+    with urllib.request.urlopen(url, timeout=_PLAIN_S) as answer:
+        return str(answer.read().decode())
+
+
+def _searched(text: str, canaries: Canaries) -> str:
+    found = _given("search_files", text)
+    return _plain(["grep", "-rs", "--", found["pattern"], found.get("path", ".")], canaries)
+
+
+_UNGUARDED: dict[str, Callable[[str, Canaries], str]] = {
+    "terminal": _run,
+    "execute_code": lambda text, canaries: _plain([sys.executable, "-c", text], canaries),
+    "read_file": _opened,
+    "vision_analyze": _opened,
+    "write_file": _written,
+    "search_files": _searched,
+    "web_extract": _fetched,
+}
+
+
+def done_plainly(canaries: Canaries, attempt: Attempt) -> str:
+    """What comes of an attempt that no guard sees and no sandbox holds."""
+    together = itertools.groupby(attempt.steps, key=lambda step: step[0])
+    steps = [(tool, "\n".join(text for _, text in same)) for tool, same in together]
+    return "\n".join(_UNGUARDED[tool](canaries.told(text), canaries) for tool, text in steps)

@@ -1,0 +1,20 @@
+"""Fixtures of the attempts: those of the agent's tests, and canaries."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.conftest import house, make_house, one_tls_context, quick, server
+
+from .canaries import canaries
+
+__all__ = ["canaries", "house", "make_house", "one_tls_context", "quick", "server"]
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(tmp_path: Path) -> Iterator[None]:
+    """So many tests leave no files behind them."""
+    yield
+    shutil.rmtree(tmp_path, ignore_errors=True)

@@ -1,0 +1,130 @@
+"""Attempts to get out of the sandbox, or past the guards: each is made for real, and reaches no canary."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from agent.conftest import MakeHouse
+from agent.house import Json
+from hermes.guards.secrets import MARK
+from hermes.sandbox import bubblewrap
+from support.model_server import ModelServer
+from tools.commanding import SURELY_S, Desk
+
+from .attempting import ATTEMPTS, Attempt, carried_out, done_plainly
+from .canaries import Canaries
+
+# What not every machine has.
+_MISSING = re.compile(
+    r"\b(curl|flock|git|ip|make|node|nsenter|openssl|perl|pgrep|pkill|ps|renice|rev|script|ssh|strings|unshare|wget): "
+    r"command not found|failed to run command|Address family not supported|has no attribute 'AF_VSOCK'"
+)
+
+
+def _ran(answer: Json) -> bool:
+    """It was let through: whether it reached anything is another question."""
+    return "exit_code" in answer and answer["status"] in ("ok", "timeout")
+
+
+def _refused(code: str) -> Callable[[Json], bool]:
+    return lambda answer: answer.get("code") == code
+
+
+def _blocked(answer: Json) -> bool:
+    return answer.get("status") == "blocked"
+
+
+# How it is seen that a line of defence was the one that held.
+HELD: dict[str, Callable[[Json], bool]] = {
+    **dict.fromkeys(
+        ("mount", "namespace", "network", "environment", "limit", "reaper", "nested", "sweep", "filter"), _ran
+    ),
+    **dict.fromkeys(("approval", "write", "code"), _blocked),
+    "hard": lambda answer: _blocked(answer) and answer["rules"] == ["hard"],
+    "detach": lambda answer: "leaves something running" in answer.get("error", ""),
+    "path": _refused("path_refused"),
+    "absent": _refused("path_not_found"),
+    "url": lambda answer: all(page.get("code") == "url_refused" for page in answer.get("pages", [answer])),
+    "withheld": lambda answer: "withheld" in answer,
+    "redaction": lambda answer: _ran(answer) and MARK in answer["output"],
+}
+# A guard that is the same everywhere is tried once.
+EVERYWHERE = "=" if bubblewrap.probe().failure else ""
+CLOSED = [attempt for attempt in ATTEMPTS if attempt.defence != "open"]
+
+
+def held(defence: str, answer: Json) -> bool:
+    """Whether it was this line of defence, or a rule of this name that somebody is asked about."""
+    if defence in HELD:
+        return HELD[defence](answer)
+    return _blocked(answer) and defence in answer["rules"]
+
+
+def each(attempts: list[Attempt]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("attempt", attempts, ids=[attempt.text[:70] for attempt in attempts])
+
+
+def test_the_table_says_enough() -> None:
+    assert len(ATTEMPTS) >= 200
+    assert len({attempt.text for attempt in ATTEMPTS}) == len(ATTEMPTS)
+    lines = Counter(attempt.defence for attempt in ATTEMPTS)
+    assert set(lines) <= {*HELD, "open"}
+    assert all(
+        lines[name] >= 5
+        for name in ["mount", "namespace", "network", "environment", "filter", "limit", "hard", "path", "url"]
+    )
+    assert sum(attempt.bites for attempt in ATTEMPTS) >= 200
+
+
+@each(CLOSED)
+async def test_in_a_sandbox(make_house: MakeHouse, server: ModelServer, canaries: Canaries, attempt: Attempt) -> None:
+    # Leave is given for nothing, or for everything where something else must hold.
+    mode = "manual" if attempt.defence in ("approval", "network", "nested") else "off"
+    desk = Desk(make_house, server, "bubblewrap", approvals={"mode": mode})
+    canaries.plant()
+    answers, text = await carried_out(desk, canaries, attempt)
+    assert canaries.touched(text) == set(), answers
+    assert held(attempt.defence, answers[-1]), answers
+
+
+@each([a for a in ATTEMPTS if a.has_target and (a.alone not in "-=" or a.alone == EVERYWHERE)])
+async def test_without_a_sandbox_nothing_is_done_before_somebody_was_asked(
+    make_house: MakeHouse, server: ModelServer, canaries: Canaries, attempt: Attempt
+) -> None:
+    desk = Desk(make_house, server, "local")
+    canaries.plant()
+    answers, text = await carried_out(desk, canaries, attempt)
+    assert canaries.touched(text) == set(), answers
+    line = attempt.defence if attempt.alone == "=" else attempt.alone
+    assert any(held(line, answer) for answer in answers), answers
+
+
+@each([attempt for attempt in ATTEMPTS if attempt.bites])
+def test_with_nothing_in_its_way_it_would_have_worked(canaries: Canaries, attempt: Attempt) -> None:
+    canaries.hermes.mkdir()
+    canaries.plant()
+    if "@KEYCTL@" in attempt.text and canaries.key <= 0:
+        pytest.skip("the kernel keeps no keys for us")
+    text = done_plainly(canaries, attempt)
+    if _MISSING.search(text) and not canaries.touched(text):
+        pytest.skip(f"not on this machine: {text}")
+    until = time.monotonic() + SURELY_S
+    while not canaries.touched(text) and time.monotonic() < until:
+        time.sleep(0.01)  # some of it happens a moment later
+    assert canaries.touched(text), text
+
+
+@each([attempt for attempt in ATTEMPTS if attempt.defence == "open"])
+async def test_what_is_known_to_get_through(
+    make_house: MakeHouse, server: ModelServer, canaries: Canaries, attempt: Attempt
+) -> None:
+    """Where this fails the sandbox has become better: the table is to say so."""
+    desk = Desk(make_house, server, "bubblewrap")
+    canaries.plant()
+    _, text = await carried_out(desk, canaries, attempt)
+    assert canaries.touched(text)

@@ -1,0 +1,54 @@
+"""Between the check and the use: links that a command swaps all the time lead no tool astray."""
+
+from __future__ import annotations
+
+import asyncio
+
+from agent.conftest import MakeHouse
+from support.model_server import Call, ModelServer
+from tools.commanding import Desk
+
+from .attempting import TOOLS
+from .canaries import Canaries
+
+# A folder that is now a real one and now a link to outside; the same for a file.
+SWAPPING = """
+mkdir -p real; echo inside > real/secret; ln -sfn {out} link; ln -sfn {out}/secret one
+while :; do
+  mv -T real d; mv -T d real; mv -T link d; mv -T d link
+  cp real/secret two; mv -T two file; cp -P one three; mv -T three file
+done
+"""
+ROUNDS = 12
+
+
+async def test_swapped_links_lead_nowhere(make_house: MakeHouse, server: ModelServer, canaries: Canaries) -> None:
+    desk = Desk(make_house, server, "bubblewrap", approvals={"mode": "off"})
+    desk.offer(*TOOLS)
+    canaries.plant()
+    swapping = SWAPPING.format(out=canaries.out)
+    started = await desk.call("terminal", {"command": swapping, "background": True})
+    assert started["status"] == "started"
+    async with asyncio.timeout(10):
+        while not (canaries.workspace / "file").is_symlink():
+            await asyncio.sleep(0.001)
+    # Whoever just follows it is there.
+    assert (canaries.workspace / "one").read_text() == (canaries.out / "secret").read_text()
+    told = ""
+    for number in range(ROUNDS):
+        ran = await desk.ran(
+            *(
+                Call("read_file", {"path": path, "offset": 1 + copy})
+                for path in ("d/secret", "file")
+                for copy in range(4)
+            ),
+            Call("search_files", {"pattern": "canary", "path": "."}),
+            Call("search_files", {"pattern": "canary", "path": "file"}),
+            Call("write_file", {"path": f"d/new{number}", "content": "x", "overwrite": True}),
+            Call("write_file", {"path": "file", "content": "x", "overwrite": True}),
+            Call("vision_analyze", {"image_url": "d/secret", "question": "?"}),
+        )
+        told += "".join(m["content"] for m in ran.result["messages"] if m["role"] == "tool")
+    await desk.call("process", {"action": "kill", "session_id": started["session_id"]})
+    assert canaries.touched(told) == set()
+    assert "path_refused" in told and ("inside" in told or "path_not_found" in told)

@@ -1,0 +1,66 @@
+"""What git runs for the user later: a repository's settings stay as they are, however it is laid out."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from agent.conftest import MakeHouse
+from support.model_server import ModelServer
+from tools.commanding import Desk
+
+EVIL = """
+mkdir -p evil/hooks evil/objects evil/refs; echo 'ref: refs/heads/main' > evil/HEAD
+printf '[core]\\nrepositoryformatversion = 0\\nfsmonitor = "touch {mark}; false"\\n' > evil/config
+"""
+
+
+@pytest.fixture
+def desk(make_house: MakeHouse, server: ModelServer) -> Desk:
+    made = Desk(make_house, server, "bubblewrap", approvals={"mode": "off"})
+    made.workspace.mkdir(parents=True)
+    return made
+
+
+def git(folder: Path, *words: str) -> None:
+    subprocess.run(["git", "-C", str(folder), *words], check=False, capture_output=True)
+
+
+async def test_a_repository_is_not_led_elsewhere(desk: Desk, tmp_path: Path) -> None:
+    git(desk.workspace, "init", "-q")
+    evil = EVIL.format(mark=tmp_path / "ran")
+    await desk.sh(f"{evil}\necho ../evil > .git/commondir")
+    git(desk.workspace, "status")
+    assert not (tmp_path / "ran").exists()
+    (desk.workspace / ".git/commondir").write_text("../evil")
+    git(desk.workspace, "status")
+    assert (tmp_path / "ran").exists(), "with nothing in its way it works"
+
+
+async def test_what_was_there_stays(desk: Desk) -> None:
+    git(desk.workspace, "init", "-q")
+    (desk.workspace / ".git/commondir").write_text(".\n")
+    answer = await desk.sh("echo ../evil > .git/commondir; rm -f .git/commondir; git status")
+    assert "Read-only" in answer["output"] and "No commits yet" in answer["output"]
+    assert (desk.workspace / ".git/commondir").read_text() == ".\n"
+
+
+async def test_a_worktree_stays_where_it_belongs(desk: Desk, tmp_path: Path) -> None:
+    (desk.workspace / ".git").write_text("gitdir: /elsewhere\n")
+    evil = EVIL.format(mark=tmp_path / "ran")
+    for way in ("echo 'gitdir: evil' > .git", "rm .git; mkdir .git", "mv .git x", "ln -sf evil .git"):
+        await desk.sh(f"{evil}\n{way}")
+        assert (desk.workspace / ".git").read_text() == "gitdir: /elsewhere\n"
+    git(desk.workspace, "status")
+    assert not (tmp_path / "ran").exists()
+
+
+async def test_a_repository_can_be_worked_with(desk: Desk) -> None:
+    git(desk.workspace, "init", "-q")
+    answer = await desk.sh(
+        "git -c user.name=a -c user.email=a@b.test commit -q --allow-empty -m x && git worktree add -q side && git log -1"
+    )
+    assert answer["exit_code"] == 0 and (desk.workspace / ".git/worktrees/side/commondir").exists()
+    assert (await desk.sh("git -C side status"))["exit_code"] == 0
