@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# Tests wait about as much as they work.
+WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) * 3 / 2 )))
 # The clients of the server, which nothing else needs.
 CLIENTS := tests/clients/.venv
 
@@ -24,7 +26,7 @@ run: setup
 	@exec $(BIN)/hermes gateway run $(ARGS)
 
 test: setup
-	@$(BIN)/python -m pytest -m "not long" -n auto --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest -m "not long" -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-clients: setup $(CLIENTS)/.installed
 	@$(CLIENTS)/bin/python -m pytest -c tests/clients/pytest.ini -n auto --dist loadscope tests/clients $(ARGS)

@@ -91,16 +91,15 @@ async def test_once_runs_once_and_is_over(plan: Plan) -> None:
     assert now["repeat"] == {"times": 1, "completed": 1}
 
 
-async def test_a_year_of_mornings_by_the_clock_on_the_wall(plan: Plan) -> None:
-    job = await plan.add("0 9 * * *")
+async def test_a_year_of_sundays_by_the_clock_on_the_wall(plan: Plan) -> None:
+    job = await plan.add("0 9 * * sun")
     times: list[datetime] = []
     while (due := (await plan.job(job))["next_run_at"]) < NOW + 365 * 86_400:
         times.append(datetime.fromtimestamp(due, BERLIN))
         await plan.look(due)
-    assert len(times) == 365 == len(await plan.runs())
+    assert len(times) == 52 == len(await plan.runs())
     assert {(at.hour, at.minute) for at in times} == {(9, 0)}
-    assert {at.utcoffset() for at in times} == {at.utcoffset() for at in (times[0], times[200])}
-    assert len({at.date() for at in times}) == 365
+    assert len({at.utcoffset() for at in times}) == 2 and len({at.date() for at in times}) == 52
 
 
 async def test_a_missed_time_runs_once(plan: Plan) -> None:

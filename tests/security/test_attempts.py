@@ -65,8 +65,13 @@ def held(defence: str, answer: Json) -> bool:
     return _blocked(answer) and defence in answer["rules"]
 
 
-def each(attempts: list[Attempt]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("attempt", attempts, ids=[attempt.text[:70] for attempt in attempts])
+def each(attempts: list[Attempt], quickly: int = 1) -> pytest.MarkDecorator:
+    """Every attempt; one of so many in the quick suite."""
+    found = [
+        pytest.param(attempt, id=attempt.text[:70], marks=[pytest.mark.long] if at % quickly else [])
+        for at, attempt in enumerate(attempts)
+    ]
+    return pytest.mark.parametrize("attempt", found)
 
 
 def test_the_table_says_enough() -> None:
@@ -92,7 +97,7 @@ async def test_in_a_sandbox(make_house: MakeHouse, server: ModelServer, canaries
     assert held(attempt.defence, answers[-1]), answers
 
 
-@each([a for a in ATTEMPTS if a.has_target and (a.alone not in "-=" or a.alone == EVERYWHERE)])
+@each([a for a in ATTEMPTS if a.has_target and (a.alone not in "-=" or a.alone == EVERYWHERE)], 3)
 async def test_without_a_sandbox_nothing_is_done_before_somebody_was_asked(
     make_house: MakeHouse, server: ModelServer, canaries: Canaries, attempt: Attempt
 ) -> None:
@@ -104,7 +109,7 @@ async def test_without_a_sandbox_nothing_is_done_before_somebody_was_asked(
     assert any(held(line, answer) for answer in answers), answers
 
 
-@each([attempt for attempt in ATTEMPTS if attempt.bites])
+@each([attempt for attempt in ATTEMPTS if attempt.bites], 3)
 def test_with_nothing_in_its_way_it_would_have_worked(canaries: Canaries, attempt: Attempt) -> None:
     canaries.hermes.mkdir()
     canaries.plant()

@@ -124,6 +124,7 @@ SAMPLES: dict[str, Any] = {
     "on_detach": "cancel",
     "persist": False,
     "compress": False,
+    "compact": "the plan",
     "context_files": False,
     "memory": False,
     "deadline_seconds": 0.25,
