@@ -292,6 +292,23 @@ async def test_an_approval_that_was_given_is_not_asked_for_again(house: House, s
     assert granted == [True] and len(of(events, "approval.requested")) == 1
 
 
+async def test_a_question_whose_call_is_over_is_not_left_open(house: House, server: ModelServer) -> None:
+    house.offer(tool("act"))
+    server.script = [Reply(text="Done.")]
+    left = await Left(house, server, toolsets=frozenset({"x"})).begin()
+    await left.say("", calls=[Call("act", {}, id="c1")])
+    await left.start(Call("act", {}, id="c1"), "effect")
+    await left.add(left.event("approval.requested", approval_id="apr_1", call_id="c1.1", expires_at=left.ts + 60))
+    await left.add(left.event("clarify.requested", request_id="clr_1", call_id="c1.2", expires_at=left.ts + 60))
+    events = await left.taken_up()
+    assert [(e["approval_id"], e["choice"], e["by"]) for e in of(events, "approval.resolved")] == [
+        ("apr_1", "deny", "interrupt")
+    ]
+    assert [(e["request_id"], e["answered"], e["by"]) for e in of(events, "clarify.resolved")] == [
+        ("clr_1", False, "interrupt")
+    ]
+
+
 async def test_an_answer_on_record_is_heard_although_nobody_was_left_to_hear_it(
     house: House, server: ModelServer
 ) -> None:
@@ -332,6 +349,21 @@ async def test_a_run_that_somebody_waited_for_is_closed_with_its_text(house: Hou
     ) * 2
     assert await rows_of(house) == [("user", "do it"), ("assistant", "Once upon")]
     assert server.requests == []
+
+
+@pytest.mark.parametrize("end", ["run.failed", "run.cancelled"])
+async def test_a_whole_answer_is_the_last_word_of_a_run_that_is_closed(
+    house: House, server: ModelServer, end: str
+) -> None:
+    left = await Left(house, server, on_detach="cancel").begin()
+    await left.say("Done.")
+    if end == "run.cancelled":
+        stop = {"control_id": "x", "control": "cancel", "data": {"reason": "stop"}, "by": "user", "surface": "http"}
+        await left.add(left.event("control.received", **stop))
+    events = await left.taken_up()
+    [_, answer] = await house.rows(SESSION)
+    assert (events[-1]["type"], events[-1]["partial_row"], events[-1]["text_length"]) == (end, answer.id, 5)
+    assert (answer.content, answer.synthetic) == ("Done.", False) and server.requests == []
 
 
 async def test_what_is_too_old_is_closed(house: House, server: ModelServer) -> None:

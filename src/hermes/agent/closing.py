@@ -87,10 +87,10 @@ async def close_failed(
     )
 
 
-async def close_cancelled(turn: Turn, answered: Answered | None = None) -> Result:
+async def close_cancelled(turn: Turn, answered: Answered | None = None, said: Answered | None = None) -> Result:
     """The turn was stopped; whether that is a failure, the end, or only a pause depends on who stopped it."""
     stop, spec = turn.live.controls.stop, turn.live.spec
-    text = answered.text if answered else ""
+    text = answered.text if answered else said.text if said else ""
     if stop.reason == "deadline":
         failure = _deadline(turn, bool(text))
         return await close_failed(turn, failure, answered)
@@ -100,7 +100,7 @@ async def close_cancelled(turn: Turn, answered: Answered | None = None) -> Resul
     event = turn.live.log.event(
         "run.cancelled", by=stop.by, reason=stop.reason, partial_row=None, text_length=len(text), **_spent(turn)
     )
-    row = await _close(turn, event, answered, "interrupted", STOPPED)
+    row = await _close(turn, event, answered, "interrupted", STOPPED, said=said)
     code = "server_shutdown" if stop.reason == "server_shutdown" else "interrupted"
     return result(
         turn,

@@ -135,11 +135,14 @@ class TurnLoop:
         data = {"reason": resumed.reason, "cut": resumed.cut}
         event = self._log.event("run.resumed", **data, repeated=known["not_done"], unknown=known["unclear"])
         await self._log.append(event, closes=[p.stream_id for p in resumed.partials if p.kind == "tool"])
+        open_calls = self._open_calls(said.message.tool_calls) if said and not resumed.message_id else []
+        settled = {call_id for call_id, found in before.items() if found.known != "not_done"}
+        await self._asking.close_stale({call.id for call in open_calls} - settled)
         if resumed.message_id:
             if said is not None and not said.message.tool_calls and (fault := self._structure_fault(said.text)):
                 turn.nudges = [prompt.repair(fault)]
             return await self._ask(turn, tools=self._may_call(), again=resumed)
-        if said is None or (said.message.tool_calls and not self._open_calls(said.message.tool_calls)):
+        if said is None or (said.message.tool_calls and not open_calls):
             return None
         return said
 
@@ -165,14 +168,15 @@ class TurnLoop:
             outcomes: list[Outcome] = []
             await self._round.close_off(calls, outcomes)
             self._take_in(outcomes)
+        answered = open_answer(turn)
+        whole = None if said is None or said.message.tool_calls or resumed.message_id else said
         if resumed.verdict == "cancelled":
             self._live.controls.stop.request(resumed.stop_reason or "stop", resumed.stopped_by)
-            return await close_cancelled(turn, open_answer(turn))
+            return await close_cancelled(turn, answered, whole)
         kind: Kind = "crash_loop" if resumed.verdict == "crash_loop" else "server_restarted"
-        answered = open_answer(turn)
-        provider, has_text = turn.route.provider, answered is not None
+        provider, has_text = turn.route.provider, answered is not None or whole is not None
         failure = explain(kind, status=None, provider=provider, words="", has_text=has_text, own_limit=False)
-        return await close_failed(turn, failure, answered)
+        return await close_failed(turn, failure, answered, whole)
 
     # --- asking ---------------------------------------------------------------------------------------------------
 
@@ -325,6 +329,7 @@ class TurnLoop:
         get, live = turn.settings.get, self._live
         known = live.secrets
         denies = self._spec.approvals == "deny"
+        resumes = self._spec.persist and self._spec.on_detach == "continue"
         services = turn.services
         world = World(
             spec=self._spec,
@@ -343,7 +348,7 @@ class TurnLoop:
         if self._spec.source == "api_server" and "file" in world.toolsets:
             turn.media = Deliverables(live, services, world)
         surface = services.outside.engine().asked_by(self._spec).source
-        asking = Asking(
+        self._asking = asking = Asking(
             self._log,
             live.controls,
             mode=get("approvals.mode") if denies or not self._spec.approvals else self._spec.approvals,
@@ -352,6 +357,7 @@ class TurnLoop:
             approval_s=get(_APPROVAL_S.get(surface, "approvals.timeout")),
             clarify_s=get("agent.clarify_timeout"),
             before=live.resumption,
+            resumes=resumes,
         )
 
         loop = asyncio.get_running_loop()
@@ -395,7 +401,7 @@ class TurnLoop:
             parallel_max=get("agent.max_parallel_tools"),
             redact=known.redact if get("security.redact_secrets") else known.mask,
             shape=Shaper(world.spill, get("tool_output.max_chars"), turn.window, services.files.call),
-            resumes=self._spec.persist and self._spec.on_detach == "continue",
+            resumes=resumes,
         )
 
 

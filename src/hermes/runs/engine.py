@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from hermes.guards.secrets import Secrets
-from hermes.limits import CLOSE_S_MAX, CONTROL_POLL_S, LEASE_TTL_S, RESUME_SCAN_S
+from hermes.limits import CLOSE_S_MAX, COMING_S_MAX, CONTROL_POLL_S, LEASE_TTL_S, RESUME_SCAN_S
 from hermes.processes import is_gone
 from hermes.runs.control import RunControls
 from hermes.runs.events import Event, RunState
@@ -153,6 +153,8 @@ class RunEngine:
         self.limits = limits or EngineLimits()
         self._live: dict[str, LiveRun] = {}
         self._unkept: set[str] = set()
+        # Runs that were admitted and are not on record yet: their callers know their numbers already.
+        self._coming: dict[str, asyncio.Event] = {}
         self._permits: Counter[str] = Counter()
         # Whoever wants to hear of what is put on record, text left out.
         self.listeners: list[Callable[[LiveRun, Event], None]] = []
@@ -219,6 +221,7 @@ class RunEngine:
             raise
         waited_s = time.monotonic() - began
         admission = Admission(replace(spec, session_id=lease.session_id), lease, self, waited_s=waited_s)
+        self._coming[spec.run_id] = asyncio.Event()
         if self._draining:
             await admission.release()
             self._check_open()
@@ -284,8 +287,13 @@ class RunEngine:
 
     async def give_back(self, admission: Admission) -> None:
         """Let the next one in."""
+        self._has_come(admission)
         self._permits[admission.spec.owner] -= 1
         await self._leases.release(admission.lease)
+
+    def _has_come(self, admission: Admission) -> None:
+        if (coming := self._coming.pop(admission.run_id, None)) is not None:
+            coming.set()
 
     def _check_open(self, spec: RunSpec | None = None) -> None:
         if self._draining:
@@ -517,6 +525,7 @@ class RunEngine:
         live.waited_s = admission.waited_s
         live.task = self._spawn(self._carry_out(live, admission))
         admission.begun = True
+        self._has_come(admission)
         if admission.told is not None:
             admission.told()
 
@@ -598,8 +607,14 @@ class RunEngine:
                 await self._discard(run_id)
 
     async def get(self, run_id: str) -> RunRecord | None:
-        """The run as it stands."""
+        """The run as it stands; one that is about to be put on record is waited for."""
+        coming = self._coming.get(run_id)
         store = await self._store_of(run_id)
+        if store is None and coming is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(COMING_S_MAX):
+                    await coming.wait()
+            store = await self._store_of(run_id)
         return await store.runs.get(run_id) if store else None
 
     async def list(

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from hermes.limits import LEASE_POLL_S, LEASE_RENEW_S, LEASE_TRY_S, LEASE_TTL_S
+from hermes.limits import LEASE_POLL_S, LEASE_RENEW_S, LEASE_TTL_S
 from hermes.processes import this_process
 from hermes.runs.spec import RunSpec
 from hermes.store.base import LeaseStore, SessionBusy, Store, StoreError
@@ -136,7 +136,7 @@ class SessionLeases:
         if session_id in self._lines:
             return None
         try:
-            return await self.acquire(session_id, run_id, LEASE_TRY_S, store, unrecorded=False)
+            return await self.acquire(session_id, run_id, 0, store, unrecorded=False)
         except SessionBusy:
             return None
 

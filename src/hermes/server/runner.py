@@ -276,8 +276,9 @@ class GatewayRunner:
                 adapter.drain()
             seconds = config.reload_if_changed(settings)[0].get("api_server.drain_seconds", float)
             log.info("draining for up to %g s", seconds)
+            drained = asyncio.gather(*(app.engine.drain(seconds) for app in self._apps))
             await self._tell_soon(gateway_state="draining")
-            await asyncio.gather(*(app.engine.drain(seconds) for app in self._apps))
+            await drained
         finally:
             keeping.cancel()
 

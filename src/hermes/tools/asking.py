@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,8 +58,9 @@ class Asking:
         approval_s: float,
         clarify_s: float,
         before: Resumption | None = None,
+        resumes: bool = False,
     ) -> None:
-        self._log, self._controls = log, controls
+        self._log, self._controls, self._resumes = log, controls, resumes
         self.mode, self.answerable, self.unattended = mode, answerable, unattended
         self._approval_s, self._clarify_s = approval_s, clarify_s
         self._one_at_a_time = asyncio.Lock()
@@ -91,7 +92,8 @@ class Asking:
             try:
                 answer, by = await self._wait(self._controls.approvals, approval_id, event, self._approval_s)
             except asyncio.CancelledError:
-                await self._decided(approval_id, "deny", "interrupt")
+                if not self._stays_open:
+                    await self._decided(approval_id, "deny", "interrupt")
                 raise
             said = answer or {}
             choice = str(said.get("choice", "deny"))
@@ -120,8 +122,22 @@ class Asking:
         try:
             answer, by = await self._wait(self._controls.clarifications, request_id, event, self._clarify_s)
         finally:
-            await self._log.emit("clarify.resolved", request_id=request_id, by=by, answered=answer is not None)
+            if by != "interrupt" or not self._stays_open:
+                await self._log.emit("clarify.resolved", request_id=request_id, by=by, answered=answer is not None)
         return str(answer["answer"]) if answer is not None else None
+
+    @property
+    def _stays_open(self) -> bool:
+        """Whether a question is left for the next server, which goes on with the run."""
+        return self._resumes and self._controls.stop.reason == "server_shutdown"
+
+    async def close_stale(self, calls: Container[str]) -> None:
+        """Close the questions of a run that was cut off, but for those of calls that are still to be made."""
+        state = self._log.state
+        for question in [id_ for id_, data in state.approvals.items() if data["call_id"] not in calls]:
+            await self._decided(question, "deny", "interrupt")
+        for question in [id_ for id_, data in state.questions.items() if data["call_id"] not in calls]:
+            await self._log.emit("clarify.resolved", request_id=question, by="interrupt", answered=False)
 
     async def _wait(
         self, questions: Questions, question_id: str, event: Event, seconds: float

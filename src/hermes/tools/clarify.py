@@ -28,5 +28,6 @@ TOOL = ToolDef(
     reconcile=lambda ctx, args, started: "not_done",  # a question that was cut off is asked again
     timeout_s=None,
     alone=True,
+    resumable=True,
     preview=lambda args: str(args["question"]),
 )

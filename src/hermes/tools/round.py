@@ -56,6 +56,7 @@ class Work:
     same_as: Work | None = None
     done: asyncio.Event = field(default_factory=asyncio.Event)
     outcome: Outcome | None = None
+    begun: bool = False
     repeated: bool = False
     parent: str | None = None
     images: Sequence[str] = ()
@@ -146,8 +147,12 @@ class ToolRound:
             out += (work.outcome for work in works if work.outcome is not None)
 
     def _is_left_open(self, work: Work) -> bool:
-        shutdown = self._stop.reason == "server_shutdown" and self._resumes
-        return shutdown and work.tool is not None and work.tool.resumable and work.refusal is None
+        """Whether a call that has no outcome is left to the next server: it can be gone on with, or was never begun."""
+        if self._stop.reason != "server_shutdown" or not self._resumes or work.tool is None or work.refusal is not None:
+            return False
+        if work.same_as is not None:
+            return self._is_left_open(work.same_as)
+        return work.tool.resumable or not work.begun
 
     async def nested(self, parent: str, call: ToolCall) -> str:
         """A call that another call makes: on the same way and with records of its own, but no message of the
@@ -308,6 +313,7 @@ class ToolRound:
         event.data |= known
         event.data["args"] = redact_tree(work.args, self._redact)
         event.data["preview"] = self._redact(tool.preview(work.args))[:PREVIEW_CHARS_MAX]
+        work.begun = True
         await self._log.append(event, sync=effect == "effect")
 
     async def _call(self, tool: ToolDef, ctx: ToolContext, work: Work) -> tuple[Status, Answer]:
