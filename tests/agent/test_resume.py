@@ -430,6 +430,53 @@ async def test_a_queued_run_is_queued_again(house: House, server: ModelServer) -
     assert events[-1]["type"] == "run.completed" and of(events, "run.resumed") == []
 
 
+async def test_a_run_that_was_never_begun_is_closed_whoever_has_its_session(house: House, server: ModelServer) -> None:
+    server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
+    other = await house.begin(house.spec(server, persist=True, session_id=SESSION))
+    left = Left(house, server)
+    await house.app.store.runs.create(left.spec)
+    gone = f"{os.uname().nodename}:{2**22 + 1}:1.00"
+    made = "UPDATE runs SET holder = ? WHERE run_id = ?"
+    await house.app.store.sessions.engine.write_soon(lambda tx: tx.execute(made, (gone, left.spec.run_id)))
+    assert await house.engine.resume_all() == [left.spec.run_id]
+    record = await house.engine.get(left.spec.run_id)
+    assert record is not None and (record.state.status, record.state.failure) == ("failed", "server_restarted")
+    await other.control("cancel")
+
+
+async def test_a_free_session_is_taken_up_however_slow_the_store_is(
+    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.script = [Reply(text="Done.")]
+    left = await Left(house, server).begin()
+    leases = house.app.store.leases
+    acquire = leases.acquire
+
+    async def slowly(*asked: Any) -> Any:
+        await asyncio.sleep(0.3)
+        return await acquire(*asked)
+
+    monkeypatch.setattr(leases, "acquire", slowly, raising=False)
+    assert (await left.taken_up())[-1]["type"] == "run.completed"
+
+
+async def test_an_end_that_comes_while_its_reader_looks_for_it_is_read(
+    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = await Left(house, server).begin()
+    runs = house.app.store.runs
+    get = runs.get
+
+    async def end_meanwhile(run_id: str) -> Any:
+        monkeypatch.setattr(runs, "get", get)
+        await left.add(left.event("run.cancelled", by="user", reason="stop", partial_row=None, usage={}))
+        return await get(run_id)
+
+    monkeypatch.setattr(runs, "get", end_meanwhile, raising=False)
+    seen = [event.type async for event in house.engine._log.subscribe(left.spec.run_id, runs)]
+    assert seen == ["run.started", "run.cancelled"]
+
+
 async def test_a_run_that_was_interrupted_by_a_shutdown_goes_on(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
     left = await Left(house, server).begin()

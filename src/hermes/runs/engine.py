@@ -450,7 +450,7 @@ class RunEngine:
         spec = record.spec
         if spec.run_id in self._live or self._draining or not _was_left(record):
             return False
-        if record.state.started_at is None and record.state.last_seq:
+        if record.state.started_at is None and (record.state.last_seq or is_gone(record.holder)):
             if not await self._store.runs.adopt(spec.run_id, record.holder):
                 return False
             await self._queue_again(record)
@@ -483,15 +483,15 @@ class RunEngine:
             self._begin(live, admission)
 
     async def _queue_again(self, record: RunRecord) -> None:
-        """A run that was submitted and not begun waits for its session once more."""
+        """A run that was submitted and not begun waits for its session once more; one that was only made is over."""
         live = await self._revived(record, None)
         found, live.resumption = live.resumption, None
         if found is not None and found.verdict == "cancelled":
             live.controls.stop.request(found.stop_reason or "stop", found.stopped_by)
-        if found is not None and found.verdict != "go_on":
-            await self._end_unstarted(live, _Left(found.verdict))
-        else:
+        if found is not None and found.verdict == "go_on":
             self._spawn(self._start_queued(live))
+        else:
+            await self._end_unstarted(live, _Left(found.verdict if found else "server_restarted"))
 
     async def _revived(self, record: RunRecord, token: int | None) -> LiveRun:
         """A run as its log leaves it."""

@@ -71,7 +71,7 @@ class RunLog:
     async def batches(self, run_id: str, store: RunStore, after: int = 0) -> AsyncGenerator[list[Event], None]:
         """The same, as many events at a time as there are."""
         live = self._bus.subscribe(run_id)
-        cursor = after
+        cursor, last = after, False
         try:
             while True:
                 live.overflowed = False
@@ -91,10 +91,11 @@ class RunLog:
                     full = len(page) == PAGE_EVENTS_MAX
                     page = await store.read(run_id, cursor, PAGE_EVENTS_MAX) if full else []
                 if over:
-                    # Somebody else may be writing it: then there is more to come.
-                    if live.closed or writer is not None or not await self._goes_on(run_id, store):
+                    # Somebody else may be writing it: then there is more to come, or was by the time this is asked.
+                    if live.closed or writer is not None or last:
                         return
-                    await asyncio.sleep(STORE_POLL_S)
+                    last = not await self._goes_on(run_id, store)
+                    await asyncio.sleep(0 if last else STORE_POLL_S)
                     continue
                 while not live.overflowed and not live.closed:
                     fresh = [event for event in await live.take() if event.seq > cursor]

@@ -1,0 +1,221 @@
+"""Servers killed at any moment: what was told stays true, what had effects has them once, and work goes on by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.gateway import serving, until
+from support.model_server import Handler, ModelServer
+
+from .plans import EFFECTS, WAYS, Json, Plan, answer, stalling
+from .test_crash import seed_is_told
+from .witness import TAKEN_UP_S, Witness, data_of
+
+ROUNDS = int(os.environ.get("HERMES_SERVER_CRASH_ROUNDS", "20"))
+ROUNDS_PER_HOME = 5
+TURNS = 4
+SESSIONS = ("hall", "attic")
+
+
+@asynccontextmanager
+async def house(folder: Path, handler: Handler = answer, **server: Any) -> AsyncIterator[tuple[ModelServer, Witness]]:
+    """A server with sessions to speak in, its model, and those who watch it."""
+    async with ModelServer(handler=handler) as model:
+        settings = {
+            "model": {"default": "m", "base_url": f"{model.url}/v1", "api_key": "key-12345678"},
+            "terminal": {"backend": "local"},
+            "agent": {"delta_window_ms": 0},
+            "api_server": server,
+        }
+        async with serving(folder, **settings) as gateway:
+            witness = Witness(gateway)
+            await witness.open(*SESSIONS)
+            yield model, witness
+
+
+async def killed(witness: Witness) -> None:
+    """Kill the server, and start the next one when everybody has noticed."""
+    await witness.gateway.end()
+    await witness.cut_off()
+    await witness.gateway.start()
+
+
+@pytest.mark.parametrize("home", range(-(-ROUNDS // ROUNDS_PER_HOME)))
+async def test_a_killed_server_keeps_its_word(home_folder: Path, home: int) -> None:
+    async with house(home_folder) as (_, witness):
+        for turn in range(min(ROUNDS_PER_HOME, ROUNDS - home * ROUNDS_PER_HOME)):
+            with seed_is_told("server", home, turn) as chance:
+                for at in range(TURNS):
+                    plan = Plan.random(f"{turn}-{at}", chance)
+                    key = plan.name if chance.random() < 0.3 else ""
+                    witness.ask(chance.choice(list(WAYS)), plan, chance.choice(SESSIONS), key)
+                await witness.has_seen(witness.seen + chance.randrange(80))
+                await asyncio.sleep(chance.uniform(0, 0.05))
+                await killed(witness)
+                if chance.random() < 0.2:  # and once more, while it takes up what was cut off
+                    await asyncio.sleep(chance.uniform(0, 0.2))
+                    await killed(witness)
+                await witness.settle()
+
+
+# ---- moments that are chosen
+
+
+def events(witness: Witness, name: str) -> list[Json]:
+    """What the reader of a plan's run has seen."""
+    return [data_of(block) for run in witness.runs.values() if run.plan.name == name for block in run.frames.values()]
+
+
+def saw(witness: Witness, name: str, event: str) -> Json | None:
+    """The first event of this name that a reader has seen."""
+    return next((e for e in events(witness, name) if e["event"] == event), None)
+
+
+def said(witness: Witness, name: str) -> str:
+    """The text that a reader has seen."""
+    return "".join(e.get("delta", "") for e in events(witness, name))
+
+
+def results(witness: Witness) -> dict[str, Json]:
+    """How every call has ended."""
+    told = [data_of(block) for run in witness.runs.values() for block in run.whole]
+    return {event["tool_call_id"]: event for event in told if event["event"] == "tool.completed"}
+
+
+async def waiting(witness: Witness, name: str, status: str) -> Json:
+    """The run of a plan, once it waits for somebody."""
+    [run_id] = [run.run_id for run in witness.runs.values() if run.plan.name == name]
+    async with asyncio.timeout(TAKEN_UP_S):
+        while (run := await witness.gateway.get(f"/v1/runs/{run_id}"))["status"] != status:
+            await asyncio.sleep(0.01)
+    return run
+
+
+async def ask_all(witness: Witness, *turns: tuple[str, str, str]) -> None:
+    """Ask for turns: by which way, under which name, with which calls. Each has a session of its own."""
+    await witness.open(*(f"of-{name}" for _, name, _ in turns))
+    for kind, name, steps in turns:
+        witness.ask(kind, Plan(name, tuple(filter(None, steps.split("/")))), f"of-{name}")
+
+
+def lines(witness: Witness) -> list[str]:
+    file = witness.gateway.folder / "workspace" / EFFECTS
+    return file.read_text().split() if file.exists() else []
+
+
+async def test_a_turn_goes_on_from_wherever_it_was_cut_off(home_folder: Path) -> None:
+    stalls = stalling(("silent", 0, 0), ("text", 0, 900), ("between", 1, 0), ("after", 1, 900))
+    async with house(home_folder, stalls) as (model, witness):
+        await ask_all(
+            witness,
+            ("run", "silent", "c"),
+            ("chat detached", "text", "c"),
+            ("run", "between", "c/r"),
+            ("response background", "after", "ct"),
+            ("run", "during", "cw"),
+            ("run", "approval", "a/c"),
+            ("run", "question", "q"),
+        )
+        await until(lambda: any("Turn silent" in str(request.body) for request in model.requests))
+        await until(lambda: saw(witness, "text", "message.delta"))
+        await until(lambda: any("call-between-0-0" in str(request.body) for request in model.requests))
+        await until(lambda: "message 1" in said(witness, "after"))
+        await until(lambda: "call-during-0-1" in lines(witness))
+        asked = [(await waiting(witness, "approval", "waiting_for_approval"))["pending_approvals"]]
+        asked.append((await waiting(witness, "question", "waiting_for_input"))["pending_question"])
+        await killed(witness)
+        approval = await waiting(witness, "approval", "waiting_for_approval")
+        question = await waiting(witness, "question", "waiting_for_input")
+        [one] = approval["pending_approvals"]
+        assert one["approval_id"] == asked[0][0]["approval_id"] and "call-approval-0-0" not in lines(witness)
+        told = {"choice": "once", "approval_id": one["approval_id"]}
+        assert (await witness.gateway.post(f"/v1/runs/{approval['run_id']}/approval", told))["resolved"] == 1
+        assert question["pending_question"]["request_id"] == asked[1]["request_id"]
+        await witness.gateway.post(f"/v1/runs/{question['run_id']}/clarify", {"answer": "The red one."})
+        await witness.settle()
+        (witness.gateway.folder / "workspace" / "go").touch()
+        done = results(witness)
+        assert done["call-during-0-1"]["status"] == "unknown"
+        assert {e["status"] for id_, e in done.items() if id_ != "call-during-0-1"} == {"ok"}
+        assert "The red one." in done["call-question-0-0"]["result"]
+
+
+@pytest.mark.parametrize("moment", ["the model has said all", "message.completed", "run.completed"])
+async def test_an_end_is_reached_once(home_folder: Path, moment: str) -> None:
+    async with house(home_folder) as (model, witness):
+        await ask_all(witness, ("run", "one", ""), ("session stream", "two", ""), ("chat stream", "three", ""))
+        if moment.startswith("the"):
+            await until(lambda: len(model.requests) == 3 and not model.open_streams)
+        else:
+            await until(lambda: any(saw(witness, name, moment) for name in ("one", "two", "three")))
+        await killed(witness)
+        await witness.settle()
+        assert len(model.requests) <= 6
+
+
+# ---- told to end
+
+
+async def test_what_can_be_ended_in_time_is(home_folder: Path) -> None:
+    async with house(home_folder, drain_seconds=30) as (_, witness):
+        gateway = witness.gateway
+        await ask_all(witness, ("run", "tool", "w"), ("chat stream", "text", "r/r"))
+        await until(lambda: lines(witness) and saw(witness, "text", "message.delta"))
+        gateway.process.send_signal(signal.SIGTERM)
+        await until(lambda: "draining" in (home_folder / "gateway_state.json").read_text())
+        async with gateway.client.post("/v1/runs", json={"input": "more"}) as response:
+            assert (response.status, (await response.json())["error"]["code"]) == (503, "gateway_draining")
+            assert int(response.headers["Retry-After"]) >= 1
+        assert (await waiting(witness, "tool", "running"))["finished_at"] is None
+        (home_folder / "workspace" / "go").touch()
+        assert await gateway.ended() == 0
+        await witness.cut_off()
+        assert all(run.closed for run in witness.runs.values()), "a reader was not told the end"
+        answered = witness.asked["text"].answer
+        assert answered is not None and answered[1].endswith(b"data: [DONE]\n\n")
+        await gateway.start()
+        await witness.settle()
+        assert {data_of(run.whole[-1])["event"] for run in witness.runs.values()} == {"run.completed"}
+
+
+async def test_what_cannot_be_ended_in_time_is_handed_on_or_told(home_folder: Path) -> None:
+    stalls = stalling(("answer", 0, 900), ("client", 0, 900))
+    async with house(home_folder, stalls, drain_seconds=0) as (_, witness):
+        await ask_all(
+            witness,
+            ("run", "tool", "wc"),
+            ("session stream", "answer", "c"),
+            ("run", "approval", "a"),
+            ("run", "question", "q"),
+            ("chat stream", "client", ""),
+        )
+        await until(lambda: lines(witness) and all(saw(witness, n, "message.delta") for n in ("answer", "client")))
+        await waiting(witness, "approval", "waiting_for_approval")
+        await waiting(witness, "question", "waiting_for_input")
+        assert await witness.gateway.end(signal.SIGTERM) == 0
+        await witness.cut_off()
+        assert {run.plan.name for run in witness.runs.values() if run.closed} == {"client"}
+        for name, told in (("client", b'"server_shutdown"'), ("answer", b"message 0")):
+            answered = witness.asked[name].answer
+            assert answered is not None and told in answered[1], answered
+        await witness.gateway.start()
+        approval = await waiting(witness, "approval", "waiting_for_approval")
+        await witness.gateway.post(f"/v1/runs/{approval['run_id']}/approval", {"choice": "once"})
+        question = await waiting(witness, "question", "waiting_for_input")
+        await witness.gateway.post(f"/v1/runs/{question['run_id']}/clarify", {"answer": "The red one."})
+        witness.cut = ("run.cancelled", "server_shutdown")
+        await witness.settle()
+        ended = {call_id: event["status"] for call_id, event in results(witness).items()}
+        assert ended.pop("call-tool-0-0") == "interrupted"
+        assert set(ended.values()) == {"ok"}, ended
+        for run in witness.runs.values():
+            seams = [e for e in map(data_of, run.whole) if e["event"] == "warning" and e["code"] == "resumed"]
+            assert len(seams) == (run.plan.name != "client")

@@ -1,0 +1,101 @@
+"""`hermes gateway run` on a home of its own: a real process, and a client of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import yaml
+
+Json = dict[str, Any]
+SURELY_S = 30.0
+# What a client sees when the server is killed under it.
+CUT = (aiohttp.ClientError, ConnectionError, asyncio.IncompleteReadError)
+
+
+class Gateway:
+    """The server of one home, which may be ended and started again."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.folder, self.url = folder, ""
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        told = {"auxiliary": {"title_generation": {"enabled": False}}, "cron": {"enabled": False}, **settings}
+        (folder / "config.yaml").write_text(yaml.safe_dump(told))
+        self.process: asyncio.subprocess.Process
+        self.client: aiohttp.ClientSession
+
+    async def start(self) -> None:
+        """Start it, or start it again once everybody has noticed that it is gone; it listens afterwards."""
+        command = (sys.executable, "-m", "hermes", "gateway", "run", "--port", "0")
+        env = {**os.environ, "HERMES_HOME": str(self.folder)}
+        with (self.folder / "stderr.txt").open("ab") as said:
+            self.process = await asyncio.create_subprocess_exec(
+                *command, stdout=asyncio.subprocess.PIPE, stderr=said, env=env
+            )
+        assert self.process.stdout is not None
+        line = (await asyncio.wait_for(self.process.stdout.readline(), SURELY_S)).decode()
+        found = re.search(r"listening on (http://\S+)", line)
+        assert found, self.said
+        if self.url:
+            await self.client.close()
+        self.url = found[1]
+        self.client = aiohttp.ClientSession(
+            self.url, connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(None)
+        )
+
+    async def end(self, number: int = signal.SIGKILL) -> int:
+        """End it; its exit code."""
+        if self.process.returncode is None:
+            self.process.send_signal(number)
+        return await self.ended()
+
+    async def ended(self) -> int:
+        """Wait for its end; its exit code."""
+        return await asyncio.wait_for(self.process.wait(), SURELY_S)
+
+    @property
+    def said(self) -> str:
+        """What it has said on standard error."""
+        return (self.folder / "stderr.txt").read_text()
+
+    async def get(self, path: str, status: int = 200) -> Json:
+        """The answer to a request that has this status."""
+        async with self.client.get(path) as response:
+            assert response.status == status, f"GET {path}: {response.status} {await response.text()}"
+            found: Json = await response.json()
+            return found
+
+    async def post(self, path: str, body: Json, status: int = 200, **headers: str) -> Json:
+        """The same with a body."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with self.client.post(path, json=body, headers=named) as response:
+            assert response.status == status, f"POST {path}: {response.status} {await response.text()}"
+            found: Json = await response.json()
+            return found
+
+
+@asynccontextmanager
+async def serving(folder: Path, **settings: Any) -> AsyncIterator[Gateway]:
+    """A running server, gone afterwards."""
+    gateway = Gateway(folder, **settings)
+    await gateway.start()
+    try:
+        yield gateway
+    finally:
+        await gateway.end()
+        await gateway.client.close()
+
+
+async def until(happened: Callable[[], Any], seconds: float = SURELY_S) -> None:
+    """Wait for something."""
+    async with asyncio.timeout(seconds):
+        while not happened():
+            await asyncio.sleep(0.005)
