@@ -353,7 +353,7 @@ def route_at(request: web.Request) -> Route | None:
     """The route that a request was led to; None for one that did not come through the router."""
     route = getattr(getattr(request, "match_info", None), "route", None)
     resource = getattr(route, "resource", None)
-    if resource is None:
+    if not isinstance(resource, web.AbstractResource):
         return None
     place = _PROFILE.sub("", resource.canonical)
     return _BY_PLACE.get(("GET" if request.method == "HEAD" else request.method, place))
