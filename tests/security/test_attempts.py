@@ -86,7 +86,7 @@ def test_the_table_says_enough() -> None:
     assert sum(attempt.bites for attempt in ATTEMPTS) >= 200
 
 
-@each(CLOSED)
+@each(CLOSED, 2)
 async def test_in_a_sandbox(make_house: MakeHouse, server: ModelServer, canaries: Canaries, attempt: Attempt) -> None:
     # Leave is given for nothing, or for everything where something else must hold.
     mode = "manual" if attempt.defence in ("approval", "network", "nested") else "off"
