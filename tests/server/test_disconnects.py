@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-from hermes.runs.spec import RunSpec
-from hermes.server.turns import Turn
-from hermes.server.wishes import Wishes
 from support.model_server import Call, Reply
 
 from .clients import HeldModel, Json, Stream, Wire, chat_text, eventually, frames, told, user
@@ -309,44 +306,3 @@ async def test_grace_keeps_a_turn_that_somebody_comes_back_to(start: Start, by: 
             seen: list[Any] = await stream.rest()
         assert "an answer." in str(seen[-2:])
         assert (await the_run(api))["status"] == "completed"
-
-
-async def test_a_turn_that_goes_on_keeps_its_session_however_often_its_client_is_found_gone(api: Api) -> None:
-    spec = RunSpec("hi", "hall", on_detach="continue")
-    turn = Turn(api.adapter, None, spec, Wishes())  # type: ignore[arg-type]
-    turn.admission = await api.app.engine.admit(spec)
-    running: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    leaving = asyncio.create_task(turn.leave(running))
-    for _ in range(3):
-        await asyncio.sleep(0)
-        leaving.cancel()
-    assert not (await asyncio.wait([leaving], timeout=0.05))[0], "it has not begun yet"
-    turn.admission.begun = True
-    await leaving
-    assert running.cancelled()
-    await turn.admission.release()
-
-
-@pytest.mark.parametrize("detached", [True, False])
-async def test_a_client_that_leaves_before_its_response_is_kept_for_the_first_time(
-    api: Api, monkeypatch: pytest.MonkeyPatch, detached: bool
-) -> None:
-    api.model.script = [Reply(text="Hello.")]
-    kept, put, reached = api.adapter.stored_responses, api.adapter.stored_responses.put, asyncio.Event()
-
-    async def stuck(*_: Any) -> None:
-        monkeypatch.setattr(kept, "put", put)
-        reached.set()
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(kept, "put", stuck, raising=False)
-    headers = {"X-Hermes-Detach": "true"} if detached else {}
-    asking = asyncio.create_task(api.client.post(api.url + RESPONSES, json=BODIES["response stream"][1], headers=headers))
-    await reached.wait()
-    asking.cancel()
-    run = await the_run(api)
-    assert run["status"] == ("completed" if detached else "cancelled"), run
-    if detached:
-        path = f"/v1/responses/{run['response_id']}"
-        found = await eventually(lambda: got(api, path), lambda seen: seen["status"] == "completed")
-        assert found["output"][0]["content"][0]["text"] == "Hello."

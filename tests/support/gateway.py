@@ -30,7 +30,7 @@ class Gateway:
         told = {"auxiliary": {"title_generation": {"enabled": False}}, "cron": {"enabled": False}, **settings}
         (folder / "config.yaml").write_text(yaml.safe_dump(told))
         self.process: asyncio.subprocess.Process
-        self.client: aiohttp.ClientSession = None  # type: ignore[assignment]
+        self.client: aiohttp.ClientSession
 
     async def start(self) -> None:
         """Start it, or start it again once everybody has noticed that it is gone; it listens afterwards."""
@@ -44,15 +44,12 @@ class Gateway:
         line = (await asyncio.wait_for(self.process.stdout.readline(), SURELY_S)).decode()
         found = re.search(r"listening on (http://\S+)", line)
         assert found, self.said
-        self.url = found[1]
-        await self.connect()
-
-    async def connect(self) -> None:
-        """Begin with new connections."""
-        if self.client is not None:
+        if self.url:
             await self.client.close()
-        pool, forever = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(None)
-        self.client = aiohttp.ClientSession(self.url, connector=pool, timeout=forever)
+        self.url = found[1]
+        self.client = aiohttp.ClientSession(
+            self.url, connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(None)
+        )
 
     async def end(self, number: int = signal.SIGKILL) -> int:
         """End it; its exit code."""

@@ -290,17 +290,7 @@ class Turn:
         return outcome.outcome_of(result, usage, self.adapter.redact, own_limit=limited)
 
     async def leave(self, task: asyncio.Future[Any]) -> None:
-        """The client has gone: stop the turn and wait for its end, unless it goes on without its client.
-
-        A failed write may tell so before the lost connection does; who is told twice still leaves once, and properly.
-        """
-        leaving = asyncio.ensure_future(self._leave(task))
-        while not leaving.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([leaving])
-        leaving.result()
-
-    async def _leave(self, task: asyncio.Future[Any]) -> None:
+        """The client has gone: stop the turn and wait for its end, unless it goes on without its client."""
         if self.spec.on_detach == "continue":
             # It is to end by itself, which it can once it is the engine's own.
             while not task.done() and not (self.admission is not None and self.admission.begun):
