@@ -298,25 +298,6 @@ async def test_what_is_left_when_draining_ends_is_stopped_on_record(house: House
     await nothing_left(server)
 
 
-async def test_a_start_that_is_called_off_while_it_is_put_on_record_leaves_nothing(
-    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec, runs = house.spec(server, persist=True, session_id=SESSION), house.app.store.runs
-    create = runs.create
-
-    async def called_off(spec: Any) -> None:
-        await create(spec)
-        starting.cancel()
-        await asyncio.sleep(0.01)
-
-    monkeypatch.setattr(runs, "create", called_off, raising=False)
-    starting = asyncio.create_task(house.engine.start(spec))
-    with pytest.raises(asyncio.CancelledError):
-        await starting
-    assert await house.engine.get(spec.run_id) is None
-    assert await house.app.store.leases.holder(f"session:{SESSION}") is None
-
-
 async def test_a_shutdown_under_load_leaves_no_run_without_an_end(house: House, server: ModelServer) -> None:
     async def forever(_: Any, __: Any) -> Json:
         await asyncio.Event().wait()
