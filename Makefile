@@ -8,11 +8,11 @@ WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 # The clients of the server, which nothing else needs.
 CLIENTS := tests/clients/.venv
 
-.PHONY: setup run test test-clients test-long test-crash check format bench eval-local clean help
+.PHONY: setup run test test-clients test-long test-crash soak check format bench eval-local clean help
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make run | test | test-clients | test-long | test-crash | check | format | bench | eval-local | setup | clean"
+	@echo "make run | test | test-clients | test-long | test-crash | soak | check | format | bench | eval-local | setup | clean"
 
 setup: $(STAMP)
 
@@ -41,14 +41,18 @@ test-long: setup
 test-crash: setup
 	@HERMES_CRASH_ROUNDS=300 $(BIN)/python -m pytest tests/crash -n auto --dist worksteal $(ARGS)
 
+# One server under mixed traffic for ten minutes (`ARGS="--minutes 2"`): nothing grows, and nothing is left over.
+soak: setup
+	@$(BIN)/python -m soak $(ARGS)
+
 check: setup
-	@$(BIN)/ruff format --check src tests bench evals
-	@$(BIN)/ruff check src tests bench evals
+	@$(BIN)/ruff format --check src tests bench evals soak
+	@$(BIN)/ruff check src tests bench evals soak
 	@$(BIN)/mypy
 
 format: setup
-	@$(BIN)/ruff format src tests bench evals
-	@$(BIN)/ruff check --fix src tests bench evals
+	@$(BIN)/ruff format src tests bench evals soak
+	@$(BIN)/ruff check --fix src tests bench evals soak
 
 bench: setup
 	@$(BIN)/python -m bench $(ARGS)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from functools import lru_cache
 from typing import Any, Literal, TypeVar, overload
 
 from hermes.config_check import (
@@ -80,6 +79,7 @@ class Settings:
     _values: Mapping[KeyPath, Value]
     _origins: _Origins
     _stamp: Stamp
+    _known: dict[str, Value] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"Settings({self.home.profile}, {len(self._values)} values, {len(self.problems)} problems)"
@@ -90,9 +90,11 @@ class Settings:
     def get(self, name: str, kind: type[T]) -> T: ...
     def get(self, name: str, kind: type[T] | None = None) -> Any:
         """The value of a setting; with `kind`, one that is surely of that type. A section's name gives a mapping."""
-        if find(name) is None and isinstance(at(tuple(name.split("."))), dict):
-            return self.section(name)
-        value = copy.deepcopy(self.origin(name).value)
+        known = self._known.get(name)
+        if known is None:
+            section = find(name) is None and isinstance(at(tuple(name.split("."))), dict)
+            known = self._known[name] = Value(self.section(name)) if section else self.origin(name)
+        value = _copied(known.value)
         if kind is float and isinstance(value, int):
             return float(value)
         if kind is not None and not isinstance(value, kind):
@@ -113,21 +115,24 @@ class Settings:
     def section(self, name: str | KeyPath = ()) -> dict[str, Any]:
         """All settings below a name as a mapping, defaults included; without a name, everything."""
         path = name if isinstance(name, tuple) else tuple(name.split("."))
-        below = at(path)
-        if not isinstance(below, dict):
-            raise UnknownKey(".".join(path), nearest(path))
-        return self._section(below, path)
+        known = self._known.get(f"[{'.'.join(path)}]")
+        if known is None:
+            below = at(path)
+            if not isinstance(below, dict):
+                raise UnknownKey(".".join(path), nearest(path))
+            known = self._known[f"[{'.'.join(path)}]"] = Value(self._section(below, path))
+        return _copied(known.value)  # type: ignore[no-any-return]
 
     def _section(self, below: Tree, path: KeyPath) -> dict[str, Any]:
-        free = dict.fromkeys(p[len(path)] for p in self._values if p[: len(path)] == path and len(p) > len(path))
         known = {name: node for name, node in below.items() if name != ANY}
         if ANY in below:
+            free = dict.fromkeys(p[len(path)] for p in self._values if p[: len(path)] == path and len(p) > len(path))
             known |= {name: below[ANY] for name in free if name not in known}
         found: dict[str, Any] = {}
         for name, node in known.items():
             here = (*path, name)
             if isinstance(node, Key):
-                found[name] = copy.deepcopy((self._values.get(here) or Value(node.default)).value)
+                found[name] = _copied((self._values.get(here) or Value(node.default)).value)
             else:
                 found[name] = self._section(node, here)
         return found
@@ -224,13 +229,25 @@ def reload_if_changed(settings: Settings) -> tuple[Settings, str | None]:
     return fresh, None
 
 
+def _copied(value: Any) -> Any:
+    """The value, to be changed by whoever asked for it."""
+    if type(value) is dict:
+        return {name: _copied(inner) for name, inner in value.items()}
+    return [_copied(inner) for inner in value] if type(value) is list else value
+
+
 def _stamp(home: Home) -> Stamp:
-    return tuple(_file_stamp(path) for path in (home.config_file, home.env_file))
+    return tuple(_file_stamp(path) for path in _files(home))
 
 
-def _file_stamp(path: Path) -> tuple[int, int, int] | None:
+@lru_cache(maxsize=64)
+def _files(home: Home) -> tuple[str, str]:
+    return str(home.config_file), str(home.env_file)
+
+
+def _file_stamp(path: str) -> tuple[int, int, int] | None:
     try:
-        found = path.stat()
+        found = os.stat(path)
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino

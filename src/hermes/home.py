@@ -9,6 +9,7 @@ import re
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -207,7 +208,8 @@ def _tighten_one(path: Path, mode: int, changes: list[ModeChange]) -> None:
 def resolve(profile: str | None = None, environ: Mapping[str, str] | None = None) -> Home:
     """The home to work in: `profile` (the flag), HERMES_HOME inside `profiles/`, HERMES_PROFILE, the sticky choice."""
     env = os.environ if environ is None else environ
-    base = _base_folder(env.get("HERMES_HOME") or "~/.hermes")
+    text = env.get("HERMES_HOME") or "~/.hermes"
+    base = _folder(text) if text.startswith("/") else _base_folder(text)
     inside = base.name if base.parent.name == "profiles" and _NAME.fullmatch(base.name) else None
     root = base.parent.parent if inside else base
     if profile is not None:
@@ -218,6 +220,11 @@ def resolve(profile: str | None = None, environ: Mapping[str, str] | None = None
         return open_profile(root, named, where="HERMES_PROFILE")
     sticky = sticky_profile(root)
     return open_profile(root, sticky, where="active_profile", hint="hermes -p default profile use default")
+
+
+@lru_cache(maxsize=16)
+def _folder(text: str) -> Path:
+    return Path(os.path.abspath(text))
 
 
 def _base_folder(text: str) -> Path:
@@ -249,10 +256,10 @@ def check_name(name: str, *, where: str = "") -> None:
 
 def sticky_profile(root: Path) -> str:
     """What `hermes profile use` chose."""
-    try:
-        return (root / "active_profile").read_text(errors="replace").strip() or DEFAULT_PROFILE
-    except FileNotFoundError:
+    path = f"{root}/active_profile"
+    if not os.path.exists(path):
         return DEFAULT_PROFILE
+    return Path(path).read_text(errors="replace").strip() or DEFAULT_PROFILE
 
 
 def get_active_profile_name() -> str:

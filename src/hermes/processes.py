@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import lru_cache
 
 # Exited, and only kept until its parent has asked for the result.
 _ENDED = (b"Z", b"X", b"x")
@@ -34,13 +35,19 @@ def is_alive(pid: int, start: float | None) -> bool:
 
 def this_process() -> str:
     """What this process signs as a holder: `host:pid:start`, the start empty where it is not known."""
-    pid = os.getpid()
+    return _holder(os.getpid())
+
+
+@lru_cache(maxsize=1)
+def _holder(pid: int) -> str:
     start = process_start(pid)
     return f"{_host()}:{pid}:{'' if start is None else format(start, '.2f')}"
 
 
 def is_gone(holder: str) -> bool:
     """Whether this holder was a process of this host that is no more; of any other text nothing is known."""
+    if holder == this_process():
+        return False
     match = _HOLDER.fullmatch(holder)
     if match is None or match[1] != _host():
         return False

@@ -15,7 +15,7 @@ from hermes.agent.step import ModelStep
 from hermes.runs import leases as leases_module
 from hermes.runs.engine import LiveRun, Refused
 from hermes.runs.spec import Control
-from hermes.store.base import StoreError
+from hermes.store.base import Begun, StoreError
 from hermes.store.bundle import AsyncLeases, AsyncRuns, AsyncStore, Store
 from hermes.tools.round import ToolRound
 from support.model_server import Call, ModelServer, Reply, Request
@@ -298,16 +298,16 @@ async def free(house: House, session_id: str) -> None:
 async def test_who_is_cancelled_while_the_store_of_leases_answers_leaves_the_session_free(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken, original = asyncio.Event(), AsyncLeases.acquire
+    taken, original = asyncio.Event(), AsyncStore.begin
 
-    async def slowly(leases: AsyncLeases, *args: Any) -> int | None:
-        token = await original(leases, *args)
+    async def slowly(store: AsyncStore, *args: Any, **fields: Any) -> Begun | None:
+        begun = await original(store, *args, **fields)
         taken.set()
         await asyncio.sleep(0.02)
-        return token
+        return begun
 
     with monkeypatch.context() as slow:
-        slow.setattr(AsyncLeases, "acquire", slowly)
+        slow.setattr(AsyncStore, "begin", slowly)
         admitting = asyncio.create_task(house.engine.admit(house.spec(server, persist=True, session_id=SESSION)))
         await taken.wait()
         admitting.cancel()
@@ -342,18 +342,12 @@ async def test_a_lease_that_could_not_be_renewed_once_is_renewed_again(
     assert (await running.end()).result["completed"] is True
 
 
-@pytest.mark.parametrize("error", [StoreError, OSError], ids=lambda error: error.__name__)
-async def test_a_lease_that_cannot_be_given_back_does_not_spoil_the_result(
-    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
-) -> None:
-    async def release(*_: Any) -> None:
-        raise error("the database is gone")
-
-    monkeypatch.setattr(AsyncLeases, "release", release)
+async def test_a_session_is_free_once_its_turn_has_an_end_on_record(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
-    ran = await house.run(server, persist=True)
-    assert ran.result["completed"] is True
-    await nothing_left(server)
+    running = await house.begin(house.spec(server, persist=True, session_id=SESSION))
+    await running.seen("run.completed")
+    assert await house.app.store.leases.holder(f"session:{SESSION}") is None
+    await running.end()
 
 
 async def test_nothing_is_remembered_of_sessions_that_have_ended(house: House, server: ModelServer) -> None:

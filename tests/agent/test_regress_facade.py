@@ -17,8 +17,8 @@ import yaml
 from hermes import app as app_module
 from hermes.app import App, current
 from hermes.runs import leases as leases_module
-from hermes.store.base import StoreError
-from hermes.store.bundle import Async, AsyncLeases, AsyncRuns
+from hermes.store.base import Begun, StoreError
+from hermes.store.bundle import Async, AsyncRuns, AsyncStore
 from hermes.store.leases import Leases
 from hermes.store.sessions import SessionDB
 from run_agent import AIAgent
@@ -111,15 +111,15 @@ async def test_a_turn_that_loses_its_session_tells_its_waiter(
     server: ModelServer, database: SessionDB, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: dict[str, int] = {}
-    original = AsyncLeases.acquire
+    original = AsyncStore.begin
 
-    async def acquire(leases: AsyncLeases, name: str, *args: Any) -> int | None:
-        token = await original(leases, name, *args)
-        if token is not None:
-            held[name] = token
-        return token
+    async def begin(store: AsyncStore, *args: Any, **fields: Any) -> Begun | None:
+        begun = await original(store, *args, **fields)
+        if begun is not None:
+            held[f"session:{begun.session_id}"] = begun.token
+        return begun
 
-    monkeypatch.setattr(AsyncLeases, "acquire", acquire)
+    monkeypatch.setattr(AsyncStore, "begin", begin)
     monkeypatch.setattr(leases_module, "LEASE_RENEW_S", 0.02)
     server.script = [story()]
     agent = agent_for(server, session_id=SESSION, session_db=database, stream_delta_callback=lambda _: None)

@@ -12,10 +12,11 @@ from hermes.bus.memory import MemoryBus
 from hermes.guards.secrets import Secrets
 from hermes.runs import leases as leases_module
 from hermes.runs import log as log_module
+from hermes.runs.leases import Lease, SessionLeases
 from hermes.runs.log import RunLog
 from hermes.runs.spec import Control, RunSpec
-from hermes.store.base import Row, StoreError
-from hermes.store.bundle import AsyncLeases, AsyncRuns, AsyncStore, Store
+from hermes.store.base import Begun, Row, StoreError
+from hermes.store.bundle import AsyncRuns, AsyncStore, Store
 from support.model_server import ModelServer, Reply
 
 from .house import FINAL, House, Json, check_laws, nothing_left
@@ -284,13 +285,13 @@ async def test_reading_on_from_the_last_number_ends_although_the_run_is_still_be
 ) -> None:
     server.script = [Reply(text="Done.")]
     go = asyncio.Event()
-    original = AsyncLeases.release
+    original = SessionLeases.release
 
-    async def release(leases: AsyncLeases, *args: Any) -> None:
+    async def release(leases: SessionLeases, lease: Lease) -> None:
         await go.wait()
-        await original(leases, *args)
+        await original(leases, lease)
 
-    monkeypatch.setattr(AsyncLeases, "release", release)
+    monkeypatch.setattr(SessionLeases, "release", release)
     running = await house.begin(house.spec(server, persist=True))
     last = await running.seen("run.completed")
     tail = following(house, running.run_id, last["seq"])
@@ -307,16 +308,16 @@ class Thief:
     """Another process, to which a session falls although this one holds it."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self._held: dict[str, tuple[AsyncLeases, int]] = {}
-        original = AsyncLeases.acquire
+        self._held: dict[str, tuple[Any, int]] = {}
+        original = AsyncStore.begin
 
-        async def acquire(leases: AsyncLeases, name: str, *args: Any) -> int | None:
-            token = await original(leases, name, *args)
-            if token is not None:
-                self._held[name] = (leases, token)
-            return token
+        async def begin(store: AsyncStore, *args: Any, **fields: Any) -> Begun | None:
+            begun = await original(store, *args, **fields)
+            if begun is not None:
+                self._held[f"session:{begun.session_id}"] = (store.leases, begun.token)
+            return begun
 
-        patch.setattr(AsyncLeases, "acquire", acquire)
+        patch.setattr(AsyncStore, "begin", begin)
         patch.setattr(leases_module, "LEASE_RENEW_S", 0.02)
 
     async def take(self, session_id: str) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import pytest
 
+from hermes.store.bundle import Store
 from support.model_server import Call, Reply
 
 from .conftest import HERMES, Place
@@ -88,17 +90,26 @@ def test_a_tool_is_one_line_and_its_output_folds(each_way: Place) -> None:
     assert "row-1\nrow-2" in screen
 
 
-@pytest.mark.parametrize(("keys", "done"), [("o\r", True), ("s\r", True), ("d\r", False), ("\r", False)])
-def test_leave_is_asked_for_in_place(keys: str, done: bool, place: Place) -> None:
+@pytest.mark.parametrize(
+    ("keys", "choice"),
+    [("o\r", "once"), ("s\r", "session"), ("a\r", "always"), ("d\r", "deny"), ("\r", "deny"), ("", "deny")],
+)
+def test_leave_is_asked_for_in_place(keys: str, choice: str, place: Place) -> None:
+    place.configure("" if keys else "approvals: {timeout: 0.2}\n")
     (place.folder / "build").mkdir()
     place.script(Reply(tool_calls=[Call("terminal", {"command": "rm -rf build"})]), Reply(text="So be it."))
     terminal = place.terminal()
     terminal.send("clean up")
-    screen = terminal.until("allow?")
-    assert "rm -rf build" in screen and "(delete)" in screen and "[o]nce  [s]ession" in screen
+    screen = terminal.until("allow?" if keys else "nobody answered in time")
+    assert "rm -rf build" in screen and "(delete)" in screen and "[o]nce  [s]ession  [a]lways" in screen
     terminal.type(keys)
     terminal.until("So be it.")
-    assert (place.folder / "build").exists() is not done
+    assert (place.folder / "build").exists() is (choice == "deny")
+    with contextlib.closing(Store(place.home / "state.db")) as store:
+        [run] = store.runs.list()
+        [event] = [event for event in store.runs.durable(run.spec.run_id) if event.type == "approval.resolved"]
+    decided = (event.data["choice"], event.data["by"], event.data["surface"])
+    assert decided == ((choice, "user", "cli") if keys else (choice, "timeout", ""))
 
 
 def test_leave_is_explained_and_other_words_are_no_answer(each_way: Place) -> None:

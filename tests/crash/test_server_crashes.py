@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import os
+import re
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from support.gateway import serving, until
+from support.gateway import CUT, Gateway, serving, until
 from support.model_server import Handler, ModelServer
 
 from .plans import EFFECTS, WAYS, Json, Plan, answer, stalling
 from .test_crash import seed_is_told
-from .witness import TAKEN_UP_S, Witness, data_of
+from .witness import TAKEN_UP_S, Asked, Run, Witness, data_of
 
 ROUNDS = int(os.environ.get("HERMES_SERVER_CRASH_ROUNDS", "20"))
 ROUNDS_PER_HOME = 5
@@ -159,6 +162,64 @@ async def test_an_end_is_reached_once(home_folder: Path, moment: str) -> None:
         await killed(witness)
         await witness.settle()
         assert len(model.requests) <= 6
+
+
+# ---- asked again under a key
+
+NAMES = re.compile(rb'"((?:chatcmpl-|resp_|msg_|run_)[0-9a-f]+)"')
+TOLD = ("X-Hermes-Run-Id", "X-Hermes-Session-Id", "X-Hermes-History", "Content-Type")
+Answer = tuple[int, dict[str, str], bytes]
+
+
+async def answer_to(asked: Asked, gateway: Gateway) -> Answer:
+    """All that comes of an answer, be it that the server is gone before its end."""
+    status, headers, text = 0, {}, b""
+    with contextlib.suppress(*CUT):
+        async with asked.post(gateway.client) as response:
+            status, headers = response.status, dict(response.headers)
+            async for chunk in response.content.iter_any():
+                text += chunk
+    return status, headers, text
+
+
+def text_in(answered: str) -> str:
+    """All that is said in an answer, or the whole of one that is no stream."""
+    told = [json.loads(line.removeprefix("data: ")) for line in answered.split("\n") if line.startswith("data: {")]
+    deltas = [one["choices"][0]["delta"].get("content") if "choices" in one else one.get("delta") for one in told]
+    return "".join(filter(None, deltas)) if told else answered
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
+async def test_who_asks_again_is_joined_to_the_turn_that_was_taken_up(home_folder: Path, ending: int) -> None:
+    plans = {kind: Plan(kind.replace(" ", "-"), ("c",)) for kind in WAYS}
+    stalls = stalling(*((plan.name, 1, 900) for plan in plans.values()))
+    async with house(home_folder, stalls, drain_seconds=0) as (model, witness):
+        gateway = witness.gateway
+        await witness.open(*(plan.name for plan in plans.values()))
+        asked = {kind: Asked(WAYS[kind], plan, plan.name, f"key-{plan.name}") for kind, plan in plans.items()}
+        first = {kind: asyncio.create_task(answer_to(one, gateway)) for kind, one in asked.items()}
+        await until(lambda: len(model.requests) == 2 * len(plans))
+        await gateway.end(ending)
+        cut = {kind: await task for kind, task in first.items()}
+        await gateway.start()
+        again = dict(
+            zip(asked, await asyncio.gather(*(answer_to(one, gateway) for one in asked.values())), strict=True)
+        )
+        for kind, (status, headers, text) in again.items():
+            assert (status, headers.get("Idempotency-Replayed")) == (202 if kind == "run" else 200, "true"), text
+            if kind not in ("run", "response background"):
+                assert plans[kind].texts[-1] in text_in(text.decode()), text
+            before, told, seen = cut[kind]
+            if "stream" in kind or before == 202:
+                assert NAMES.findall(seen) and set(NAMES.findall(seen)) <= set(NAMES.findall(text)), (seen, text)
+                assert {name: told.get(name) for name in TOLD} == {name: headers.get(name) for name in TOLD}
+            assert (await answer_to(asked[kind], gateway))[2] == text
+        runs = (await gateway.get("/v1/runs?limit=200"))["data"]
+        assert {run["run_id"] for run in runs} == {headers["X-Hermes-Run-Id"] for _, headers, _ in again.values()}
+        witness.runs = {
+            h["X-Hermes-Run-Id"]: Run(h["X-Hermes-Run-Id"], plans[kind], True) for kind, (_, h, _) in again.items()
+        }
+        await witness.settle()
 
 
 # ---- told to end

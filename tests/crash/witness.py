@@ -279,7 +279,8 @@ class Witness:
                 if response.headers.get("x-should-retry") == "true":
                     return  # nothing of it had begun
                 assert asked.answer is None or asked.answer[0] == 503, "an answer that was given is gone"
-                assert response.headers["X-Hermes-Run-Id"] in self.runs
+                ended = data_of(self.runs[response.headers["X-Hermes-Run-Id"]].whole[-1])
+                assert ended["error_code"] == "server_restarted", "a turn that was taken up is to be joined"
             elif asked.answer is None:  # nobody had begun it, or its answer was made and did not arrive
                 run_id = response.headers["X-Hermes-Run-Id"]
                 self.runs.setdefault(run_id, Run(run_id, asked.plan, goes_on=True))

@@ -206,6 +206,18 @@ async def test_a_question_may_be_asked_again_under_its_id() -> None:
     assert await again == {"n": 1}
 
 
+async def test_a_question_that_will_be_asked_again_may_be_answered_before_that() -> None:
+    questions = Questions()
+    questions.expect(["q1", "q2"])
+    assert not questions.answer(None, {"n": 0}) and not questions.answer("q3", {"n": 0})
+    assert questions.answer("q1", {"n": 1})
+    assert not questions.answer("q1", {"n": 2}), "the first answer counts"
+    assert await questions.ask("q1") == {"n": 1}
+    assert not questions.answer("q1", {"n": 3})
+    later = questions.ask("q2")
+    assert not later.done() and questions.answer("q2", {"n": 4})
+
+
 async def test_the_controls_of_runs_are_their_own() -> None:
     one, two = RunControls(), RunControls()
     one.stop.request("stop")

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from hermes.runs.spec import RunSpec
+from hermes.server.turns import Turn
+from hermes.server.wishes import Wishes
 from support.model_server import Call, Reply
 
 from .clients import HeldModel, Json, Stream, Wire, chat_text, eventually, frames, told, user
@@ -306,3 +309,71 @@ async def test_grace_keeps_a_turn_that_somebody_comes_back_to(start: Start, by: 
             seen: list[Any] = await stream.rest()
         assert "an answer." in str(seen[-2:])
         assert (await the_run(api))["status"] == "completed"
+
+
+# ---- found gone twice
+
+
+@pytest.mark.parametrize("on_detach", ["continue", "cancel"])
+async def test_who_is_found_gone_twice_leaves_once(api: Api, on_detach: Any) -> None:
+    spec = RunSpec("hi", "hall", on_detach=on_detach)
+    turn = Turn(api.adapter, None, spec, Wishes())  # type: ignore[arg-type]
+    turn.admission = await api.app.engine.admit(spec)
+    closed, closes = asyncio.Event(), 0
+
+    async def run() -> None:
+        nonlocal closes
+        try:
+            await asyncio.Event().wait()
+        finally:
+            closes += 1
+            await closed.wait()
+
+    running = asyncio.create_task(run())
+    leaving = asyncio.create_task(turn.leave(running))
+    for _ in range(5):
+        await asyncio.sleep(0)
+        leaving.cancel()
+    if on_detach == "continue":
+        assert not closes, "it has not begun yet, and is to go on"
+        turn.admission.begun = True
+    await eventually(lambda: asyncio.sleep(0, closes))
+    leaving.cancel()
+    await asyncio.sleep(0)
+    assert not leaving.done(), "the run is half stopped"
+    closed.set()
+    await asyncio.wait([leaving])
+    assert leaving.cancelled() and running.cancelled() and closes == 1
+    await turn.admission.release()
+
+
+@pytest.mark.parametrize("detached", [True, False])
+async def test_a_client_that_leaves_before_its_response_is_kept_for_the_first_time(
+    start: Start, monkeypatch: pytest.MonkeyPatch, detached: bool
+) -> None:
+    async with HeldModel(Reply(text="Hello.")) as model:
+        api = await start(settings=model.settings)
+        kept, reached = type(api.adapter.stored_responses), asyncio.Event()
+        put = kept.put
+
+        async def stuck(*_: Any) -> None:
+            monkeypatch.setattr(kept, "put", put)
+            reached.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(kept, "put", stuck)
+        wire = await send(api, "response stream", **({"X_Hermes_Detach": "true"} if detached else {}))
+        await reached.wait()
+        await model.asked()
+        wire.reset()
+        if detached:
+            model.let_all()
+        run = await the_run(api)
+        assert run["status"] == ("completed" if detached else "cancelled"), run
+        end = "completed" if detached else "incomplete"
+        await eventually(lambda: response_of(api, run), lambda seen: seen["status"] == end)
+
+
+async def response_of(api: Api, run: Json) -> Json:
+    async with api.get(f"{RESPONSES}/{run['response_id']}") as response:
+        return dict(await response.json()) if response.status == 200 else {"status": ""}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from typing import Any
 
 import pytest
 
+from hermes.runs.spec import RunSpec
 from support.model_server import Call, Reply
 
 from .clients import HeldModel, Json, eventually, refused, told, user
@@ -158,19 +160,22 @@ async def test_a_restart_keeps_the_answers(start: Start) -> None:
     assert other.model.requests == []
 
 
-async def test_what_a_restart_cut_off_says_so_and_where_it_is(start: Start) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_a_restart_ended_says_so_and_where_it_is(
+    start: Start, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     api = await start()
     store = api.app.store
-    from hermes.runs.spec import RunSpec
-
-    spec = RunSpec("hi", session_id="s", kind="chat")
-    await store.runs.create(spec)
-    body = user("hi")
+    spec, body = RunSpec("hi", session_id="s", kind="chat"), user("hi", stream=stream)
     fingerprint = await _fingerprint(api, body)
+    with monkeypatch.context() as patched:
+        patched.setattr("hermes.store.runs.this_process", lambda: f"{os.uname().nodename}:99999999:")
+        await store.runs.create(spec)
     await store.idempotency.claim("default POST /v1/chat/completions", "key-1", fingerprint, 60.0, spec.run_id)
     status, text, headers = await asked(api, "/v1/chat/completions", body)
     assert (status, json.loads(text)["error"]["code"]) == (503, "server_restarted")
     assert headers["X-Hermes-Run-Id"] == spec.run_id and spec.run_id in text.decode()
+    assert (await asked(api, "/v1/chat/completions", body))[1] == text
 
 
 async def _fingerprint(api: Api, body: Json) -> str:

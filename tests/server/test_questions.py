@@ -8,7 +8,7 @@ import pytest
 
 from support.model_server import Call, Reply
 
-from .clients import HeldModel, Json, Stream, refused, sent, stream_of, told, user
+from .clients import HeldModel, Json, Stream, pieces, refused, sent, stream_of, told, user
 from .conftest import Api, Start
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
@@ -105,3 +105,74 @@ async def test_a_stopped_turn_leaves_no_question(start: Start) -> None:
         async with api.get(f"/v1/runs/{run_id}") as response:
             run = await told(response)
         assert (run["status"], run["pending_question"]) == ("cancelled", None)
+
+
+# ---- leave to do something
+
+SESSIONS = "/api/sessions/{}/chat/stream"
+# surface: where the turn is asked for, how, and how it tells that leave is wanted
+LEAVE: dict[str, tuple[str, Json, str]] = {
+    "run": ("/v1/runs", {"input": "clean"}, "approval.request"),
+    "chat": (CHAT, user("clean", stream=True), "hermes.approval.request"),
+    "response": (RESPONSES, {"input": "clean", "stream": True}, "hermes:approval_request"),
+    "session": (SESSIONS, {"message": "clean"}, "approval.request"),
+}
+# choice: who is on record for it, whether it was done, and whether the session's next turn, and another session's, asks
+CHOICES: dict[str, tuple[str, bool, bool, bool]] = {
+    "once": ("user", True, True, True),
+    "session": ("user", True, False, True),
+    "always": ("user", True, False, False),
+    "deny": ("user", False, True, True),
+    "": ("timeout", False, True, True),
+}
+
+
+async def cleaned(api: Api, surface: str, session: str, choice: str) -> tuple[str, Json | None]:
+    """A turn that deletes a folder, and what it asked; whoever is asked makes this choice, or none."""
+    (api.app.home.workspace / "build").mkdir(parents=True, exist_ok=True)
+    call = Call("terminal", {"command": "rm -r build"})
+    api.model.script = [Reply(tool_calls=[call]), Reply(text="So be it.", continues=False)]
+    path, body, name = LEAVE[surface]
+    headers = PLAIN if surface == "session" else {**PLAIN, "X-Hermes-Session-Id": session}
+    following = api.post(path.format(session), body, headers=headers)
+    if surface == "run":
+        async with following as response:
+            place = (await told(response, 202))["run_id"]
+        following = api.get(f"/v1/runs/{place}/events?event_names=true")
+    asked: Json | None = None
+    async with following as response:
+        run_id = response.headers["X-Hermes-Run-Id"]
+        async for frame in pieces(response):
+            if frame.event == name:
+                assert asked is None, "one question, once"
+                asked = dict(frame.data)
+                if choice:
+                    answered = {"choice": choice, "approval_id": asked["approval_id"]}
+                    async with api.post(f"/v1/runs/{run_id}/approval", answered) as taken:
+                        assert (await told(taken))["resolved"] == 1
+    return run_id, asked
+
+
+async def on_record(api: Api, run_id: str) -> Json:
+    """How the one question of a run was decided."""
+    [event] = [event for event in await api.app.engine.durable(run_id) if event.type == "approval.resolved"]
+    return dict(event.data)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("surface", LEAVE)
+async def test_leave_is_given_or_not_for_as_long_as_was_said(start: Start, surface: str, choice: str) -> None:
+    api = await start(approval_timeout_seconds=30 if choice else 0.1)
+    for session in ("hall", "attic"):
+        await told(await api.post("/api/sessions", {"id": session}), 201)
+    by, done, again, elsewhere = CHOICES[choice]
+    run_id, asked = await cleaned(api, surface, "hall", choice)
+    assert asked is not None and asked["choices"] == ["once", "session", "always", "deny"]
+    assert (api.app.home.workspace / "build").exists() is not done
+    found = await on_record(api, run_id)
+    assert (found["choice"], found["by"]) == (choice or "deny", by)
+    assert (found["approval_id"], found["surface"]) == (asked["approval_id"], "api" if choice else "")
+    for session, asks in (("hall", again), ("attic", elsewhere)):
+        run_id, asked = await cleaned(api, surface, session, choice and "deny")
+        assert (asked is not None) is asks is (api.app.home.workspace / "build").exists()
+        assert (await on_record(api, run_id))["by"] == (by if asks else "rule")

@@ -12,7 +12,7 @@ import msgspec
 
 from hermes.agent.assembler import Assembler, Delta
 from hermes.agent.failures import FailureFacts
-from hermes.agent.parts import Finish
+from hermes.agent.parts import Finish, Text
 from hermes.http import SseDecoder, StaleStream, StreamBroken, Timeouts, Transport, TransportError
 from hermes.limits import COMMENTS_STRETCH, MODEL_WAITING_S
 from hermes.providers.base import Provider, WireEvent, WireRequest
@@ -34,8 +34,8 @@ class Attempt:
 class Caller:
     """Carries requests out. It knows no policy: what to do next is decided elsewhere."""
 
-    def __init__(self, stop: Stop, deliver: Deliver, waiting: Callable[[float], None]):
-        self._stop, self._deliver, self._waiting = stop, deliver, waiting
+    def __init__(self, stop: Stop, deliver: Deliver, waiting: Callable[[float], None], *, joins: bool = False):
+        self._stop, self._deliver, self._waiting, self._joins = stop, deliver, waiting, joins
 
     async def ask(
         self,
@@ -62,7 +62,8 @@ class Caller:
                 if answer.is_stream or (streaming and not answer.is_json):
                     await self._stream(answer.read, provider, assembler, timeouts, silence)
                 else:
-                    await self._take(provider, WireEvent("", _decode(await answer.body()), whole=True), assembler)
+                    for part in provider.parts(WireEvent("", _decode(await answer.body()), whole=True)):
+                        await carry(assembler.feed(part), self._deliver)
             facts = await self._end(assembler)
         except Stopped:
             deadline = self._stop.reason == "deadline"
@@ -86,27 +87,42 @@ class Caller:
         decoder = SseDecoder()
         loop = asyncio.get_running_loop()
         last_part = loop.time()
+        parts, ends = provider.parts, provider.ends
         while chunk := await read():  # type: ignore[misc]
             silence.broken()
-            for name, data in decoder.feed(chunk):
-                if data == b"[DONE]":
-                    if not assembler.finished:
-                        assembler.feed(Finish("stop"))
-                    return
-                event = WireEvent(name, _decode(data))
-                if await self._take(provider, event, assembler):
-                    last_part = loop.time()
-                if assembler.error is not None or (name or _type_of(event)) in provider.ends:
-                    return
-            if loop.time() - last_part > timeouts.stale_s * COMMENTS_STRETCH:
+            over = brought = False
+            texts: list[str] = []  # those that come together are one
+            try:
+                for name, data in decoder.feed(chunk):
+                    if data == b"[DONE]":
+                        over = True
+                        break
+                    event = WireEvent(name, _decode(data))
+                    for part in parts(event):
+                        brought = True
+                        if self._joins and type(part) is Text:
+                            texts.append(part.text)
+                            continue
+                        await self._said(texts, assembler)
+                        await carry(assembler.feed(part), self._deliver)
+                    if assembler.error is not None or (ends and (name or _type_of(event)) in ends):
+                        return
+            finally:
+                await self._said(texts, assembler)
+            if over:
+                if not assembler.finished:
+                    assembler.feed(Finish("stop"))
+                return
+            if brought:
+                last_part = loop.time()
+            elif loop.time() - last_part > timeouts.stale_s * COMMENTS_STRETCH:
                 raise StaleStream("Nothing of an answer came.", answered=True)
 
-    async def _take(self, provider: Provider, event: WireEvent, assembler: Assembler) -> bool:
-        """Assemble what an event brings; whether it brought anything."""
-        parts = provider.parts(event)
-        for part in parts:
-            await carry(assembler.feed(part), self._deliver)
-        return bool(parts)
+    async def _said(self, texts: list[str], assembler: Assembler) -> None:
+        if texts:
+            text = "".join(texts)
+            texts.clear()
+            await carry(assembler.feed(Text(text)), self._deliver)
 
     async def _end(self, assembler: Assembler) -> FailureFacts | None:
         if (error := assembler.error) is not None:

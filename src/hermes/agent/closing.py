@@ -32,11 +32,12 @@ async def close_completed(turn: Turn, answered: Answered, pending: list[ToolCall
     event = turn.live.log.event(
         "run.completed",
         message_id=answered.message_id,
-        row=row.id if row else None,
+        row=None,
         finish_reason="tool_calls" if pending else "stop",
         pending_calls=calls,
         **_spent(turn),
     )
+    _tell_row(row, event, "row")
 
     if calls and turn.stored:
         spec = turn.live.spec
@@ -144,12 +145,14 @@ async def _close(
             after.insert(0, log.event("usage", **usage))
         await log.complete(answered.message_id, row, after=after, finish_reason=finish, tool_calls=[], partial=True)
     elif said is not None and said.text and turn.messages[-1]["role"] == "assistant":
-        event.data["partial_row"] = said.row.id if said.row else None
+        _tell_row(said.row, event, "partial_row")
         await log.append(event)
         return said.row
     else:
         row = Row(transcript, "assistant", words, log.run_id, finish_reason=finish, synthetic=True)
         annotate = None
+        if faulty is not None:
+            await log.settle()
         if faulty is not None and faulty.id is not None:
             note = f"[A message that could not be processed was left out: {words[1:-1]}]"
             annotate = (faulty.id, note)
@@ -159,6 +162,14 @@ async def _close(
         await log.append(event, rows=[*left, row], annotate=annotate)
     turn.messages.append(row.as_message())
     return row
+
+
+def _tell_row(row: Row | None, event: Event, name: str) -> None:
+    """Have an event tell the number of a row, which it may get only when both are committed."""
+    if row is not None and row.id is None:
+        row.told = (*row.told, (event, name))
+    elif row is not None:
+        event.data[name] = row.id
 
 
 def _unanswered(turn: Turn, transcript: str) -> list[Row]:

@@ -221,6 +221,7 @@ class TurnLoop:
                 for call in message.tool_calls
             ],
             partial=False,
+            hold=not calls,  # then the turn's end is all that can follow
         )
         answered.row = row
         turn.messages.append(row.as_message())

@@ -34,7 +34,10 @@ async def open_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | 
     """The turn, its beginning on record. A route that cannot be had is a failure to be told."""
     spec = live.spec
     settings, notice = services.settings()
-    session = await live.store.sessions.get_session(live.transcript_id)
+    if live.begun is not None and spec.persist:
+        session = live.begun.session
+    else:
+        session = await live.store.sessions.get_session(live.transcript_id)
     found, fault = _routes(live, services, settings, session)
     stored = await _stored(live, session)
     begins = not stored and spec.base_id is not None
@@ -55,7 +58,7 @@ async def open_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | 
     turn.stored = spec.persist and (spec.history is None or spec.base_id is not None)
     turn.user_message = new[0] if new else None
     await _equip(turn, client_tools)
-    await _record(turn, await set_system_prompt(turn, session), content, begins=begins)
+    await _record(turn, await set_system_prompt(turn, session), content, begins=begins, hold=not uploads)
     for file in uploads if spec.persist else ():
         facts = {"bytes": file.bytes, "mime": file.mime, "direction": "in", "path": file.path}
         await live.store.sessions.add_file(spec.session_id, file.name, **facts)
@@ -202,7 +205,7 @@ async def set_system_prompt(turn: Turn, session: Mapping[str, Any] | None, *, an
     }
 
 
-async def _record(turn: Turn, record: Mapping[str, Any], content: Any, *, begins: bool) -> None:
+async def _record(turn: Turn, record: Mapping[str, Any], content: Any, *, begins: bool, hold: bool) -> None:
     live, spec = turn.live, turn.live.spec
     started = live.log.event(
         "run.started",
@@ -225,7 +228,7 @@ async def _record(turn: Turn, record: Mapping[str, Any], content: Any, *, begins
     if content:
         turn.user_row = Row(live.transcript_id, "user", content, spec.run_id, told=((started, "user_row"),))
         rows.append(turn.user_row)
-    await live.log.append(started, rows=rows, session=record)
+    await live.log.append(started, rows=rows, session=record, hold=hold)
 
 
 def _check_answered(history: list[Message], content: Any) -> None:

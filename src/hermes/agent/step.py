@@ -53,7 +53,7 @@ class ModelStep:
         self._log = turn.live.log
         self._stop = turn.live.controls.stop
         self._out = Outgoing(partial(self._log.text, message_id), turn.media.made) if turn.media else None
-        self._caller = Caller(self._stop, self._deliver, self._tell_waiting)
+        self._caller = Caller(self._stop, self._deliver, self._tell_waiting, joins=self._log.joins)
         self._tried: Counter[Action] = Counter()
         self._attempts = attempts
         self._offered = self._thought = False

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from hermes.agent.compress import estimate, size_of
@@ -177,10 +178,10 @@ class Turn:
     def equip(self, tools: dict[str, ToolDef]) -> None:
         """The server's tools for this turn; a client's tool hides a server's of the same name."""
         self.tools = tools
-        server = [ToolSchema(t.name, t.description, t.parameters) for t in tools.values()]
-        kept = [schema for schema in server if schema.name not in self.client_tools]
-        self.schemas = sorted([*kept, *self.client_tools.values()], key=lambda schema: schema.name)
-        self.schemas_tokens = sum(estimate({"n": s.name, "d": s.description, "p": s.parameters}) for s in self.schemas)
+        shown = [_shown(tool) for name, tool in tools.items() if name not in self.client_tools]
+        shown += ((schema, _tokens(schema)) for schema in self.client_tools.values())
+        self.schemas = sorted((schema for schema, _ in shown), key=lambda schema: schema.name)
+        self.schemas_tokens = sum(tokens for _, tokens in shown)
 
     def prompt(self, *, tools: bool = True, tail: list[Message] | None = None, prefill: str = "") -> Prompt:
         """The next request in canonical form."""
@@ -252,6 +253,17 @@ class Turn:
             data[name] = data[name] or 0
         who = {"model": self.route.model, "provider": self.route.provider, "task": task}
         return {**data, "measured": "provider" if measured else "estimate", **who}
+
+
+@lru_cache(maxsize=4096)
+def _shown(tool: ToolDef) -> tuple[ToolSchema, int]:
+    """A tool as the model sees it, and what that takes of its window."""
+    schema = ToolSchema(tool.name, tool.description, tool.parameters)
+    return schema, _tokens(schema)
+
+
+def _tokens(schema: ToolSchema) -> int:
+    return estimate({"n": schema.name, "d": schema.description, "p": schema.parameters})
 
 
 def _without_opaque(message: Message) -> Message:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from hermes.limits import QUEUE_BYTES_MAX, QUEUE_EVENTS_MAX
 from hermes.runs.events import Event
 
+Sink = Callable[[Event], bool]
+
 
 class Subscription:
-    """What one reader has not yet taken. Past its limit it is emptied, and the reader must catch up from the store."""
+    """What one reader has not yet taken. Past its limit it is emptied, and the reader must catch up from the store.
 
-    __slots__ = ("_bytes", "_events", "_waiter", "closed", "overflowed")
+    A `sink` is given the events that come while the reader waits, and says which of them it has taken: `sunk` is the
+    number of the last. So a token gets to its client without a task that has to be woken for it.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_bytes", "_events", "_waiter", "closed", "overflowed", "sink", "sunk")
+
+    def __init__(self, sink: Sink | None = None) -> None:
+        self.sink, self.sunk = sink, 0
         self._events: list[Event] = []
         self._bytes = 0
         self._waiter: asyncio.Future[None] | None = None
@@ -21,6 +29,9 @@ class Subscription:
 
     def put(self, event: Event) -> None:
         """Hand over one event; never waits."""
+        if self.sink is not None and self._waiter is not None and not self._events and self.sink(event):
+            self.sunk = event.seq
+            return
         self._bytes += event.size
         if len(self._events) >= QUEUE_EVENTS_MAX or self._bytes > QUEUE_BYTES_MAX:
             self._events = []
@@ -60,9 +71,9 @@ class MemoryBus:
             for reader in readers:
                 reader.put(event)
 
-    def subscribe(self, run_id: str) -> Subscription:
+    def subscribe(self, run_id: str, sink: Sink | None = None) -> Subscription:
         """A queue of what is published from now on."""
-        subscription = Subscription()
+        subscription = Subscription(sink)
         self._readers.setdefault(run_id, []).append(subscription)
         return subscription
 

@@ -19,17 +19,15 @@ from hermes.runs.engine import LiveRun, Refused, Result
 from hermes.runs.events import FINAL
 from hermes.runs.spec import Content, Control, ControlKind, RunSpec
 from hermes.server import status
-from hermes.server.render_run import ROWS, THOUGHTS, RunRenderer, code_of, is_partial
+from hermes.server.render_run import ROWS, THOUGHTS, RunRenderer
 from hermes.server.sse import logged
+from hermes.server.stored_result import stored_result
 from hermes.store.base import RunRecord, SessionBusy, StoreError
 from hermes.threads import Threads
 
 Json = dict[str, Any]
 _ROWS = ROWS | THOUGHTS
 _ANYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  (asked on this machine)
-_COUNTS = ("input_tokens", "output_tokens", "total_tokens")
-_DETAILS = ("cache_read_tokens", "cache_write_tokens", "reasoning_tokens", "cost_usd")
-_UNTOLD = {"completed": None, "cancelled": "The turn was stopped."}
 # A control: the route that takes it, and the names of its data there.
 _ROUTES: dict[ControlKind, tuple[str, dict[str, str]]] = {
     "interrupt": ("stop", {}),
@@ -99,7 +97,7 @@ class Door:
         if live is not None and live.task is not None:
             with contextlib.suppress(Exception):  # a defect of ours, which is on record as the run's end
                 return await live.task
-        return await _stored_result(self.app, run_id)
+        return await stored_result(self.app.store, run_id)
 
     async def close(self) -> None:
         """Leave nothing running."""
@@ -277,39 +275,3 @@ def _refusal(answered: int, told: Json) -> HermesError:
     if answered == 401:
         return HermesError(f"The server refuses the key of this home. {words}", hint="hermes gateway restart")
     return SessionBusy(words) if error.get("code") == "session_busy" else HermesError(words)
-
-
-async def _stored_result(app: App, run_id: str) -> Result:
-    """What the store says of a run that has ended, in the form of a result."""
-    record = await app.store.runs.get(run_id)
-    if record is None:
-        raise StoreError(f"There is no run {run_id!r} in the store.")
-    spec, state = record.spec, record.state
-    row = await app.store.runs.row(run_id, state.final_row) if state.final_row is not None else None
-    text = row.content if row is not None and isinstance(row.content, str) else ""
-    code = code_of(state.code) if state.status == "failed" else "interrupted" if state.status == "cancelled" else None
-    events = await app.store.runs.durable(run_id)
-    cut = state.status == "failed" and is_partial("failed", None, code)
-    return {
-        "final_response": text,
-        "last_reasoning": row.reasoning if row is not None else None,
-        "messages": await app.store.sessions.get_messages_as_conversation(spec.session_id),
-        "api_calls": sum(event.type == "usage" and not event.data.get("task") for event in events),
-        "completed": state.status == "completed",
-        "partial": is_partial(state.status, text, code),
-        "failed": state.status not in ("completed", "cancelled") and not cut,
-        "interrupted": state.status == "cancelled",
-        "error": state.error or _UNTOLD.get(state.status, "The server ended before the turn did."),
-        "error_code": code,
-        "failure": state.failure or ("interrupted" if state.status == "cancelled" else None),
-        "retry_after_s": None,
-        "run_id": run_id,
-        "session_id": spec.session_id,
-        "model": state.model,
-        "provider": state.provider,
-        "pending_calls": [],
-        "pending_steer": events[-1].data.get("pending_steer") if events else None,
-        "ignored_options": [],
-        **{name: state.usage.get(name) or 0 for name in _COUNTS},
-        "usage_details": {name: state.usage.get(name) for name in _DETAILS},
-    }

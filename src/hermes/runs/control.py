@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal
 
@@ -74,11 +74,18 @@ class Questions:
 
     def __init__(self) -> None:
         self._open: dict[str, asyncio.Future[Mapping[str, Any]]] = {}
+        self._expected: dict[str, Mapping[str, Any] | None] = {}
+
+    def expect(self, question_ids: Iterable[str]) -> None:
+        """These will be asked again, and may be answered before that."""
+        self._expected = dict.fromkeys(question_ids)
 
     def ask(self, question_id: str) -> asyncio.Future[Mapping[str, Any]]:
         """The future that the answer will fill."""
         future: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
         self._open[question_id] = future
+        if (answer := self._expected.pop(question_id, None)) is not None:
+            future.set_result(answer)
         future.add_done_callback(lambda _: self._close(question_id, future))
         return future
 
@@ -91,7 +98,10 @@ class Questions:
         open_ones = {key: future for key, future in self._open.items() if not future.done()}
         future = open_ones.get(question_id) if question_id is not None else next(iter(open_ones.values()), None)
         if future is None:
-            return False
+            if question_id is None or self._expected.get(question_id, data) is not None:
+                return False
+            self._expected[question_id] = data
+            return True
         future.set_result(data)
         return True
 

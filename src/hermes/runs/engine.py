@@ -10,10 +10,12 @@ import traceback
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
+from hermes.bus.memory import Sink
 from hermes.guards.secrets import Secrets
-from hermes.limits import CLOSE_S_MAX, COMING_S_MAX, CONTROL_POLL_S, LEASE_TTL_S, RESUME_SCAN_S
+from hermes.limits import CLOSE_S_MAX, COMING_S_MAX, CONTROL_POLL_S, LEASE_TTL_S, RESUME_SCAN_S, STORE_POLL_S
 from hermes.processes import is_gone
 from hermes.runs.control import RunControls
 from hermes.runs.events import Event, RunState
@@ -22,7 +24,7 @@ from hermes.runs.log import RunLog
 from hermes.runs.resume import Resumption, look
 from hermes.runs.spec import Applied, Control, RunSpec
 from hermes.runs.writer import LogEnded, RunWriter
-from hermes.store.base import LeaseLost, Row, RunRecord, SessionBusy, Store, StoreError
+from hermes.store.base import Begun, LeaseLost, Row, RunRecord, SessionBusy, Store, StoreError
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +32,7 @@ Refusal = Literal[
     "rate_limit_exceeded", "gateway_draining", "session_busy", "idempotency_key_conflict", "session_db_unavailable"
 ]
 Result = dict[str, Any]
+_UNKEPT = ("store_unavailable", "The store is out of reach; this turn is not kept.")
 
 
 class Refused(Exception):
@@ -92,6 +95,7 @@ class LiveRun:
     session_lost: bool = False
     resumption: Resumption | None = None
     waited_s: float = 0.0
+    begun: Begun | None = None
 
     @property
     def transcript_id(self) -> str:
@@ -230,28 +234,14 @@ class RunEngine:
     async def _gain(self, spec: RunSpec, wait_s: float | None, bind: bool) -> Lease:
         """The session's lease. A run that was begun there and has no end goes first: it is taken up, or closed."""
         until = None if wait_s is None else time.monotonic() + wait_s
-        leases = (self._store if spec.persist else self._ephemeral).leases
+        store = self._store if spec.persist else self._ephemeral
         unrecorded, next_in_line = _may_go_unrecorded(spec), False
         lease = await self._bound(spec) if bind and spec.persist else None
         while True:
             if lease is None:
                 left = None if until is None else max(0.0, until - time.monotonic())
-                lease = await self._leases.acquire(
-                    spec.session_id, spec.run_id, left, leases, unrecorded=unrecorded, next_in_line=next_in_line
-                )
-            spec = replace(spec, session_id=lease.session_id)
-            if not spec.persist or lease.token is None:
-                return lease
-            try:
-                orphan = await self._orphan(spec)
-            except StoreError:
-                if unrecorded:
-                    return lease
-                await self._leases.release(lease)
-                raise
-            except BaseException:
-                await self._leases.release(lease)
-                raise
+                lease = await self._leases.acquire(spec, left, store, unrecorded=unrecorded, next_in_line=next_in_line)
+            orphan = self._orphan(lease) if spec.persist else None
             if orphan is None:
                 return lease
             await self._take_up(orphan, lease)
@@ -277,10 +267,10 @@ class RunEngine:
             return None
         return next((record.spec.run_id for record in found if record.state.started_at is not None), None)
 
-    async def _orphan(self, spec: RunSpec) -> RunRecord | None:
+    def _orphan(self, lease: Lease) -> RunRecord | None:
         """A run of the session that was begun elsewhere and has no end."""
-        for record in await self._store.runs.unfinished(spec.session_id):
-            known = record.spec.run_id == spec.run_id or record.spec.run_id in self._live
+        for record in lease.begun.left if lease.begun is not None else ():
+            known = record.spec.run_id == lease.run_id or record.spec.run_id in self._live
             if record.state.started_at is not None and not known:
                 return record
         return None
@@ -307,8 +297,11 @@ class RunEngine:
             raise Refused("rate_limit_exceeded", f"{own} turns of {spec.owner!r} are running already.")
 
     def _session_lost(self, run_id: str) -> None:
+        live = self._live.get(run_id)
+        if live is not None and live.log.ending:  # it has given it back itself
+            return
         log.warning("run %s has lost its session", run_id)
-        if (live := self._live.get(run_id)) is not None and live.task is not None:
+        if live is not None and live.task is not None:
             live.session_lost = True
             live.task.cancel()
 
@@ -332,12 +325,19 @@ class RunEngine:
         return await asyncio.shield(live.task)
 
     async def submit(self, spec: RunSpec) -> str:
-        """Record a run that starts as soon as its session is free; returns once it is on record."""
+        """Record a run that starts as soon as its session is free; returns once it is on record.
+
+        It goes on even where whoever asks for it has left before that.
+        """
         self._check_open(spec)
+        await asyncio.shield(self._spawn(self._queue(spec)))
+        return spec.run_id
+
+    async def _queue(self, spec: RunSpec) -> None:
         position = self._leases.waiting(spec.session_id)
         live: LiveRun | None = None
         try:
-            live = await self._open(spec)
+            live = await self._open(spec, at_once=False)
             await live.log.emit("run.queued", session_id=spec.session_id, source=spec.source, position=position)
         except StoreError as error:
             if live is not None:
@@ -346,7 +346,6 @@ class RunEngine:
                     await self._store.runs.discard(spec.run_id)
             raise Refused("session_db_unavailable", f"The store is out of reach: {error}") from error
         self._spawn(self._start_queued(live))
-        return spec.run_id
 
     async def _start_queued(self, live: LiveRun) -> None:
         spec = live.spec
@@ -380,20 +379,23 @@ class RunEngine:
             return await self._open(spec)
         if admission.lease.token is not None:
             try:
-                return await self._open(spec)
+                return await self._open(spec, at_once=not _may_go_unrecorded(spec))
             except StoreError as error:
-                if not _may_go_unrecorded(spec):
-                    raise Refused("session_db_unavailable", f"The store is out of reach: {error}") from error
+                raise Refused("session_db_unavailable", f"The store is out of reach: {error}") from error
         live = await self._open(replace(spec, persist=False))
-        live.notices.append(("store_unavailable", "The store is out of reach; this turn is not kept."))
+        live.notices.append(_UNKEPT)
         return live
 
-    async def _open(self, spec: RunSpec) -> LiveRun:
+    async def _open(self, spec: RunSpec, *, at_once: bool = True) -> LiveRun:
+        """A run that is put on record now, or together with its first event."""
         store = self._store if spec.persist else self._ephemeral
-        await store.runs.create(spec)
+        if at_once:
+            await store.runs.create(spec)
         if not spec.persist:
             self._unkept.add(spec.run_id)
-        return self._alive(spec, store)
+        live = self._alive(spec, store)
+        live.log.creates = None if at_once else spec
+        return live
 
     def _alive(self, spec: RunSpec, store: Store, last_seq: int = 0, state: RunState | None = None) -> LiveRun:
         secrets = self._secrets(spec)
@@ -446,6 +448,18 @@ class RunEngine:
         if record is not None and not record.state.ended:
             await self._resume(record)
 
+    async def join(self, run_id: str) -> Admission | None:
+        """What stands for the admission of a run that was begun earlier, once it goes on here or has ended."""
+        while (record := await self.get(run_id)) is not None and not record.state.ended and run_id not in self._live:
+            self._check_open()
+            if not await self._resume(record):
+                await asyncio.sleep(STORE_POLL_S)
+        if record is None:
+            return None
+        turn = asyncio.get_running_loop().create_future()
+        lease = Lease(record.spec.session_id, run_id, turn, self._store)
+        return Admission(record.spec, lease, self, begun=True, released=True)
+
     async def _resume(self, record: RunRecord) -> bool:
         spec = record.spec
         if spec.run_id in self._live or self._draining or not _was_left(record):
@@ -455,7 +469,7 @@ class RunEngine:
                 return False
             await self._queue_again(record)
             return True
-        lease = await self._leases.acquire_if_free(spec.session_id, spec.run_id, self._store.leases)
+        lease = await self._leases.acquire_if_free(spec, self._store)
         if lease is None:
             return False
         # While the lease was waited for, whoever had it may have come to an end.
@@ -505,6 +519,8 @@ class RunEngine:
         live.resumption, live.log.token = found, token
         live.controls.seen |= found.controls
         live.controls.steers += found.steers
+        live.controls.approvals.expect(record.state.approvals.keys() - found.answers.keys())
+        live.controls.clarifications.expect(record.state.questions.keys() - found.answers.keys())
         live.log.restore(found.partials)
         return live
 
@@ -522,16 +538,19 @@ class RunEngine:
     def _begin(self, live: LiveRun, admission: Admission) -> None:
         if live.spec.persist:
             live.log.token = admission.lease.token
-        live.waited_s = admission.waited_s
+        live.waited_s, live.begun = admission.waited_s, admission.lease.begun
+        if live.log.creates is None:
+            self._has_come(admission)
+        else:
+            live.log.recorded = partial(self._has_come, admission)
         live.task = self._spawn(self._carry_out(live, admission))
         admission.begun = True
-        self._has_come(admission)
         if admission.told is not None:
             admission.told()
 
     async def _carry_out(self, live: LiveRun, admission: Admission) -> Result:
         try:
-            return await self._execute(live)
+            return await self._executed(live)
         except asyncio.CancelledError:
             if live.session_lost:
                 raise LeaseLost(f"The run {live.spec.run_id} has lost its session.") from None
@@ -543,12 +562,30 @@ class RunEngine:
             await self._close_broken(live)
             raise
         finally:
+            if live.log.let_go:
+                admission.lease.token = None
             try:
                 await admission.release()
             except Exception as error:  # noqa: BLE001  (the lease runs out by itself; the result stands)
                 log.warning("the session of run %s could not be released: %s", live.spec.run_id, error)
             finally:
                 await self._forget(live)
+
+    async def _executed(self, live: LiveRun) -> Result:
+        """The run's result. One of which nothing could be put on record is carried out without, if somebody waits."""
+        try:
+            return await self._execute(live)
+        except StoreError as error:
+            if live.log.creates is None or isinstance(error, LeaseLost):
+                raise
+        await live.log.close()
+        live.spec, live.store, live.begun = replace(live.spec, persist=False), self._ephemeral, None
+        await self._ephemeral.runs.create(live.spec)
+        self._unkept.add(live.spec.run_id)
+        live.log = self._log.open(live.spec.run_id, self._ephemeral.runs, token=None, secrets=live.secrets)
+        live.log.heard = self._tell
+        live.notices.append(_UNKEPT)
+        return await self._execute(live)
 
     async def _close_broken(self, live: LiveRun) -> None:
         """The last resort: a run always has an end on record, even when the loop itself fell over."""
@@ -593,13 +630,13 @@ class RunEngine:
                 for event in batch:
                     yield event
 
-    async def batches(self, run_id: str, after: int = 0) -> AsyncGenerator[list[Event], None]:
-        """The same, as many events at a time as there are."""
+    async def batches(self, run_id: str, after: int = 0, sink: Sink | None = None) -> AsyncGenerator[list[Event], None]:
+        """The same, as many events at a time as there are, but for those that the sink takes at once."""
         store = await self._store_of(run_id)
         if store is None:
             return
         try:
-            async with contextlib.aclosing(self._log.batches(run_id, store.runs, after)) as batches:
+            async with contextlib.aclosing(self._log.batches(run_id, store.runs, after, sink)) as batches:
                 async for batch in batches:
                     yield batch
         finally:
@@ -609,12 +646,16 @@ class RunEngine:
     async def get(self, run_id: str) -> RunRecord | None:
         """The run as it stands; one that is about to be put on record is waited for."""
         coming = self._coming.get(run_id)
-        store = await self._store_of(run_id)
-        if store is None and coming is not None:
+        record = await self._recorded(run_id)
+        if record is None and coming is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(COMING_S_MAX):
                     await coming.wait()
-            store = await self._store_of(run_id)
+            record = await self._recorded(run_id)
+        return record
+
+    async def _recorded(self, run_id: str) -> RunRecord | None:
+        store = await self._store_of(run_id)
         return await store.runs.get(run_id) if store else None
 
     async def list(

@@ -12,7 +12,7 @@ from typing import TypeVar
 from hermes.limits import LEASE_POLL_S, LEASE_RENEW_S, LEASE_TTL_S
 from hermes.processes import this_process
 from hermes.runs.spec import RunSpec
-from hermes.store.base import LeaseStore, SessionBusy, Store, StoreError
+from hermes.store.base import Begun, SessionBusy, Store, StoreError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -29,8 +29,9 @@ class Lease:
     session_id: str
     run_id: str
     turn: asyncio.Future[None]
-    store: LeaseStore
+    store: Store
     token: int | None = None
+    begun: Begun | None = None
 
 
 class SessionLeases:
@@ -54,19 +55,18 @@ class SessionLeases:
 
     async def acquire(
         self,
-        session_id: str,
-        run_id: str,
+        spec: RunSpec,
         wait_s: float | None,
-        store: LeaseStore,
+        store: Store,
         *,
         unrecorded: bool,
         next_in_line: bool = False,
     ) -> Lease:
         """Wait in order of arrival, or as the next one. With `unrecorded`, a store that is away is done without."""
-        line = self._lines.setdefault(session_id, deque())
+        line = self._lines.setdefault(spec.session_id, deque())
         if len(line) > self._turn_queue and not next_in_line:
             raise SessionBusy(f"{self._turn_queue} turns of this session are waiting already.")
-        lease = Lease(session_id, run_id, asyncio.get_running_loop().create_future(), store)
+        lease = Lease(spec.session_id, spec.run_id, asyncio.get_running_loop().create_future(), store)
         line.insert(1 if next_in_line else len(line), lease)
         if line[0] is lease:
             lease.turn.set_result(None)
@@ -75,7 +75,7 @@ class SessionLeases:
             once = wait_s == 0 and lease.turn.done()
             async with asyncio.timeout(None if once else wait_s):
                 await lease.turn
-                await self._claim(lease, once=once)
+                await self._claim(lease, spec, once=once)
         except StoreError:
             if not unrecorded:
                 self._leave(lease)
@@ -88,55 +88,47 @@ class SessionLeases:
             raise
         return lease
 
-    async def _claim(self, lease: Lease, *, once: bool) -> None:
+    async def _claim(self, lease: Lease, spec: RunSpec, *, once: bool) -> None:
         # Another process may hold it, and cannot tell us when it lets go.
-        while (token := await self._ask_store(lease)) is None:
+        while (begun := await self._ask(spec, lease.store, bind=False)) is None:
             if once:
                 raise TimeoutError
             await asyncio.sleep(LEASE_POLL_S)
-        lease.token = token
-        self._hold(lease)
+        self._hold(lease, begun)
 
-    def _hold(self, lease: Lease) -> None:
+    def _hold(self, lease: Lease, begun: Begun) -> None:
+        lease.begun, lease.token = begun, begun.token
         self._held.add(lease)
         if self._renewing is None:
             self._renewing = asyncio.create_task(self._renew())
 
-    async def _ask_store(self, lease: Lease) -> int | None:
+    async def _ask(self, spec: RunSpec, store: Store, *, bind: bool) -> Begun | None:
         """The store's answer. Who is called away meanwhile gives back what the answer brings."""
-        name = f"session:{lease.session_id}"
-        asked = asyncio.create_task(_awaited(lease.store.acquire(name, self._holder, LEASE_TTL_S)))
+        asked = asyncio.create_task(_awaited(store.begin(spec, self._holder, LEASE_TTL_S, bind=bind)))
         try:
             return await asyncio.shield(asked)
         except asyncio.CancelledError:
             await asyncio.wait([asked])
-            if not asked.cancelled() and asked.exception() is None and (token := asked.result()) is not None:
-                await lease.store.release(name, token)
+            if not asked.cancelled() and asked.exception() is None and (begun := asked.result()) is not None:
+                await store.leases.release(f"session:{begun.session_id}", begun.token)
             raise
 
     async def bind(self, spec: RunSpec, store: Store) -> Lease:
         """The session that holds a spec's history, or a new one, found and taken in one step."""
-        asked = asyncio.create_task(_awaited(store.bind(spec, self._holder, LEASE_TTL_S)))
-        try:
-            session_id, token = await asyncio.shield(asked)
-        except asyncio.CancelledError:
-            await asyncio.wait([asked])
-            if not asked.cancelled() and asked.exception() is None:
-                session_id, token = asked.result()
-                await store.leases.release(f"session:{session_id}", token)
-            raise
-        lease = Lease(session_id, spec.run_id, asyncio.get_running_loop().create_future(), store.leases, token)
+        begun = await self._ask(spec, store, bind=True)
+        assert begun is not None, "a session that is held is not found"
+        lease = Lease(begun.session_id, spec.run_id, asyncio.get_running_loop().create_future(), store)
         lease.turn.set_result(None)
-        self._lines.setdefault(session_id, deque()).appendleft(lease)
-        self._hold(lease)
+        self._lines.setdefault(begun.session_id, deque()).appendleft(lease)
+        self._hold(lease, begun)
         return lease
 
-    async def acquire_if_free(self, session_id: str, run_id: str, store: LeaseStore) -> Lease | None:
+    async def acquire_if_free(self, spec: RunSpec, store: Store) -> Lease | None:
         """The session, if nobody has it or waits for it."""
-        if session_id in self._lines:
+        if spec.session_id in self._lines:
             return None
         try:
-            return await self.acquire(session_id, run_id, 0, store, unrecorded=False)
+            return await self.acquire(spec, 0, store, unrecorded=False)
         except SessionBusy:
             return None
 
@@ -147,7 +139,7 @@ class SessionLeases:
             self.close()
         try:
             if lease.token is not None:
-                await lease.store.release(f"session:{lease.session_id}", lease.token)
+                await lease.store.leases.release(f"session:{lease.session_id}", lease.token)
         finally:
             self._leave(lease)
 
@@ -178,7 +170,7 @@ class SessionLeases:
             await asyncio.sleep(LEASE_RENEW_S)
             for lease in tuple(self._held):
                 try:
-                    kept = lease.token is not None and await lease.store.renew(
+                    kept = lease.token is not None and await lease.store.leases.renew(
                         f"session:{lease.session_id}", lease.token, LEASE_TTL_S
                     )
                 except Exception as error:  # noqa: BLE001  (the store may be back before the lease has run out)

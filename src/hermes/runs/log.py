@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 
-from hermes.bus.memory import MemoryBus
+from hermes.bus.memory import MemoryBus, Sink
 from hermes.guards.secrets import Secrets
 from hermes.limits import PAGE_EVENTS_MAX, STORE_POLL_S
 from hermes.runs.events import Event, RunState
@@ -68,9 +68,11 @@ class RunLog:
                 for event in batch:
                     yield event
 
-    async def batches(self, run_id: str, store: RunStore, after: int = 0) -> AsyncGenerator[list[Event], None]:
-        """The same, as many events at a time as there are."""
-        live = self._bus.subscribe(run_id)
+    async def batches(
+        self, run_id: str, store: RunStore, after: int = 0, sink: Sink | None = None
+    ) -> AsyncGenerator[list[Event], None]:
+        """The same, as many events at a time as there are, but for those that the sink takes at once."""
+        live = self._bus.subscribe(run_id, sink)
         cursor, last = after, False
         try:
             while True:
@@ -78,10 +80,13 @@ class RunLog:
                 writer = self._writers.get(run_id)
                 # Then all that there will be is in the store already.
                 over = live.closed or writer is None or writer.state.ended
-                if writer is not None:
-                    with suppress(StoreError):
-                        await writer.settle()
-                page = await store.read(run_id, cursor, PAGE_EVENTS_MAX)
+                page: list[Event] = []
+                # What has no number yet will come by the bus.
+                if writer is None or over or writer.last_seq > cursor:
+                    if writer is not None:
+                        with suppress(StoreError):
+                            await writer.settle()
+                    page = await store.read(run_id, cursor, PAGE_EVENTS_MAX)
                 while page:
                     cursor = page[-1].seq
                     yield page
@@ -98,7 +103,9 @@ class RunLog:
                     await asyncio.sleep(0 if last else STORE_POLL_S)
                     continue
                 while not live.overflowed and not live.closed:
-                    fresh = [event for event in await live.take() if event.seq > cursor]
+                    taken = await live.take()
+                    cursor = max(cursor, live.sunk)
+                    fresh = [event for event in taken if event.seq > cursor]
                     if not fresh:
                         continue
                     cursor = fresh[-1].seq

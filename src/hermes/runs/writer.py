@@ -13,6 +13,7 @@ from hermes.bus.memory import MemoryBus
 from hermes.guards.secrets import Secrets, StreamMask
 from hermes.limits import PARTIAL_EVENTS_MAX, PARTIAL_S_MAX
 from hermes.runs.events import DURABLE, Cuts, Event, RunState
+from hermes.runs.spec import RunSpec
 from hermes.store.base import Partial, Row, RunStore
 
 
@@ -78,6 +79,16 @@ class _Commit:
     prepare: Callable[[], None] | None = None
     then: Callable[[], None] | None = None
 
+    @property
+    def joins(self) -> bool:
+        """Whether it may share a transaction with others."""
+        return bool(self.events) and not self.options["replaces"] and self.options["annotate"] is None
+
+
+def _seen(done: asyncio.Future[None]) -> None:
+    if not done.cancelled():
+        done.exception()
+
 
 class RunWriter:
     """The one writer of a run's log.
@@ -105,6 +116,9 @@ class RunWriter:
         self.step = 0
         self.first_delta_at: float | None = None
         self.heard: Callable[[Event], None] = lambda event: None
+        # The run itself, until the first commit has put it on record; and who is told of that.
+        self.creates: RunSpec | None = None
+        self.recorded: Callable[[], None] = lambda: None
         self._store, self._bus, self._clock, self._window_s = store, bus, clock, window_s
         self._secrets = secrets or Secrets()
         self._seq = last_seq
@@ -120,6 +134,26 @@ class RunWriter:
         self._told_at = 0.0
         self._last_delta_at = float("-inf")
         self._loop = asyncio.get_running_loop()
+
+    @property
+    def joins(self) -> bool:
+        """Whether text that comes at one time is one delta."""
+        return self._window_s > 0
+
+    @property
+    def last_seq(self) -> int:
+        """The number of the last event that was given one."""
+        return self._seq
+
+    @property
+    def ending(self) -> bool:
+        """Whether the last event is on its way to the store, or there."""
+        return self._ending
+
+    @property
+    def let_go(self) -> bool:
+        """Whether the commit of the last event has given the session back."""
+        return self.token is not None and (self.state.ended or self.state.status == "interrupted")
 
     # --- volatile -----------------------------------------------------------------------------------------------
 
@@ -268,8 +302,12 @@ class RunWriter:
         sync: bool = False,
         prepare: Callable[[], None] | None = None,
         then: Callable[[], None] | None = None,
+        hold: bool = False,
     ) -> None:
-        """Commit events with the rows they announce; then, and only then, readers see them."""
+        """Commit events with the rows they announce; then, and only then, readers see them.
+
+        With `hold` they are committed together with what follows, and nobody waits for that.
+        """
         if self._ending:
             raise LogEnded(self.run_id)
         assert all(event.type in DURABLE for event in events), "only these may be committed"
@@ -278,13 +316,15 @@ class RunWriter:
         options = {"session": session, "closes": closes, "replaces": replaces, "annotate": annotate, "sync": sync}
         self._awaited += 1
         commit = _Commit(self._loop.create_future(), before, events, rows, options, prepare, then)
-        await asyncio.shield(self._enqueue(commit))
+        done = self._enqueue(commit, hold=hold)
+        if not hold:
+            await asyncio.shield(done)
 
-    def _enqueue(self, commit: _Commit) -> asyncio.Future[None]:
+    def _enqueue(self, commit: _Commit, *, hold: bool = False) -> asyncio.Future[None]:
         self._commits.append(commit)
         # An outcome that nobody waits for any more is no error of its own.
-        commit.done.add_done_callback(lambda done: done.cancelled() or done.exception())
-        if self._draining is None:
+        commit.done.add_done_callback(_seen)
+        if self._draining is None and not hold:
             self._draining = self._loop.create_task(self._drain())
         return commit.done
 
@@ -294,7 +334,9 @@ class RunWriter:
         await self.append(event, rows=rows, sync=sync)
         return event
 
-    async def complete(self, message_id: str, row: Row, *, after: Sequence[Event] = (), **data: Any) -> None:
+    async def complete(
+        self, message_id: str, row: Row, *, after: Sequence[Event] = (), hold: bool = False, **data: Any
+    ) -> None:
         """Commit a whole message: its row, its completion and what goes with it. The row gets the text given out."""
         text, thought = (self._ended(stream_id) for stream_id in (message_id, f"{message_id}:reasoning"))
         content = text.text if text else ""
@@ -314,7 +356,7 @@ class RunWriter:
                 events[0].data["cuts"] = thought.cuts.pack()
 
         closes = [stream.id for stream in (text, thought) if stream is not None]
-        await self.append(*events, rows=[row], closes=closes, prepare=cuts)
+        await self.append(*events, rows=[row], closes=closes, prepare=cuts, hold=hold)
 
     def _ended(self, stream_id: str) -> _Stream | None:
         """The stream with what its mask still held back."""
@@ -334,19 +376,28 @@ class RunWriter:
         """Carry out what is queued, one after the other."""
         try:
             while self._commits:
-                commit = self._commits.popleft()
+                batch = self._batch()
                 try:
-                    await (self._commit(commit) if commit.events else self._save_partials())
+                    await (self._commit(batch) if batch[0].events else self._save_partials())
                 except Exception as error:  # noqa: BLE001  (whoever waits for it is told)
-                    self._failed(commit, error)
+                    for commit in batch:
+                        self._failed(commit, error)
                 else:
-                    if not commit.done.done():
-                        commit.done.set_result(None)
+                    for commit in batch:
+                        if not commit.done.done():
+                            commit.done.set_result(None)
                 finally:
-                    self._awaited -= 1 if commit.events else 0
+                    self._awaited -= len(batch) if batch[0].events else 0
         finally:
             self._draining = None
         self.flush()
+
+    def _batch(self) -> list[_Commit]:
+        """The next commit, and those behind it that can be one transaction with it."""
+        batch = [self._commits.popleft()]
+        while self._commits and batch[-1].joins and self._commits[0].joins and not self._commits[0].before:
+            batch.append(self._commits.popleft())
+        return batch
 
     def _failed(self, commit: _Commit, error: Exception) -> None:
         if any(event.final or event.type == "run.interrupted" for event in commit.events):
@@ -356,27 +407,36 @@ class RunWriter:
         if not commit.done.done():
             commit.done.set_exception(error)
 
-    async def _commit(self, commit: _Commit) -> None:
-        self._give_out(commit.before)
-        if commit.prepare is not None:
-            commit.prepare()
-        for event in commit.events:
-            self._seq += 1
-            event.seq, event.ts = self._seq, self._clock()
-        closes = commit.options["closes"]
+    async def _commit(self, batch: list[_Commit]) -> None:
+        self._give_out(batch[0].before)
+        options = dict(batch[0].options)
+        for commit in batch:
+            if commit.prepare is not None:
+                commit.prepare()
+            for event in commit.events:
+                self._seq += 1
+                event.seq, event.ts = self._seq, self._clock()
+            options |= {name: value for name, value in commit.options.items() if value}
+        events = [event for commit in batch for event in commit.events]
+        closes = options["closes"] = [stream_id for commit in batch for stream_id in commit.options["closes"]]
         partials = [stream.partial() for stream in self._grown() if stream.id not in closes]
-        await self._store.append(
-            self.run_id, self.token, commit.events, commit.rows, partials=partials, **commit.options
-        )
+        rows = [row for commit in batch for row in commit.rows]
+        if self.creates is not None:
+            options["creates"] = self.creates
+        await self._store.append(self.run_id, self.token, events, rows, partials=partials, **options)
+        if self.creates is not None:
+            self.creates = None
+            self.recorded()
         for stream_id in closes:
             self._streams.pop(stream_id, None)
         self._saved(partials)
-        for event in commit.events:
-            self.state.apply(event)
-            self._deliver(event)
-            self.heard(event)
-        if commit.then is not None:
-            commit.then()
+        for commit in batch:
+            for event in commit.events:
+                self.state.apply(event)
+                self._deliver(event)
+                self.heard(event)
+            if commit.then is not None:
+                commit.then()
 
     async def _save_partials(self) -> None:
         if partials := [stream.partial() for stream in self._grown()]:
@@ -409,5 +469,7 @@ class RunWriter:
             if timer is not None:
                 timer.cancel()
         self._join_timer = self._save_timer = None
+        if self._commits and self._draining is None:
+            self._draining = self._loop.create_task(self._drain())
         if self._draining is not None:
             await asyncio.wait([self._draining])

@@ -48,6 +48,7 @@ from hermes.server.routes import route_at
 from hermes.server.session_ids import _derive_chat_session_id
 from hermes.server.settings import Platform, PlatformConfig, api_server_options
 from hermes.server.sse import EventStream
+from hermes.server.stored_result import result_at_end, said_until
 from hermes.server.wishes import session_key_fault
 from hermes.store import sessions
 from hermes.store.base import StoreError
@@ -197,12 +198,14 @@ class APIServerAdapter:
         """The store of responses, to be awaited."""
         return Async(self._response_store)
 
-    async def stored_history(self, session_id: str) -> list[Message]:
-        """What was said in a session so far; nothing where that cannot be read."""
+    async def stored_history(self, session_id: str, before: Admission | None = None) -> list[Message]:
+        """What was said in a session so far, or before a run of it; nothing where that cannot be read."""
         db = self._ensure_session_db()
         if db is None:
             return []
         try:
+            if before is not None:
+                return await said_until(Async(db), session_id, before.run_id, with_it=False)
             found = await Async(db).get_messages_as_conversation(session_id)
         except Exception as error:  # noqa: BLE001  (a turn that somebody waits for goes on without)
             log.warning("the history of a session cannot be read: %s", self.redact(str(error)))
@@ -411,6 +414,9 @@ class APIServerAdapter:
 
         A turn with an admission is a run of the engine, and is followed in its log instead of by callbacks.
         """
+        if admission is not None and admission.begun:
+            told = await result_at_end(admission.engine, admission.run_id)
+            return told, {name: told[name] for name in ("input_tokens", "output_tokens", "total_tokens")}
         agent = self._create_agent(
             ephemeral_system_prompt=ephemeral_system_prompt,
             session_id=session_id,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
-import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +13,12 @@ from hermes.runs.spec import RunSpec
 from hermes.server.bodies import Body, read
 from hermes.server.content import content, text_of
 from hermes.server.errors import ApiError, answer, invalid
+from hermes.server.idempotency import asked_at
 from hermes.server.models import ChatMessage, ChatRequest
 from hermes.server.outcome import Outcome
 from hermes.server.render_chat import ChatRenderer
 from hermes.server.session_ids import _derive_chat_session_id
-from hermes.server.sse import ClientGone, items, pump
+from hermes.server.sse import ClientGone, direct, items, pump
 from hermes.server.turns import Message, Turn, client_tools, ended_of, leave, parameters
 from hermes.server.wishes import wishes
 
@@ -46,7 +45,7 @@ async def complete(adapter: APIServerAdapter, request: web.Request) -> web.Strea
     turn = await _turn(adapter, request, body)
     try:
         await turn.admit()
-        completion_id, created = f"chatcmpl-{secrets.token_hex(16)}", int(time.time())
+        completion_id, created = f"chatcmpl-{turn.spec.run_id.removeprefix('run_')}", int(asked_at())
         model = body.model.model or adapter.model_name
         if not body.model.stream:
             return _told(body, turn, await turn.run(), completion_id, created, model)
@@ -104,7 +103,10 @@ async def write_stream(
         async with stream:
             for data in renderer.begin():
                 await stream.write(data)
-            async with contextlib.aclosing(items(stream_q, task, turn.admission if turn else None)) as source:
+            sink = direct(renderer, stream)
+            async with contextlib.aclosing(
+                items(stream_q, task, turn.admission if turn else None, sink=sink)
+            ) as source:
                 await pump(source, renderer, stream)
             await stream.write(renderer.finish(await ended_of(adapter, task, turn)))
     except ClientGone:

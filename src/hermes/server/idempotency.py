@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import re
+import time
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextvars import ContextVar
@@ -18,10 +19,13 @@ import msgspec
 from aiohttp import web
 
 from hermes.limits import IDEMPOTENCY_KEY_CHARS_MAX
+from hermes.runs.engine import Admission, Refused
 from hermes.runs.spec import new_run_id
 from hermes.server.bodies import as_object, read_bytes
 from hermes.server.endpoint import request_id
 from hermes.server.errors import ApiError, invalid
+from hermes.server.outcome import refusal
+from hermes.server.render_run import code_of
 from hermes.server.sse import ClientGone, EventStream
 from hermes.store.base import StoreError
 
@@ -64,6 +68,8 @@ class Recording:
 
     fingerprint: str
     run_id: str
+    created_at: float = 0.0
+    joined: Admission | None = None
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     frames: list[bytes] = field(default_factory=list)
@@ -92,6 +98,20 @@ class Recording:
 
 
 RECORDING: ContextVar[Recording | None] = ContextVar("recording", default=None)
+
+
+def joined() -> Admission | None:
+    """That of the run which an earlier server began for this request, and which is to answer it."""
+    recording = RECORDING.get()
+    return recording.joined if recording is not None else None
+
+
+def asked_at() -> float:
+    """When this was asked for the first time."""
+    recording = RECORDING.get()
+    return recording.created_at if recording is not None else time.time()
+
+
 # Headers that belong to one answer, not to what is answered.
 _OF_ONE = frozenset({"x-request-id", "date", "server", "content-length", "transfer-encoding", "retry-after"})
 _OF_ONE |= {f"x-ratelimit-{part}-{what}" for part in ("limit", "remaining", "reset") for what in ("requests", "tokens")}
@@ -127,35 +147,58 @@ class Once:
     def __init__(self, adapter: APIServerAdapter) -> None:
         self._adapter = adapter
         self._under_way: dict[tuple[str, str], Recording] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     async def answer(self, request: web.Request, key: str, work: Work) -> web.StreamResponse:
         """The answer to this request: made now, being made, or made before."""
         if not _KEY.fullmatch(key):
             words = f"An idempotency key is 1 to {IDEMPOTENCY_KEY_CHARS_MAX} visible ASCII characters."
             raise invalid("Idempotency-Key", words, "invalid_idempotency_key")
-        app = await self._adapter.app()
         place = f"{self._adapter.owner_of(request)} {request.method} {request.path}", key
         fingerprint = await self._fingerprint(request)
-        recording = self._under_way.get(place)
+        recording, again = self._under_way.get(place), True
         if recording is None:
-            ttl = self._adapter.option("idempotency.ttl_hours") * 3600
-            run_id = new_run_id()
-            claim = await app.store.idempotency.claim(*place, fingerprint, ttl, run_id)
-            if claim.state == "conflict":
-                raise _conflict()
-            if claim.state == "done":
-                return self._again(claim.status, claim.body)
-            recording = self._under_way.get(place)
-            if recording is None and claim.state == "running":
-                raise await self._restarted(place, claim.run_id)
-            if recording is None:
-                recording = self._under_way[place] = Recording(fingerprint, run_id)
-                self._begin(request, place, recording, work)
-                return await self._follow(request, recording, again=False)
+            # Whoever leaves meanwhile leaves no claim behind that nobody works on.
+            found = await asyncio.shield(self._spawn(self._claim(request, place, fingerprint, work)))
+            if isinstance(found, web.Response):
+                return found
+            recording, again = found
         if recording.fingerprint != fingerprint:
             raise _conflict()
-        return await self._follow(request, recording, again=True)
+        return await self._follow(request, recording, again=again)
+
+    async def _claim(
+        self, request: web.Request, place: tuple[str, str], fingerprint: str, work: Work
+    ) -> tuple[Recording, bool] | web.Response:
+        """The answer that was made before, or the recording of the one that is made, and whether that was going on."""
+        app = await self._adapter.app()
+        ttl = self._adapter.option("idempotency.ttl_hours") * 3600
+        run_id = new_run_id()
+        claim = await app.store.idempotency.claim(*place, fingerprint, ttl, run_id)
+        if claim.state == "conflict":
+            raise _conflict()
+        if claim.state == "done":
+            return self._again(claim.status, claim.body)
+        cut_off = claim.state == "running" and place not in self._under_way
+        earlier = await self._rejoined(place, claim.run_id or "") if cut_off else None
+        recording = self._under_way.get(place)
+        if recording is not None:
+            return recording, True
+        recording = Recording(fingerprint, claim.run_id or run_id, claim.created_at, earlier)
+        self._under_way[place] = recording
+        self._begin(request, place, recording, work)
+        return recording, cut_off
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever still waits for it is told
 
     async def _fingerprint(self, request: web.Request) -> str:
         body = as_object(await read_bytes(request, self._adapter.option("max_body_bytes")))
@@ -172,25 +215,29 @@ class Once:
                 recording.begin(answer.status, answer.headers, streamed=False)
                 recording.frames.append(bytes(answer.body or b""))  # type: ignore[arg-type]
 
-        task = asyncio.create_task(self._to_its_end(request, record(), place, recording))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._spawn(self._to_its_end(request, record(), place, recording))
 
     async def _to_its_end(
         self, request: web.Request, work: Coroutine[Any, Any, None], place: tuple[str, str], recording: Recording
     ) -> None:
-        store = (await self._adapter.app()).store.idempotency
+        app = await self._adapter.app()
+        store = app.store.idempotency
         try:
             await work
             # What was refused before anything began may be asked again; a refusal may name the run that is in its way.
             begun = recording.status < 400 or {_RAN, _HOW} <= recording.headers.keys()
-            await (store.finish(*place, recording.status, recording.packed()) if begun else store.release(*place))
+            run = await app.engine.get(recording.run_id)
+            if begun and (run is None or run.state.status != "interrupted"):  # else the next server answers
+                await store.finish(*place, recording.status, recording.packed())
+            elif run is None:
+                await store.release(*place)
         except asyncio.CancelledError:
             raise
         except Exception:  # noqa: BLE001  (a defect of ours: told to all who wait, and in the log)
             log.error("%s: %s", request_id(request), self._adapter.redact(traceback.format_exc()))
             with contextlib.suppress(StoreError):
-                await store.release(*place)
+                if await app.engine.get(recording.run_id) is None:
+                    await store.release(*place)
         finally:
             self._under_way.pop(place, None)
             recording.ended = True
@@ -225,19 +272,24 @@ class Once:
         headers, _, text = msgspec.msgpack.decode(body or b"", type=tuple[dict[str, str], bool, bytes])
         return _plain(status or 200, headers | {_REPLAYED: "true"}, text)
 
-    async def _restarted(self, place: tuple[str, str], run_id: str | None) -> ApiError:
-        """The server was restarted while it worked on this: where its run is, if it had begun."""
+    async def _rejoined(self, place: tuple[str, str], run_id: str) -> Admission:
+        """The run that an earlier server began for this; refused where it had not begun, or has ended with the server."""
         app = await self._adapter.app()
-        if run_id is None or await app.engine.get(run_id) is None:
+        try:
+            found = await app.engine.join(run_id)
+        except Refused as error:
+            raise refusal(error) from None
+        record = await app.engine.get(run_id)
+        if found is None or record is None:
             await app.store.idempotency.release(*place)
             retry = {"Retry-After": "1", "x-should-retry": "true"}
-            return ApiError(
-                503, "The server was restarted before this began; ask again.", "server_restarted", headers=retry
-            )
-        words = f"The server was restarted while it worked on this; what became of it is in the run {run_id}."
-        return ApiError(
-            503, words, "server_restarted", headers={_RAN: run_id, _REPLAYED: "true", "x-should-retry": "false"}
-        )
+            words = "The server was restarted before this began; ask again."
+            raise ApiError(503, words, "server_restarted", headers=retry)
+        if code_of(record.state.code) == "server_restarted":
+            words = f"The server was restarted while it worked on this; what became of it is in the run {run_id}."
+            told = {_RAN: run_id, _REPLAYED: "true", "x-should-retry": "false"}
+            raise ApiError(503, words, "server_restarted", headers=told)
+        return found
 
 
 def _plain(status: int, headers: Mapping[str, str], body: bytes) -> web.Response:

@@ -428,7 +428,7 @@ class ResponseRenderer:
         shown["output"] = [_streamed(item) for item in shown["output"]]
         self._emit(kind, response=shown)
 
-    def _emit(self, kind: str, **payload: Any) -> None:
+    def _emit(self, kind: str, /, **payload: Any) -> None:
         self._seq += 1
         if self._seq > self._after:
             self._out.append(self._frame(kind, {"type": kind, "sequence_number": self._seq, **payload}))

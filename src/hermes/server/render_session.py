@@ -6,7 +6,6 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from secrets import token_hex
 from typing import Any
 
 import msgspec
@@ -152,7 +151,7 @@ class SessionRenderer:
 
     def __init__(self, session_id: str, run_id: str, user_message: Any, redact: Callable[[str], str]) -> None:
         self._session_id, self._run_id, self._user_message, self._redact = session_id, run_id, user_message, redact
-        self._message_id = f"msg_{token_hex(12)}"
+        self._message_id = f"msg_{run_id.removeprefix('run_')[:24]}"
         who = json.dumps({"session_id": session_id, "run_id": run_id}, ensure_ascii=False)[:-1]
         self._delta = (
             f'event: assistant.delta\ndata: {who}, "seq": ',

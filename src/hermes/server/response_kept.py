@@ -71,6 +71,11 @@ class Kept:
         closed = (lambda opaque: seal.close("reasoning", self.owner, opaque)) if seal is not None else None
         return ResponseRenderer(self.template, self.shows, seal=closed, **how)
 
+    async def begin(self, adapter: APIServerAdapter, response: Json) -> None:
+        """Store the response for the first time; one that is stored already is further on than this."""
+        if not self.known:
+            await self.keep(adapter, response)
+
     async def keep(self, adapter: APIServerAdapter, response: Json, ended: Outcome | None = None) -> None:
         """Store the response as it stands; at its end names that point to it are set."""
         if not self.store:

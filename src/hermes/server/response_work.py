@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -11,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from hermes.limits import TRUNCATED_MESSAGES
-from hermes.runs.spec import RunSpec
+from hermes.runs.spec import RunSpec, new_run_id
 from hermes.server.bodies import Body
 from hermes.server.chat import message_of, structure
 from hermes.server.errors import ApiError, invalid
+from hermes.server.idempotency import asked_at, joined
 from hermes.server.models import ConversationRef, JsonSchema, ResponseRequest
 from hermes.server.render_responses import Shows
 from hermes.server.response_items import Json, Reader, cut_to
@@ -63,6 +62,9 @@ class Work:
                 made = await turn.adapter.database().fork_session(turn.session_id, at_message_id=row)
                 turn.spec = replace(turn.spec, session_id=made)
                 await turn.admit()
+        if joined() is not None:
+            found = await turn.adapter.stored_responses.get(self.kept.response_id, self.kept.owner)
+            self.kept.known = found is not None
         self.settle()
 
     def settle(self) -> None:
@@ -95,9 +97,11 @@ async def prepare(
     if instructions is None and chain is not None:
         instructions = chain.get("instructions")
     system = "\n".join(text for text in (*given.system, instructions) if text) or None
-    response_id = f"resp_{secrets.token_hex(16)}"
     form = asked.text.format if asked.text else None
     announces = asked.stream and not wished.strict
+    fields = {"run_id": new_run_id(), **wished.fields(adapter, announces=announces)}
+    fields |= {"on_detach": "continue"} if asked.background else {}
+    response_id = f"resp_{fields['run_id'].removeprefix('run_')}"
     session_id = wished.session_id or (chain or {}).get("session_id")
     if wished.session_id and chain and chain.get("session_id") not in (None, wished.session_id):
         raise ApiError(400, "The response belongs to another session than the header names.", "session_conflict")
@@ -116,7 +120,7 @@ async def prepare(
         persist=asked.store or bool(wished.session_id),
         compress=asked.truncation != "disabled",
         response_id=response_id,
-        **{**wished.fields(adapter, announces=announces), **({"on_detach": "continue"} if asked.background else {})},
+        **fields,
         **_verbosity(asked, parameters(adapter, asked)),
     )
     turn = await _placed(adapter, request, spec, wished, chain, [*added, *history], asked.truncation == "auto")
@@ -261,7 +265,7 @@ def _template(
     conversation: str | None,
 ) -> Json:
     """The object of a response that has just been asked for."""
-    template = blank(response_id, asked.model or adapter.model_name, int(time.time()))
+    template = blank(response_id, asked.model or adapter.model_name, int(asked_at()))
     effort = asked.reasoning_effort or (asked.reasoning.effort if asked.reasoning else None)
     template |= {
         "status": "queued" if asked.background else "in_progress",

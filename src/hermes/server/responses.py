@@ -16,6 +16,7 @@ from hermes.runs.spec import Control, RunSpec
 from hermes.server import outcome
 from hermes.server.bodies import flag_of, read
 from hermes.server.errors import ApiError, answer, invalid
+from hermes.server.idempotency import joined
 from hermes.server.models import CompactRequest, ResponseRequest
 from hermes.server.outcome import Outcome
 from hermes.server.queries import ID_MAX, whole, word
@@ -24,9 +25,10 @@ from hermes.server.response_items import Json
 from hermes.server.response_kept import Kept, blank, follow, reported, turn_messages
 from hermes.server.response_work import Work, prepare, reader
 from hermes.server.sealing import seal_of
-from hermes.server.sse import ClientGone, EventStream, Item, items, logged
-from hermes.server.turns import Turn, ended_of, leave, route_of
+from hermes.server.sse import ClientGone, EventStream, Item, direct, items, logged
+from hermes.server.turns import Turn, ended_of, leave, route_of, to_its_end
 from hermes.server.wishes import wishes
+from hermes.store.base import StoreError
 from hermes.store.sessions import new_session_id
 
 if TYPE_CHECKING:
@@ -83,16 +85,16 @@ async def run(adapter: APIServerAdapter, work: Work, write: Any = None) -> tuple
     """Carry out an admitted turn and keep its response. `write` is given the events as they come."""
     turn, kept = work.turn, work.kept
     renderer = await kept.renderer(adapter, **({"frame": write.frame} if write else {}))
-    await kept.keep(adapter, renderer.snapshot())
     task = asyncio.ensure_future(adapter._run_agent(**turn.arguments(streamed=write is not None)))
     task.add_done_callback(lambda _: turn.queue.put(None))
     try:
+        await kept.begin(adapter, renderer.snapshot())
         for data in renderer.begin():
             await write(data) if write else None
         async with contextlib.aclosing(items(turn.queue, task, turn.admission, ROWS)) as source:
             ended = await _carry(adapter, source, renderer, kept, task, turn, write)
-    except (asyncio.CancelledError, ClientGone):
-        await _lost(adapter, work, task, renderer)
+    except (asyncio.CancelledError, ClientGone, StoreError):
+        await to_its_end(_lost(adapter, work, task, renderer))
         raise
     return renderer, ended
 
@@ -137,8 +139,8 @@ async def _carry(
 async def _lost(adapter: APIServerAdapter, work: Work, task: asyncio.Future[Any], renderer: ResponseRenderer) -> None:
     """The client has gone: the turn ends, or goes on without it; either way its response tells the truth."""
     turn, kept = work.turn, work.kept
-    begun = turn.admission is not None and turn.admission.begun
     await turn.leave(task)
+    begun = turn.admission is not None and turn.admission.begun
     if begun and kept.store:
         work_left = follow(adapter, kept)
         if turn.spec.on_detach == "cancel" and task.done():
@@ -193,21 +195,22 @@ async def write_stream(
         kept.user_message, kept.instructions, kept.session_id = user_message, instructions, session_id
         kept.conversation, kept.store = conversation, store
     renderer = await kept.renderer(adapter)
-    await kept.keep(adapter, renderer.snapshot())
     headers = {**turn.headers(), **work.body.headers()} if work and turn else {}
     stream = adapter.stream(request, headers)
     try:
+        await kept.begin(adapter, renderer.snapshot())
         async with stream:
             for data in renderer.begin():
                 await stream.write(data)
             admission = turn.admission if turn else None
-            async with contextlib.aclosing(items(stream_q, agent_task, admission, ROWS)) as source:
+            sink = direct(renderer, stream)
+            async with contextlib.aclosing(items(stream_q, agent_task, admission, ROWS, sink)) as source:
                 await _carry(adapter, source, renderer, kept, agent_task, turn, stream.write)
             await stream.write(renderer.done())
     except ClientGone:
-        await _left(adapter, work, kept, agent_task, agent_ref, stream_q, renderer)
+        await to_its_end(_left(adapter, work, kept, agent_task, agent_ref, stream_q, renderer))
     except asyncio.CancelledError:
-        await _left(adapter, work, kept, agent_task, agent_ref, stream_q, renderer)
+        await to_its_end(_left(adapter, work, kept, agent_task, agent_ref, stream_q, renderer))
         raise
     return stream.response
 
@@ -233,20 +236,25 @@ async def _left(
 async def _in_background(adapter: APIServerAdapter, request: web.Request, work: Work) -> web.StreamResponse:
     """Submit the turn; it is followed to its end whether or not anybody watches."""
     turn, kept = work.turn, work.kept
-    app = await adapter.app()
-    work.settle()
+    await work.admit() if joined() else work.settle()
     renderer = await kept.renderer(adapter)
-    await kept.keep(adapter, renderer.snapshot())
-    try:
-        await app.engine.submit(turn.spec)
-    except Refused as error:
-        await adapter.stored_responses.delete(kept.response_id)
-        raise outcome.refusal(error) from None
-    app.services.background(_alone(follow(adapter, kept)))
+    await to_its_end(_submit(adapter, work, renderer))
     headers = {**turn.headers(), **work.body.headers()}
     if work.body.model.stream:
         return await _replayed(adapter, request, kept, -1, headers)
     return answer(renderer.snapshot(), 200, headers)
+
+
+async def _submit(adapter: APIServerAdapter, work: Work, renderer: ResponseRenderer) -> None:
+    """Keep the response and submit its turn: both, or neither."""
+    app, kept = await adapter.app(), work.kept
+    await kept.begin(adapter, renderer.snapshot())
+    try:
+        await app.engine.submit(work.turn.spec) if joined() is None else None
+    except Refused as error:
+        await adapter.stored_responses.delete(kept.response_id)
+        raise outcome.refusal(error) from None
+    app.services.background(_alone(follow(adapter, kept)))
 
 
 # --- stored responses ------------------------------------------------------------------------------------------------
@@ -284,7 +292,8 @@ async def _replayed(
             for data in renderer.begin():
                 if data:
                     await stream.write(data)
-            async with contextlib.aclosing(logged(app.engine, run.spec.run_id, ROWS)) as source:
+            sink = direct(renderer, stream)
+            async with contextlib.aclosing(logged(app.engine, run.spec.run_id, ROWS, sink=sink)) as source:
                 async for batch in source:
                     data = renderer.feed(batch)
                     if renderer.ended:

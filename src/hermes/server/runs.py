@@ -22,14 +22,14 @@ from hermes.server.bodies import Body, read
 from hermes.server.chat import message_of
 from hermes.server.content import text_of
 from hermes.server.errors import ApiError, answer, invalid
-from hermes.server.idempotency import RECORDING
+from hermes.server.idempotency import RECORDING, joined
 from hermes.server.keys import CALLER
 from hermes.server.models import ApprovalRequest, ClarifyRequest, RunRequest, SteerRequest
 from hermes.server.queries import bad_cursor, cursor_of, flag, listed, number_of, shows_reasoning, whole, word
 from hermes.server.render_run import CLOSED, ROWS, THOUGHTS, RunRenderer, run_object, used_until
 from hermes.server.response_work import reader
 from hermes.server.session_routes import unknown_session
-from hermes.server.sse import ClientGone, logged, pump
+from hermes.server.sse import ClientGone, direct, logged, pump
 from hermes.server.turns import Message, open_calls, parameters, route_in
 from hermes.server.wishes import Wishes, at_door, session_id_of, toolsets_of, wishes
 from hermes.store.base import EventsExpired, RunRecord
@@ -56,7 +56,8 @@ async def submit(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
     engine = (await adapter.app()).engine
     try:
         # What was asked for is done, also when the client does not stay to be told so.
-        await asyncio.shield(asyncio.ensure_future(engine.submit(spec)))
+        if joined() is None:
+            await asyncio.shield(asyncio.ensure_future(engine.submit(spec)))
     except Refused as error:
         raise outcome.refusal(error) from None
     record = await engine.get(spec.run_id)
@@ -88,7 +89,7 @@ async def _spec(adapter: APIServerAdapter, request: web.Request, body: Body[RunR
     session = await adapter.database().get_session(named) if named else None
     if named and session is not None and session["owner"] != owner:
         raise unknown_session(named)
-    stored = await adapter.stored_history(named) if named and session is not None else []
+    stored = await adapter.stored_history(named, joined()) if named and session is not None else []
     await _check_answered(adapter, stored, owner)
     fields = parameters(adapter, asked)
     fields["route"] = route_in(adapter, fields["route"], session)
@@ -285,7 +286,9 @@ async def events(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
         async with stream:
             if request.method == "HEAD":
                 return stream.response
-            async with contextlib.aclosing(logged(engine, spec.run_id, rows, after)) as source:
+            async with contextlib.aclosing(
+                logged(engine, spec.run_id, rows, after, direct(renderer, stream))
+            ) as source:
                 await pump(source, renderer, stream)
             if renderer.ended or record.state.ended:
                 await stream.write(CLOSED)

@@ -17,7 +17,7 @@ from hermes.server.outcome import Outcome
 from hermes.server.render_run import THOUGHTS
 from hermes.server.render_session import ROWS, SessionRenderer
 from hermes.server.session_routes import session_of
-from hermes.server.sse import ClientGone, items, pump
+from hermes.server.sse import ClientGone, direct, items, pump
 from hermes.server.turns import Turn, ended_of, parameters, route_in
 from hermes.server.wishes import wishes
 
@@ -66,7 +66,8 @@ async def _write(
         async with written:
             for data in renderer.begin():
                 await written.write(data)
-            async with contextlib.aclosing(items(turn.queue, task, turn.admission, rows)) as source:
+            sink = direct(renderer, written)
+            async with contextlib.aclosing(items(turn.queue, task, turn.admission, rows, sink)) as source:
                 await pump(source, renderer, written)
             await written.write(renderer.finish(await ended_of(turn.adapter, task, turn)))
     except ClientGone:

@@ -10,9 +10,11 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiohttp import web
+from aiohttp.http import StreamWriter
 
-from hermes.limits import QUEUE_POLL_S
-from hermes.runs.events import Event
+from hermes.bus.memory import Sink
+from hermes.limits import AHEAD_BYTES_MAX, QUEUE_POLL_S
+from hermes.runs.events import VOLATILE, Event
 
 if TYPE_CHECKING:
     from hermes.runs.engine import Admission
@@ -58,10 +60,13 @@ class EventStream:
         self._spoke_at = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._keeping: asyncio.Task[None] | None = None
+        self._writer: StreamWriter | None = None
+        self._transport: asyncio.Transport | None = None
 
     async def __aenter__(self) -> EventStream:
         try:
-            await self.response.prepare(self._request)
+            writer = await self.response.prepare(self._request)
+            self._writer = writer if type(writer) is StreamWriter and writer.chunked else None
         except (ConnectionError, RuntimeError) as error:
             raise ClientGone from error
         self._timer = self._loop.call_later(self._keepalive_s, self._keep)
@@ -77,12 +82,32 @@ class EventStream:
             with contextlib.suppress(asyncio.CancelledError, ClientGone):
                 await self._keeping
 
+    @property
+    def ready(self) -> bool:
+        """Whether frames can be handed over without waiting: the head is out, and the reader keeps up."""
+        transport = self._transport
+        return (
+            transport is not None and not transport.is_closing() and transport.get_write_buffer_size() < AHEAD_BYTES_MAX
+        )
+
+    def write_now(self, data: bytes) -> None:
+        """Hand over some frames to a reader that is ready for them."""
+        self._spoke_at = self._loop.time()
+        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))  # type: ignore[union-attr]
+
     async def write(self, data: bytes) -> None:
         """Hand over some frames; waits while the reader is behind, but not for ever."""
+        if self.ready:
+            if data:  # an empty chunk would end the stream
+                self.write_now(data)
+            return
         self._spoke_at = self._loop.time()
         try:
             async with asyncio.timeout(self._stall_s):
                 await self.response.write(data)
+                if self._writer is not None:
+                    self._transport = self._writer.transport
+                    await self._writer.drain()
         except (ConnectionError, RuntimeError) as error:
             raise ClientGone from error
         except TimeoutError:
@@ -151,8 +176,25 @@ class TurnQueue:
                 self._waiter = None
 
 
+def direct(renderer: Renderer, stream: EventStream | None) -> Sink:
+    """What carries the pieces of a text to a reader that waits for nothing else, at once."""
+
+    def carry(event: Event) -> bool:
+        if stream is None or event.type not in VOLATILE or not stream.ready:
+            return False
+        if data := renderer.feed([event]):
+            stream.write_now(data)
+        return True
+
+    return carry
+
+
 async def items(
-    stream_q: Any, task: asyncio.Future[Any], admission: Admission | None = None, rows: frozenset[str] = frozenset()
+    stream_q: Any,
+    task: asyncio.Future[Any],
+    admission: Admission | None = None,
+    rows: frozenset[str] = frozenset(),
+    sink: Sink | None = None,
 ) -> AsyncGenerator[list[Item], None]:
     """All that a turn tells, as many things at a time as there are: its log once it has begun, else its callbacks.
 
@@ -160,7 +202,7 @@ async def items(
     """
     while True:
         if admission is not None and admission.begun:
-            async with contextlib.aclosing(logged(admission.engine, admission.run_id, rows)) as batches:
+            async with contextlib.aclosing(logged(admission.engine, admission.run_id, rows, sink=sink)) as batches:
                 async for batch in batches:
                     yield batch
             return
@@ -180,10 +222,10 @@ async def items(
 
 
 async def logged(
-    engine: Any, run_id: str, rows: frozenset[str] = frozenset(), after: int = 0
+    engine: Any, run_id: str, rows: frozenset[str] = frozenset(), after: int = 0, sink: Sink | None = None
 ) -> AsyncGenerator[list[Item], None]:
     """A run's log in batches, with the rows of those events that are to bring them."""
-    async with contextlib.aclosing(engine.batches(run_id, after)) as batches:
+    async with contextlib.aclosing(engine.batches(run_id, after, sink)) as batches:
         async for batch in batches:
             if rows:
                 for at, event in enumerate(batch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from hermes.runs.spec import RouteChoice, RunSpec
 from hermes.server import outcome
 from hermes.server.bodies import Body
 from hermes.server.errors import ApiError, invalid
+from hermes.server.idempotency import joined
 from hermes.server.keys import CALLER
 from hermes.server.models import ChatTool, Parameters, ResponseTool
 from hermes.server.outcome import Outcome
@@ -168,10 +169,13 @@ class Turn:
         return self.spec.session_id
 
     async def admit(self) -> None:
-        """Gain a permit and the session, then read what was said in it before. Refusals leave no trace."""
+        """Gain a permit and the session, then read what was said in it before. Refusals leave no trace.
+
+        One whose run an earlier server has begun has all that, and only follows.
+        """
         app = await self.adapter.app()
         try:
-            self.admission = await app.engine.admit(self.spec, bind=self.bind)
+            self.admission = joined() or await app.engine.admit(self.spec, bind=self.bind)
         except Refused as error:
             raise outcome.refusal(error) from None
         self.spec = self.admission.spec
@@ -191,7 +195,7 @@ class Turn:
             session = await self.adapter.session(spec.session_id) if spec.persist else None
             if session is not None and not self.adapter.may_see(self.request, session.get("owner", spec.owner)):
                 raise ApiError(404, f"There is no session {spec.session_id!r}.", "session_not_found")
-            stored = await self.adapter.stored_history(spec.session_id)
+            stored = await self.adapter.stored_history(spec.session_id, joined())
             if session is not None:
                 route = spec.route or route_in(self.adapter, None, session)
                 self.spec = replace(spec, route=route, owner=session.get("owner", spec.owner))
@@ -199,7 +203,8 @@ class Turn:
             self.history = list(spec.history or ()) if seeded else stored
             self.history_source = "request" if seeded else "stored"
             self.ignored_messages = 0 if seeded else self.ignored_messages
-        await self._answer_calls()
+        if joined() is None:
+            await self._answer_calls()
         self.history += ({"role": "tool", **result} for result in self.spec.results)
 
     def _seeds(self) -> bool:
@@ -291,15 +296,18 @@ class Turn:
 
     async def leave(self, task: asyncio.Future[Any]) -> None:
         """The client has gone: stop the turn and wait for its end, unless it goes on without its client."""
+        await to_its_end(self._leave(task))
+
+    async def _leave(self, task: asyncio.Future[Any]) -> None:
         if self.spec.on_detach == "continue":
             # It is to end by itself, which it can once it is the engine's own.
             while not task.done() and not (self.admission is not None and self.admission.begun):
                 await asyncio.wait([task], timeout=GRACE_POLL_S)
-        joined = self.spec.on_detach != "continue" and await self._is_joined()
+        followed = self.spec.on_detach != "continue" and await self._is_joined()
         if not task.done():
-            goes_on = joined or self.spec.on_detach == "continue"
+            goes_on = followed or self.spec.on_detach == "continue"
             self.adapter.metrics.counts["disconnects"]["detach" if goes_on else "interrupt",] += 1
-        await leave(task, self.agent_ref, joined)
+        await leave(task, self.agent_ref, followed)
 
     async def _is_joined(self) -> bool:
         """Whether somebody else follows the run by now, given the time to."""
@@ -358,6 +366,19 @@ async def ended_of(adapter: APIServerAdapter, task: asyncio.Future[Any], turn: T
     except Exception as error:  # noqa: BLE001  (whatever the agent raised is the turn's outcome)
         return outcome.raised(error, adapter.redact)
     return outcome.outcome_of(result, usage, adapter.redact)
+
+
+async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Do this to its end, however often whoever waits for it is cancelled; then the cancellation goes on."""
+    done, cancelled = asyncio.ensure_future(work), None
+    while not done.done():
+        try:
+            await asyncio.wait([done])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    done.result()
+    if cancelled is not None:
+        raise cancelled
 
 
 async def leave(task: asyncio.Future[Any], agent_ref: list[Any] | None, joined: bool = False) -> None:

@@ -173,9 +173,11 @@ class RunStore(Protocol):
         replaces: bool = False,
         annotate: tuple[int, str] | None = None,
         sync: bool = False,
+        creates: RunSpec | None = None,
     ) -> None:
-        """One transaction: the events and the rows they announce.
+        """One transaction: the events and the rows they announce. A last event gives the session's lease back.
 
+        `creates` is the run itself, where this is the first that is put on record of it.
         `session` is made, or reopened and its empty fields filled. `partials` are written, those in `closes` removed.
         With `replaces` the session's live rows become archived ones before `rows` follow. `annotate` gives a row words
         that stand for it before the model. `sync` asks for a disk sync.
@@ -252,6 +254,16 @@ class LeaseStore(Protocol):
     async def holder(self, name: str) -> str | None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A session that a turn holds: the lease's token, runs that were begun in it and have no end, and the session."""
+
+    session_id: str
+    token: int
+    left: Sequence[RunRecord]
+    session: Mapping[str, Any] | None
+
+
 class Store(Protocol):
     """What a run needs of all that is kept."""
 
@@ -264,6 +276,9 @@ class Store(Protocol):
     @property
     def leases(self) -> LeaseStore: ...
 
-    async def bind(self, spec: RunSpec, holder: str, ttl: float) -> tuple[str, int]:
-        """The session that holds the spec's history, or one for it to begin in, and the lease on it, in one step."""
+    async def begin(self, spec: RunSpec, holder: str, ttl: float, *, bind: bool) -> Begun | None:
+        """The lease on a turn's session, and what is to be known of that; None while somebody else has it.
+
+        With `bind` it is the session that holds the spec's history, or one for it to begin in.
+        """
         ...

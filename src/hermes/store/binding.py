@@ -32,12 +32,14 @@ class Binding(Part):
         digest = None
         for question, _ in given:
             digest = rows.continued(digest, question)
+        if not given:
+            return _free(tx, base_id)
         same = tx.rows(
             "SELECT id, transcript_digest FROM sessions WHERE base_id = ? AND owner = ? AND session_key IS ? "
             "ORDER BY last_active DESC LIMIT ?",
             (base_id, owner, session_key, BOUND_SESSIONS_MAX),
         )
-        for session_id, known in same if given else ():
+        for session_id, known in same:
             if known == digest and not held_by(tx, f"session:{session_id}") and _same_answers(tx, session_id, given):
                 return str(session_id)
         return _free(tx, base_id)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hermes.errors import ConfigError
+from hermes.store.base import Begun
 from hermes.store.engine import Engine
 from hermes.store.idempotency import Idempotency
 from hermes.store.jobs import Jobs
@@ -92,16 +93,22 @@ class AsyncStore:
         """Do several things as one; `work` is carried out in the store's own thread, with the blocking parts."""
         return await self.blocking.engine.write_soon(lambda _: work())
 
-    async def bind(self, spec: RunSpec, holder: str, ttl: float) -> tuple[str, int]:
-        """The session that holds a spec's history, or one for it to begin in, and the lease on it, in one step."""
-        sessions, leases = self.blocking.sessions, self.blocking.leases
+    async def begin(self, spec: RunSpec, holder: str, ttl: float, *, bind: bool) -> Begun | None:
+        """The lease on a turn's session, and what is to be known of that, in one step.
+
+        With `bind` it is the session that holds the spec's history, or one for it to begin in.
+        """
+        sessions, leases, runs = self.blocking.sessions, self.blocking.leases, self.blocking.runs
         base_id, said = spec.base_id or spec.session_id, spec.history or []
 
-        def work() -> tuple[str, int]:
-            found = sessions.bind_session(base_id, said, owner=spec.owner, session_key=spec.session_key)
+        def work() -> Begun | None:
+            found = spec.session_id
+            if bind:
+                found = sessions.bind_session(base_id, said, owner=spec.owner, session_key=spec.session_key)
             token = leases.acquire(f"session:{found}", holder, ttl)
-            assert token is not None, "a session that is held is not found"
-            return found, token
+            if token is None:
+                return None
+            return Begun(found, token, runs.unfinished(found), sessions.get_session(found))
 
         return await self.transaction(work)
 

@@ -22,6 +22,7 @@ class Claim:
     run_id: str | None = None
     status: int | None = None
     body: bytes | None = None
+    created_at: float = 0.0
 
 
 class Idempotency(Part):
@@ -49,10 +50,10 @@ class Idempotency(Part):
                 "status = NULL, body = NULL, created_at = excluded.created_at, expires_at = excluded.expires_at",
                 (scope, key, fingerprint, run_id, now, now + ttl),
             )
-            return Claim("new", run_id)
+            return Claim("new", run_id, created_at=now)
         if found["fingerprint"] != fingerprint:
             return Claim("conflict", found["run_id"])
-        return Claim(found["state"], found["run_id"], found["status"], found["body"])
+        return Claim(found["state"], found["run_id"], found["status"], found["body"], found["created_at"])
 
     @writes
     def finish(self, tx: Tx, scope: str, key: str, status: int, body: bytes) -> None:

@@ -8,7 +8,7 @@ from hermes.processes import is_gone, this_process
 from hermes.store.connections import Tx
 from hermes.store.parts import Part, reads, writes
 
-__all__ = ["Leases", "held_by", "is_current", "this_process"]
+__all__ = ["Leases", "held_by", "is_current", "release", "this_process"]
 
 _LAST_TOKEN = "lease_token"
 
@@ -44,12 +44,17 @@ class Leases(Part):
     @writes
     def release(self, tx: Tx, name: str, token: int) -> None:
         """Let go; whoever holds another token is not concerned."""
-        tx.execute("DELETE FROM leases WHERE name = ? AND token = ?", (name, token))
+        release(tx, name, token)
 
     @reads
     def holder(self, tx: Tx, name: str) -> str | None:
         """Who holds it now."""
         return held_by(tx, name)
+
+
+def release(tx: Tx, name: str, token: int) -> None:
+    """Let go of a lease."""
+    tx.execute("DELETE FROM leases WHERE name = ? AND token = ?", (name, token))
 
 
 def held_by(tx: Tx, name: str) -> str | None:

@@ -18,7 +18,7 @@ from hermes.store import rows as messages
 from hermes.store.base import EventsExpired, LeaseLost, Partial, Row, RunRecord
 from hermes.store.coding import Blobs, clean, pack, pack_content, pack_or_none, unpack
 from hermes.store.connections import Tx
-from hermes.store.leases import is_current
+from hermes.store.leases import is_current, release
 from hermes.store.parts import Part, reads, writes
 from hermes.store.records import count_usage, exists, open_session
 
@@ -48,27 +48,7 @@ class Runs(Part):
     @writes
     def create(self, tx: Tx, spec: RunSpec) -> None:
         """A run that waits to be started."""
-        now = time.time()
-        parent = spec.parent or (None, None)
-        names = "run_id, owner, kind, session_id, response_id, session_key, source, status, created_at, updated_at, "
-        names += "holder, job_id, parent_run_id, parent_call_id, spec"
-        values = (
-            spec.run_id,
-            spec.owner,
-            spec.kind,
-            spec.session_id,
-            spec.response_id,
-            spec.session_key,
-            spec.source,
-            "queued",
-            now,
-            now,
-            this_process(),
-            spec.job_id,
-            *parent,
-            pack(spec.stored()),
-        )
-        tx.execute(f"INSERT INTO runs ({names}) VALUES ({', '.join('?' * len(values))})", values)
+        _create(tx, spec)
 
     @writes
     def adopt(self, tx: Tx, run_id: str, holder: str) -> bool:
@@ -91,8 +71,14 @@ class Runs(Part):
         replaces: bool = False,
         annotate: tuple[int, str] | None = None,
         sync: bool = False,
+        creates: RunSpec | None = None,
     ) -> None:
-        """One transaction: the events and the rows they announce. `sync` makes the commit wait for the disk."""
+        """One transaction: the events and the rows they announce. `sync` makes the commit wait for the disk.
+
+        A last event gives the session's lease back; `creates` is the run itself where nothing is on record of it.
+        """
+        if creates is not None:
+            _create(tx, creates)
         run = _checked(tx, run_id, token)
         if session is not None:
             _open_session(tx, session)
@@ -126,6 +112,8 @@ class Runs(Part):
                     )
             tx.many(_EVENT, [(run_id, e.seq, e.ts, e.type, e.step, _packed(e)) for e in events])
             _put_state(tx, run_id, state, events)
+            if token is not None and (state.ended or state.status == "interrupted"):
+                release(tx, f"session:{run['session_id']}", token)
         for stream_id in closes:
             tx.execute("DELETE FROM run_partials WHERE run_id = ? AND stream_id = ?", (run_id, stream_id))
         _put(tx, run_id, partials)
@@ -357,6 +345,30 @@ class Runs(Part):
 
 
 # --- the fold and its columns ----------------------------------------------------------------------------------------
+
+
+def _create(tx: Tx, spec: RunSpec) -> None:
+    now = time.time()
+    parent = spec.parent or (None, None)
+    names = "run_id, owner, kind, session_id, response_id, session_key, source, status, created_at, updated_at, "
+    names += "holder, job_id, parent_run_id, parent_call_id, spec"
+    values = (
+        spec.run_id,
+        spec.owner,
+        spec.kind,
+        spec.session_id,
+        spec.response_id,
+        spec.session_key,
+        spec.source,
+        "queued",
+        now,
+        now,
+        this_process(),
+        spec.job_id,
+        *parent,
+        pack(spec.stored()),
+    )
+    tx.execute(f"INSERT INTO runs ({names}) VALUES ({', '.join('?' * len(values))})", values)
 
 
 def _checked(tx: Tx, run_id: str, token: int | None) -> sqlite3.Row:

@@ -73,7 +73,7 @@ class Prepared:
     value: Any = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ToolDef:
     """One tool. `run` is a coroutine function, or blocking and then run in a thread of its own.
 

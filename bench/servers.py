@@ -1,0 +1,97 @@
+"""The processes that are measured, each on one core, and what they use of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+CORES = sorted(os.sched_getaffinity(0))
+SERVER_CORE, OTHER_CORE = CORES[0], CORES[-1]
+_TICKS = os.sysconf("SC_CLK_TCK")
+SETTINGS = {
+    "model": {"default": "bench", "api_key": "key-of-the-bench"},
+    # A title is one more question to the model, once in a session; here every turn would be the first of its session.
+    "auxiliary": {"title_generation": {"enabled": False}},
+    "api_server": {"max_concurrent_runs": 0},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A process that listens."""
+
+    url: str
+    pid: int
+    folder: Path | None = None
+
+    def cpu_s(self) -> float:
+        """Seconds of CPU that all its threads have used."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS
+
+    def resident_mb(self) -> float:
+        """Its resident memory."""
+        found = re.search(r"VmRSS:\s*(\d+)", Path(f"/proc/{self.pid}/status").read_text())
+        return int(found[1]) / 1024 if found else 0.0
+
+
+def pinned(core: int) -> list[str]:
+    """What a command is begun with to stay on one core."""
+    return ["taskset", "-c", str(core)] if shutil.which("taskset") else []
+
+
+@contextlib.contextmanager
+def started(command: list[str], core: int, folder: Path | None = None) -> Iterator[Server]:
+    """A server, once it listens, and to its end."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("HERMES_")}
+    env |= {"HERMES_HOME": str(folder)} if folder else {}
+    with (
+        open(os.devnull if folder is None else folder / "stderr.txt", "wb") as said,
+        subprocess.Popen([*pinned(core), *command], stdout=subprocess.PIPE, stderr=said, env=env) as process,
+    ):
+        assert process.stdout is not None
+        line = process.stdout.readline().decode()
+        found = re.search(r"listening on (http://\S+)", line)
+        try:
+            assert found, f"{command} did not start"
+            yield Server(found[1], process.pid, folder)
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+@contextlib.contextmanager
+def provider() -> Iterator[Server]:
+    """The model."""
+    with started([sys.executable, "-m", "bench.provider"], OTHER_CORE) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def relay(model: Server) -> Iterator[Server]:
+    """The limit."""
+    with started([sys.executable, "-m", "bench.relay", model.url], SERVER_CORE) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def hermes(model: Server, folder: Path | None = None) -> Iterator[Server]:
+    """Hermes, in a home of its own."""
+    with contextlib.ExitStack() as held:
+        home = folder or Path(held.enter_context(tempfile.TemporaryDirectory()))
+        told = {**SETTINGS, "model": {**SETTINGS["model"], "base_url": model.url}}
+        (home / "config.yaml").write_text(yaml.safe_dump(told))
+        (home / "workspace").mkdir(exist_ok=True)
+        (home / "workspace/notes.txt").write_text("".join(f"line {n} of the notes\n" for n in range(60)))
+        command = [sys.executable, "-m", "hermes", "gateway", "run", "--port", "0"]
+        yield held.enter_context(started(command, SERVER_CORE, home))

@@ -1,0 +1,112 @@
+"""Clients that leave while the first record of their turn is being made: it has an end, or was never there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from hermes.runs.spec import RunSpec
+from hermes.server import responses
+from hermes.server.idempotency import Once
+from support.model_server import Reply
+
+from .clients import eventually
+from .conftest import Api, Json
+
+
+class Held:
+    """A method of a store whose first call has done its work and does not return yet."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+        self.reached, self.go = asyncio.Event(), asyncio.Event()
+        whole: Callable[..., Awaitable[Any]] = getattr(owner, name)
+
+        async def held(*args: Any, **named: Any) -> Any:
+            found = await whole(*args, **named)
+            self.reached.set()
+            await self.go.wait()
+            return found
+
+        monkeypatch.setattr(owner, name, held)
+
+    async def leave(self, client: asyncio.Task[Any]) -> None:
+        """The client is found gone meanwhile."""
+        reached = asyncio.create_task(self.reached.wait())
+        await asyncio.wait([client, reached], return_when=asyncio.FIRST_COMPLETED)
+        assert reached.done(), await client
+        client.cancel()
+        await asyncio.sleep(0)
+        self.go.set()
+        await asyncio.wait([client])
+
+
+async def unended(api: Api) -> list[Any]:
+    return list(await api.app.store.runs.unfinished())
+
+
+async def test_a_run_that_is_left_while_it_is_submitted_goes_on(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    api.model.script = [Reply(text="Hello.")]
+    spec, engine = RunSpec("hi", "hall"), api.app.engine
+    held = Held(monkeypatch, type(api.app.store.runs), "append")
+    await held.leave(asyncio.create_task(engine.submit(spec)))
+    record: Any = await eventually(lambda: engine.get(spec.run_id), lambda found: found and found.state.ended)
+    assert record.state.status == "completed"
+    await eventually(lambda: asyncio.sleep(0, engine.live(spec.run_id)), lambda live: live is None)
+
+
+@pytest.mark.parametrize("body", [{}, {"background": True}, {"stream": True}, {"stream": True, "background": True}])
+@pytest.mark.parametrize("headers", [{}, {"X-Hermes-Detach": "true"}])
+async def test_a_response_that_is_left_while_it_is_kept_has_an_end(
+    api: Api, monkeypatch: pytest.MonkeyPatch, body: Json, headers: dict[str, str]
+) -> None:
+    api.model.script = [Reply(text="Hello.")]
+    held, handling = Held(monkeypatch, type(api.adapter.stored_responses), "put"), list[asyncio.Task[Any]]()
+    prepare = responses.prepare
+
+    async def prepared(*args: Any) -> Any:
+        handling.append(asyncio.current_task())  # type: ignore[arg-type]
+        return await prepare(*args)
+
+    monkeypatch.setattr(responses, "prepare", prepared)
+    asking = asyncio.create_task(
+        api.client.post(f"{api.url}/v1/responses", json={"input": "hi", **body}, headers=headers)
+    )
+    await eventually(lambda: asyncio.sleep(0, handling))
+    await held.leave(handling[0])
+    asking.cancel()
+    await eventually(api.adapter.stored_responses.unfinished, lambda found: not found)
+    await eventually(lambda: unended(api), lambda found: not found)
+    if body.get("background") or headers:
+        [run] = await api.app.engine.list()
+        assert run.state.status == "completed"
+        assert (await api.adapter.stored_responses.get(run.spec.response_id))["response"]["status"] == "completed"
+
+
+async def test_a_key_whose_client_leaves_while_it_is_claimed_is_worked_on(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.model.script = [Reply(text="Hello.")]
+    held, handling = Held(monkeypatch, type(api.app.store.idempotency), "claim"), list[asyncio.Task[Any]]()
+    whole = Once.answer
+
+    async def answered(*args: Any) -> Any:
+        handling.append(asyncio.current_task())  # type: ignore[arg-type]
+        return await whole(*args)
+
+    monkeypatch.setattr(Once, "answer", answered)
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+
+    async def ask() -> tuple[int, str]:
+        headers = {"Idempotency-Key": "k"}
+        async with api.client.post(f"{api.url}/v1/chat/completions", json=body, headers=headers) as answer:
+            return answer.status, (await answer.json())["choices"][0]["message"]["content"]
+
+    asking = asyncio.create_task(ask())
+    await eventually(lambda: asyncio.sleep(0, handling))
+    await held.leave(handling[0])
+    asking.cancel()
+    assert await ask() == (200, "Hello.")
+    assert len(await api.app.engine.list()) == 1
