@@ -76,8 +76,10 @@ class SseDecoder:
             chunk = chunk[1:]
         if b"\r" in chunk:
             chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        *lines, self._buffer = (self._buffer + chunk).split(b"\n")
         events: list[tuple[str, bytes]] = []
+        if self._began and not self._buffer and not self._data and not self._name:
+            chunk = self._quickly(chunk, events)
+        *lines, self._buffer = (self._buffer + chunk).split(b"\n")
         if not self._began and lines:
             self._began = True
             lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")
@@ -99,6 +101,17 @@ class SseDecoder:
             raise StreamBroken(f"An event is longer than {EVENT_BYTES_MAX} bytes.", answered=True)
         return events
 
+    @staticmethod
+    def _quickly(chunk: bytes, events: list[tuple[str, bytes]]) -> bytes:
+        """Take whole events of one line of data from the beginning of a chunk; what is left of it."""
+        whole, end, _ = chunk.rpartition(b"\n\n")
+        if end and len(chunk) <= EVENT_BYTES_MAX:
+            found = whole.split(b"\n\n")
+            if all(event.startswith(b"data: ") and b"\n" not in event for event in found):
+                events += [("", event[6:]) for event in found]
+                return chunk[len(whole) + 2 :]
+        return chunk
+
 
 class Answer:
     """An answer being received. Leaving its context closes it; a connection that is not read to its end is dropped."""
@@ -106,6 +119,12 @@ class Answer:
     def __init__(self, response: aiohttp.ClientResponse, timeouts: Timeouts) -> None:
         self._response = response
         self._timeouts = timeouts
+        self._loop = asyncio.get_running_loop()
+        self._heard_at, self._stale = self._loop.time(), False
+        if (connection := response.connection) is not None and connection.protocol is not None:
+            # One timer that looks now and then, not one that is set anew for every packet.
+            connection.protocol.read_timeout = None
+        self._timer = self._loop.call_later(timeouts.stale_s, self._look)
         self.status = response.status
         self.headers: Mapping[str, str] = response.headers
         self.is_stream = response.content_type == "text/event-stream"
@@ -114,9 +133,26 @@ class Answer:
     async def read(self) -> bytes:
         """What has come since the last read, waiting for it; empty at the end."""
         try:
-            return await self._response.content.readany()
+            data = await self._response.content.readany()
         except Exception as error:
+            if self._stale:
+                raise StaleStream(f"Nothing came for {self._timeouts.stale_s:g} s.", answered=True) from error
             raise _ours(error, answered=True, timeouts=self._timeouts) from error
+        self._heard_at = self._loop.time()
+        return data
+
+    def _look(self) -> None:
+        left_s = self._heard_at + self._timeouts.stale_s - self._loop.time()
+        if left_s <= 0:
+            self._stale = True
+            self._response.close()
+        else:
+            self._timer = self._loop.call_later(left_s, self._look)
+
+    def close(self) -> None:
+        """The answer is of no use any more. A body read to its end has already given its connection back."""
+        self._timer.cancel()
+        self._response.close()
 
     async def body(self) -> bytes:
         """The whole body."""
@@ -143,27 +179,28 @@ class Exchange:
         timeouts: Timeouts,
     ):
         self._session = session
-        self._call = (method, url, dict(headers), body)
+        self._call: tuple[str, str, dict[str, str], bytes] | None = (method, url, dict(headers), body)
         self._timeouts = timeouts
-        self._response: aiohttp.ClientResponse | None = None
+        self._answer: Answer | None = None
 
     async def __aenter__(self) -> Answer:
-        method, url, headers, body = self._call
+        assert self._call is not None, "an exchange is entered once"
+        (method, url, headers, body), self._call = self._call, None
         limits = aiohttp.ClientTimeout(
             total=self._timeouts.total_s, sock_connect=CONNECT_S_MAX, sock_read=self._timeouts.stale_s
         )
         try:
-            self._response = await self._session.request(
+            response = await self._session.request(
                 method, url, headers=headers, data=body or None, timeout=limits, allow_redirects=False
             )
         except Exception as error:
             raise _ours(error, answered=False, timeouts=self._timeouts) from error
-        return Answer(self._response, self._timeouts)
+        self._answer = Answer(response, self._timeouts)
+        return self._answer
 
     async def __aexit__(self, *_: object) -> None:
-        if self._response is not None:
-            # A body read to its end has already given its connection back; any other is of no use to anybody.
-            self._response.close()
+        if self._answer is not None:
+            self._answer.close()
 
 
 class Transport(Protocol):

@@ -121,17 +121,19 @@ async def test_a_reader_who_joins_while_something_is_being_stored_misses_nothing
     check_laws(await late)
 
 
+@pytest.mark.parametrize("asked", [True, False], ids=["asked for", "by and by"])
 async def test_text_that_is_stored_later_than_the_whole_message_is_not_doubled(
-    writing: Writing, monkeypatch: pytest.MonkeyPatch
+    writing: Writing, monkeypatch: pytest.MonkeyPatch, asked: bool
 ) -> None:
-    held = Held(monkeypatch, "put_partials")
+    held = Held(monkeypatch, "put_partials" if asked else "put_grown")
     writing.writer.text("m1", "Once ")
-    storing = asyncio.create_task(writing.writer.settle())
+    storing = [asyncio.create_task(writing.writer.settle())] if asked else []
     await held.wait()
     completing = asyncio.create_task(writing.complete())
     await idle()
+    assert not completing.done()
     held.go.set()
-    await asyncio.gather(storing, completing)
+    await asyncio.gather(*storing, completing)
     await writing.end()
     again = await writing.reader()
     assert [event["text"] for event in again if event["type"] == "text.delta"] == ["Once "]
@@ -145,7 +147,7 @@ async def test_text_that_is_stored_later_than_the_whole_message_is_not_doubled(
 def failed_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """Set when the first attempt to store text has failed."""
     failed = asyncio.Event()
-    original = AsyncRuns.put_partials
+    original = AsyncRuns.put_grown
 
     async def put(runs: AsyncRuns, *args: Any) -> None:
         if not failed.is_set():
@@ -153,7 +155,7 @@ def failed_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
             raise request.param("the disk is busy")
         await original(runs, *args)
 
-    monkeypatch.setattr(AsyncRuns, "put_partials", put)
+    monkeypatch.setattr(AsyncRuns, "put_grown", put)
     return failed
 
 

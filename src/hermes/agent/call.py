@@ -48,14 +48,14 @@ class Caller:
         streaming: bool,
     ) -> Attempt:
         """One request and its answer, assembled as it comes."""
-        body = _encode(wire.body)
         facts: FailureFacts | None
         silence = _Silence(self._waiting)
         try:
             async with (
                 self._stop.scope(),
-                via.send(wire.method, wire.url, wire.headers, body, timeouts) as answer,
+                via.send(wire.method, wire.url, wire.headers, _encode(wire.body), timeouts) as answer,
             ):
+                wire.body.clear()  # an answer may take long, and its question is the larger part of it
                 silence.broken()
                 if answer.status >= 300:
                     return Attempt(assembler, provider.facts(answer.status, answer.headers, await answer.body()))
@@ -103,12 +103,17 @@ class Caller:
                         if self._joins and type(part) is Text:
                             texts.append(part.text)
                             continue
-                        await self._said(texts, assembler)
+                        if texts:
+                            await carry(assembler.feed(Text("".join(texts))), self._deliver)
+                            texts = []
                         await carry(assembler.feed(part), self._deliver)
                     if assembler.error is not None or (ends and (name or _type_of(event)) in ends):
                         return
             finally:
-                await self._said(texts, assembler)
+                if texts:
+                    for delta in assembler.feed(Text("".join(texts))):
+                        if (work := self._deliver(delta)) is not None:
+                            await work
             if over:
                 if not assembler.finished:
                     assembler.feed(Finish("stop"))
@@ -117,12 +122,6 @@ class Caller:
                 last_part = loop.time()
             elif loop.time() - last_part > timeouts.stale_s * COMMENTS_STRETCH:
                 raise StaleStream("Nothing of an answer came.", answered=True)
-
-    async def _said(self, texts: list[str], assembler: Assembler) -> None:
-        if texts:
-            text = "".join(texts)
-            texts.clear()
-            await carry(assembler.feed(Text(text)), self._deliver)
 
     async def _end(self, assembler: Assembler) -> FailureFacts | None:
         if (error := assembler.error) is not None:

@@ -10,7 +10,7 @@ from hermes.bus.memory import MemoryBus, Sink
 from hermes.guards.secrets import Secrets
 from hermes.limits import PAGE_EVENTS_MAX, STORE_POLL_S
 from hermes.runs.events import Event, RunState
-from hermes.runs.writer import RunWriter
+from hermes.runs.writer import RunWriter, Saver
 from hermes.store.base import RunStore, StoreError
 
 
@@ -21,6 +21,7 @@ class RunLog:
         self._bus = bus
         self._window_s = window_s
         self._writers: dict[str, RunWriter] = {}
+        self._saver = Saver()
 
     def open(
         self,
@@ -42,6 +43,7 @@ class RunLog:
             secrets=secrets,
             last_seq=last_seq,
             state=state,
+            saver=self._saver,
         )
         self._writers[run_id] = writer
         return writer

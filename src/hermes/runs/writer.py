@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,6 +90,52 @@ def _seen(done: asyncio.Future[None]) -> None:
         done.exception()
 
 
+class Saver:
+    """Has the texts that have grown put into their stores, those of all runs together."""
+
+    def __init__(self) -> None:
+        self._due: dict[RunWriter, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, writer: RunWriter) -> None:
+        """A text of this log has grown."""
+        self._due[writer] = None
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(PARTIAL_S_MAX, self._begin)
+
+    def drop(self, writer: RunWriter) -> None:
+        """This log has ended."""
+        self._due.pop(writer, None)
+        if not self._due and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _begin(self) -> None:
+        self._timer = None
+        due, self._due = self._due, {}
+        task = asyncio.get_running_loop().create_task(self._save(due))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _save(self, due: Iterable[RunWriter]) -> None:
+        saving: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        found = [(writer, grown) for writer in due if (grown := writer.grown(saving)) is not None]
+        try:
+            for store in {writer.store for writer, _ in found}:
+                own = [(writer, grown) for writer, grown in found if writer.store is store]
+                try:
+                    await store.put_grown([(writer.run_id, *grown) for writer, grown in own])
+                except Exception:  # noqa: BLE001  (what is not saved now is saved with what follows)
+                    for writer, _ in own:
+                        self.add(writer)
+                else:
+                    for writer, (_, partials) in own:
+                        writer.saved(partials)
+        finally:
+            saving.set_result(None)
+
+
 class RunWriter:
     """The one writer of a run's log.
 
@@ -109,6 +155,7 @@ class RunWriter:
         clock: Callable[[], float] = time.time,
         last_seq: int = 0,
         state: RunState | None = None,
+        saver: Saver | None = None,
     ) -> None:
         self.run_id = run_id
         self.token = token
@@ -119,7 +166,7 @@ class RunWriter:
         # The run itself, until the first commit has put it on record; and who is told of that.
         self.creates: RunSpec | None = None
         self.recorded: Callable[[], None] = lambda: None
-        self._store, self._bus, self._clock, self._window_s = store, bus, clock, window_s
+        self.store, self._bus, self._clock, self._window_s = store, bus, clock, window_s
         self._secrets = secrets or Secrets()
         self._seq = last_seq
         self._streams: dict[str, _Stream] = {}
@@ -129,7 +176,8 @@ class RunWriter:
         self._ending = self._closed = False
         self._draining: asyncio.Task[None] | None = None
         self._join_timer: asyncio.TimerHandle | None = None
-        self._save_timer: asyncio.TimerHandle | None = None
+        self._saver = saver or Saver()
+        self._saving: asyncio.Future[None] | None = None
         self._unsaved = 0
         self._told_at = 0.0
         self._last_delta_at = float("-inf")
@@ -252,17 +300,30 @@ class RunWriter:
         stream.last_seq = self._seq
         self._deliver(event)
         self._unsaved += 1
-        if self._save_timer is None:
-            self._save_timer = self._loop.call_later(PARTIAL_S_MAX, self._save)
-        elif self._unsaved == PARTIAL_EVENTS_MAX:
-            self._save()
-
-    def _save(self) -> None:
-        if self._save_timer is not None:
-            self._save_timer.cancel()
-            self._save_timer = None
-        if not self._ending:
+        if self._unsaved == 1:
+            self._saver.add(self)
+        elif self._unsaved == PARTIAL_EVENTS_MAX and not self._ending:
             self._enqueue(_Commit(self._loop.create_future()))
+
+    def grown(self, saving: asyncio.Future[None]) -> tuple[int | None, list[Partial]] | None:
+        """The token, and what has grown since the last time, to be put into the store until `saving` is done. None
+        while something else is on its way there: the rest follows that."""
+        if self._draining is not None:
+            self._saver.add(self)
+        elif not self._ending and (partials := [stream.partial() for stream in self._grown()]):
+            self._saving = saving
+            return self.token, partials
+        return None
+
+    def saved(self, partials: Sequence[Partial]) -> None:
+        """The store knows these."""
+        for partial in partials:
+            if (stream := self._streams.get(partial.stream_id)) is not None:
+                stream.saved_seq = partial.last_seq
+        self._unsaved = 0
+        if self._grown():
+            self._unsaved = 1
+            self._saver.add(self)
 
     async def settle(self) -> None:
         """Wait until the store knows all that was given out."""
@@ -376,6 +437,9 @@ class RunWriter:
         """Carry out what is queued, one after the other."""
         try:
             while self._commits:
+                if self._saving is not None:
+                    await asyncio.wait([self._saving])
+                    self._saving = None
                 batch = self._batch()
                 try:
                     await (self._commit(batch) if batch[0].events else self._save_partials())
@@ -402,8 +466,8 @@ class RunWriter:
     def _failed(self, commit: _Commit, error: Exception) -> None:
         if any(event.final or event.type == "run.interrupted" for event in commit.events):
             self._ending = False
-        if not commit.events and self._save_timer is None and not self._closed:
-            self._save_timer = self._loop.call_later(PARTIAL_S_MAX, self._save)
+        if not commit.events and not self._closed:
+            self._saver.add(self)
         if not commit.done.done():
             commit.done.set_exception(error)
 
@@ -423,13 +487,13 @@ class RunWriter:
         rows = [row for commit in batch for row in commit.rows]
         if self.creates is not None:
             options["creates"] = self.creates
-        await self._store.append(self.run_id, self.token, events, rows, partials=partials, **options)
+        await self.store.append(self.run_id, self.token, events, rows, partials=partials, **options)
         if self.creates is not None:
             self.creates = None
             self.recorded()
         for stream_id in closes:
             self._streams.pop(stream_id, None)
-        self._saved(partials)
+        self.saved(partials)
         for commit in batch:
             for event in commit.events:
                 self.state.apply(event)
@@ -440,17 +504,11 @@ class RunWriter:
 
     async def _save_partials(self) -> None:
         if partials := [stream.partial() for stream in self._grown()]:
-            await self._store.put_partials(self.run_id, self.token, partials)
-            self._saved(partials)
+            await self.store.put_partials(self.run_id, self.token, partials)
+            self.saved(partials)
 
     def _grown(self) -> list[_Stream]:
         return [stream for stream in self._streams.values() if stream.last_seq > stream.saved_seq]
-
-    def _saved(self, partials: Sequence[Partial]) -> None:
-        self._unsaved = 0
-        for partial in partials:
-            if (stream := self._streams.get(partial.stream_id)) is not None:
-                stream.saved_seq = partial.last_seq
 
     # --- common -------------------------------------------------------------------------------------------------
 
@@ -459,16 +517,16 @@ class RunWriter:
 
     def _now(self) -> float:
         # A clock that is set back does not set the log back.
-        self._told_at = max(self._told_at, round(self._clock(), 3))
+        self._told_at = max(self._told_at, int(self._clock() * 1000) / 1000)
         return self._told_at
 
     async def close(self) -> None:
         """Leave nothing behind: timers and tasks of this log end here."""
         self._closed = True
-        for timer in (self._join_timer, self._save_timer):
-            if timer is not None:
-                timer.cancel()
-        self._join_timer = self._save_timer = None
+        self._saver.drop(self)
+        if self._join_timer is not None:
+            self._join_timer.cancel()
+            self._join_timer = None
         if self._commits and self._draining is None:
             self._draining = self._loop.create_task(self._drain())
         if self._draining is not None:

@@ -186,6 +186,10 @@ class RunStore(Protocol):
 
     async def put_partials(self, run_id: str, token: int | None, partials: Sequence[Partial]) -> None: ...
 
+    async def put_grown(self, grown: Sequence[tuple[str, int | None, Sequence[Partial]]]) -> None:
+        """The same for several runs, each with its token; those that have lost their session are left out."""
+        ...
+
     async def partials(self, run_id: str) -> list[Partial]:
         """The open ends of the run's streams."""
         ...

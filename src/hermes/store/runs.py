@@ -6,6 +6,7 @@ import builtins
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -123,6 +124,14 @@ class Runs(Part):
         """Keep what has grown since the last time."""
         _checked(tx, run_id, token)
         _put(tx, run_id, partials)
+
+    @writes
+    def put_grown(self, tx: Tx, grown: Sequence[tuple[str, int | None, Sequence[Partial]]]) -> None:
+        """The same for several runs, each with its token; those that have lost their session are left out."""
+        for run_id, token, partials in grown:
+            with suppress(LeaseLost):
+                _checked(tx, run_id, token)
+                _put(tx, run_id, partials)
 
     @writes
     def discard(self, tx: Tx, run_id: str) -> None:
