@@ -77,8 +77,9 @@ class SseDecoder:
         if b"\r" in chunk:
             chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         events: list[tuple[str, bytes]] = []
-        if self._began and not self._buffer and not self._data and not self._name:
-            chunk = self._quickly(chunk, events)
+        self._began = self._began or (self._buffer or chunk)[:1] != b"\xef"
+        if self._began and not self._data and not self._name:
+            chunk, self._buffer = self._quickly(self._buffer + chunk, events), b""
         *lines, self._buffer = (self._buffer + chunk).split(b"\n")
         if not self._began and lines:
             self._began = True

@@ -87,7 +87,7 @@ class Caller:
         decoder = SseDecoder()
         loop = asyncio.get_running_loop()
         last_part = loop.time()
-        parts, ends = provider.parts, provider.ends
+        text_of, parts, ends = provider.text, provider.parts, provider.ends
         while chunk := await read():  # type: ignore[misc]
             silence.broken()
             over = brought = False
@@ -97,6 +97,9 @@ class Caller:
                     if data == b"[DONE]":
                         over = True
                         break
+                    if self._joins and (text := text_of(data)) is not None:
+                        texts.append(text)
+                        continue
                     event = WireEvent(name, _decode(data))
                     for part in parts(event):
                         brought = True
@@ -111,6 +114,7 @@ class Caller:
                         return
             finally:
                 if texts:
+                    brought = True
                     for delta in assembler.feed(Text("".join(texts))):
                         if (work := self._deliver(delta)) is not None:
                             await work

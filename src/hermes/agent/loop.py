@@ -71,7 +71,8 @@ async def run_turn(live: LiveRun, services: Services) -> Result:
         failure = Failure("unknown", None, "", "The server had an internal error.", False, "agent_error")
         await close_failed(turn, failure, open_answer(turn))
         raise
-    if live.spec.persist and turn.user_row is not None and not done["interrupted"]:
+    named = live.begun is not None and live.begun.session is not None and live.begun.session["title"]
+    if live.spec.persist and turn.user_row is not None and not named and not done["interrupted"]:
         services.background(_name_session(turn, text_of(turn.user_row.content), done["final_response"]))
     return done
 
@@ -409,8 +410,7 @@ class TurnLoop:
 async def _name_session(turn: Turn, question: str, answer: str) -> None:
     """A title for a session that has none, as work that delays nobody."""
     sessions, session_id = turn.live.store.sessions, turn.live.spec.session_id
-    session = await sessions.get_session(session_id)
-    if session is None or session["title"] or not question.strip():
+    if not question.strip():
         return
     got = await Auxiliary(turn).title(question, answer) if answer else None
     if got is not None:

@@ -106,6 +106,9 @@ class AnthropicMessages:
         read = _EVENTS.get(kind if type(kind) is str else event.name)
         return read(data) if read is not None else ()
 
+    def text(self, data: bytes) -> None:
+        """No event is told by its text alone."""
+
     def facts(self, status: int, headers: Mapping[str, str], body: bytes) -> FailureFacts:
         """What a refused request says."""
         return refusal_facts(status, headers, body)

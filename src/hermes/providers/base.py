@@ -169,6 +169,10 @@ class Provider(Protocol):
 
     def parts(self, event: WireEvent) -> Sequence[Part]: ...
 
+    def text(self, data: bytes) -> str | None:
+        """The text of an event of a stream that is nothing else, as most are; None: `parts` must look."""
+        return None
+
     def facts(self, status: int, headers: Mapping[str, str], body: bytes) -> FailureFacts: ...
 
     def capabilities(self, model: str) -> Capabilities: ...

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from hermes.agent.failures import FailureFacts
 from hermes.agent.parts import (
@@ -96,25 +98,14 @@ class ChatCompletions:
 
     def parts(self, event: WireEvent) -> Sequence[Part]:
         """The parts of one chunk or of a whole body."""
-        data = event.data
-        if type(data) is not dict:
-            return ()
-        if not event.whole:
-            # One call per token: a chunk that holds nothing but text leaves here.
-            choices = data.get("choices")
-            if type(choices) is list and len(choices) == 1 and type(choice := choices[0]) is dict:
-                delta = choice.get("delta")
-                if (
-                    type(delta) is dict
-                    and len(delta) == 1
-                    and type(text := delta.get("content")) is str
-                    and not choice.get("finish_reason")
-                    and not choice.get("index")
-                    and not data.get("usage")
-                    and not data.get("error")
-                ):
-                    return (Text(text),) if text else ()
-        return _answer(data, event.whole)
+        return _answer(event.data, event.whole) if type(event.data) is dict else ()
+
+    def text(self, data: bytes) -> str | None:
+        """The text of a chunk that is nothing else. One call per token: what is not needed is not decoded."""
+        try:
+            return _token(data).choices[0].delta.content
+        except msgspec.MsgspecError:
+            return None
 
     def facts(self, status: int, headers: Mapping[str, str], body: bytes) -> FailureFacts:
         """What a refused request says."""
@@ -126,6 +117,29 @@ class ChatCompletions:
 
 
 PROVIDER: Provider = ChatCompletions()
+
+
+class _Said(msgspec.Struct, forbid_unknown_fields=True):
+    content: str
+
+
+class _Choice(msgspec.Struct):
+    delta: _Said
+    index: Literal[0] = 0
+    finish_reason: None = None
+    error: None = None
+    usage: None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: tuple[_Choice]
+    usage: None = None
+    error: None = None
+    object: Literal["chat.completion.chunk", ""] | None = None
+    x_groq: None = None
+
+
+_token = msgspec.json.Decoder(_Chunk).decode
 
 # --- requests --------------------------------------------------------------------------------------------------------
 

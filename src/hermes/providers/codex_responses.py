@@ -111,6 +111,9 @@ class CodexResponses:
             return read(data)
         return [server_error(data)] if data.get("error") and kind is None else ()
 
+    def text(self, data: bytes) -> None:
+        """No event is told by its text alone."""
+
     def facts(self, status: int, headers: Mapping[str, str], body: bytes) -> FailureFacts:
         """What a refused request says."""
         return refusal_facts(status, headers, body)

@@ -91,6 +91,10 @@ class Local:
         """The parts of one chunk."""
         return chat_completions.PROVIDER.parts(event)
 
+    def text(self, data: bytes) -> str | None:
+        """The text of a chunk that is nothing else."""
+        return chat_completions.PROVIDER.text(data)
+
     def facts(self, status: int, headers: Mapping[str, str], body: bytes) -> FailureFacts:
         """What a refused request says."""
         return refusal_facts(status, headers, body)

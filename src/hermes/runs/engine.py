@@ -324,6 +324,17 @@ class RunEngine:
         assert live.task is not None
         return await asyncio.shield(live.task)
 
+    async def work(self, spec: RunSpec, admission: Admission) -> Result:
+        """Begin a run for whoever waits for its result; who is called away meanwhile leaves it."""
+        live = await self.start(spec, admission)
+        assert live.task is not None
+        owner = self.attach(spec.run_id)
+        try:
+            return await asyncio.shield(live.task)
+        except asyncio.CancelledError:
+            await self.detach(spec.run_id, owner)
+            raise
+
     async def submit(self, spec: RunSpec) -> str:
         """Record a run that starts as soon as its session is free; returns once it is on record.
 

@@ -72,6 +72,7 @@ AIOHTTP_AVAILABLE = find_spec("aiohttp") is not None
 CHAT_COMPLETIONS_SSE_KEEPALIVE_SECONDS = 15.0
 _CORS_HEADERS = CORS_HEADERS
 _OWN_NAME = "hermes-agent"
+_AGENT = facade.AIAgent
 Message = dict[str, Any]
 
 
@@ -397,6 +398,12 @@ class APIServerAdapter:
             **callbacks,
         )
 
+    @property
+    def _makes_its_own_agents(self) -> bool:
+        """Whether nobody has put another agent in the place of ours: then all there is to a turn is in its spec."""
+        made = getattr(self._create_agent, "__func__", None) is APIServerAdapter._create_agent
+        return made and facade.AIAgent is _AGENT
+
     async def _run_agent(
         self,
         *,
@@ -416,6 +423,9 @@ class APIServerAdapter:
         """
         if admission is not None and admission.begun:
             told = await result_at_end(admission.engine, admission.run_id)
+            return told, {name: told[name] for name in ("input_tokens", "output_tokens", "total_tokens")}
+        if admission is not None and spec is not None and self._makes_its_own_agents:
+            told = await admission.engine.work(spec, admission)
             return told, {name: told[name] for name in ("input_tokens", "output_tokens", "total_tokens")}
         agent = self._create_agent(
             ephemeral_system_prompt=ephemeral_system_prompt,
