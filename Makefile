@@ -8,11 +8,11 @@ WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 # The clients of the server, which nothing else needs.
 CLIENTS := tests/clients/.venv
 
-.PHONY: setup run test test-clients test-long test-crash soak check format bench eval-local clean help
+.PHONY: setup run test test-clients test-long test-crash soak check format bench bench-guard eval-local clean help
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make run | test | test-clients | test-long | test-crash | soak | check | format | bench | eval-local | setup | clean"
+	@echo "make run | test | test-clients | test-long | test-crash | soak | check | format | bench | bench-guard | eval-local | setup | clean"
 
 setup: $(STAMP)
 
@@ -57,11 +57,15 @@ format: setup
 bench: setup
 	@$(BIN)/python -m bench $(ARGS)
 
+# Instructions per token, against the figure on record (`ARGS=--update` puts a new one there). Needs valgrind.
+bench-guard: setup
+	@$(BIN)/python -m bench.guard $(ARGS)
+
 # How well the installed local model does what it is asked, for real, in a scratch folder.
 eval-local: setup
 	@$(BIN)/python -m hermes.local.install
 	@$(BIN)/python -m evals $(ARGS)
 
 clean:
-	@rm -rf $(VENV) $(CLIENTS) tests/clients/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist bench/results.json bench/.cache
+	@rm -rf $(VENV) $(CLIENTS) tests/clients/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist bench/.cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

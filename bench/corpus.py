@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import os
 import random
+import shutil
 import sqlite3
+import tempfile
 from collections.abc import Iterator
-from contextlib import closing
-from dataclasses import asdict, dataclass
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from hermes.store.sessions import SessionDB
 
 # Raised when anything below changes what is generated.
 GENERATOR = 1
+FULL, QUICK = (1_000_000, 20_000), (50_000, 1_000)  # messages and sessions
 CACHE = Path(__file__).parent / ".cache"
 WORDS = 200_000
 CHARS_MIN, CHARS_MAX = 20, 800
@@ -28,17 +29,6 @@ BATCH = 50_000
 ROLES = ("user", "assistant", "tool", "assistant")
 CONSONANTS = "bcdfghjklmnpqrstvwxz"
 SYLLABLES = [consonant + vowel for consonant in CONSONANTS for vowel in "aeiou"]
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """What lies in the file."""
-
-    path: Path
-    messages: int
-    sessions: int
-    text_bytes: int
-    long_sessions: int
 
 
 def word(rank: int) -> str:
@@ -63,7 +53,7 @@ def owner(number: int) -> str:
     return GUEST if number % 500 == 250 else "default"
 
 
-def corpus(messages: int, sessions: int) -> Corpus:
+def corpus(messages: int, sessions: int) -> Path:
     """The database with this many messages, from the last time or made anew."""
     CACHE.mkdir(exist_ok=True)
     name = f"state-{messages}-{_digest(messages, sessions)}"
@@ -71,24 +61,34 @@ def corpus(messages: int, sessions: int) -> Corpus:
     if not note.exists():
         for old in CACHE.glob(f"state-{messages}-*"):
             old.unlink()
-        made = _make(path, messages, sessions)
-        note.write_text(json.dumps(asdict(made) | {"path": ""}))
-    return Corpus(**json.loads(note.read_text()) | {"path": path})
+        _make(path, messages, sessions)
+        note.write_text("{}")
+    return path
+
+
+@contextmanager
+def copied(database: Path) -> Iterator[Path]:
+    """A copy that may be written to, in a folder of its own, as `state.db`."""
+    with tempfile.TemporaryDirectory(dir=CACHE) as folder:
+        copy = Path(folder) / "state.db"
+        shutil.copyfile(database, copy)
+        # Or the first commit that reaches the disk would wait for all of it.
+        with open(copy, "rb") as file:
+            os.fsync(file.fileno())
+        yield copy
 
 
 def _digest(messages: int, sessions: int) -> str:
     """Of all that decides what the file looks like: the generator and the tables."""
-    empty = CACHE / f"empty-{os.getpid()}.db"
-    SessionDB(empty).close()
-    db = sqlite3.connect(empty)
-    tables = db.execute("SELECT sql FROM sqlite_master ORDER BY name").fetchall()
-    db.close()
-    for left in CACHE.glob(f"{empty.name}*"):
-        left.unlink()
+    with tempfile.TemporaryDirectory() as folder:
+        empty = Path(folder) / "empty.db"
+        SessionDB(empty).close()
+        with closing(sqlite3.connect(empty)) as db:
+            tables = db.execute("SELECT sql FROM sqlite_master ORDER BY name").fetchall()
     return hashlib.sha256(repr((GENERATOR, messages, sessions, tables)).encode()).hexdigest()[:12]
 
 
-def _make(path: Path, messages: int, sessions: int) -> Corpus:
+def _make(path: Path, messages: int, sessions: int) -> None:
     print(f"making {path.name}: {messages:,} messages in {sessions:,} sessions")
     SessionDB(path).close()
     chance = random.Random(GENERATOR)
@@ -96,7 +96,7 @@ def _make(path: Path, messages: int, sessions: int) -> Corpus:
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         for setting in ("synchronous=OFF", "foreign_keys=OFF", "cache_size=-262144"):
             db.execute(f"PRAGMA {setting}")
-        opening, spans, text_bytes = _add_messages(db, chance, sizes)
+        opening, spans = _add_messages(db, chance, sizes)
         rows = [
             (session_id(n), owner(n), f"{opening[n][:30].strip()} {n}", *spans[n], sizes[n], opening[n])
             for n in range(sessions)
@@ -109,16 +109,15 @@ def _make(path: Path, messages: int, sessions: int) -> Corpus:
         )
         db.execute("COMMIT")
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    return Corpus(path, messages, sessions, text_bytes, sum(size >= 500 for size in sizes))
 
 
 def _add_messages(
     db: sqlite3.Connection, chance: random.Random, sizes: list[int]
-) -> tuple[dict[int, str], dict[int, tuple[float, float]], int]:
-    """Write all messages. How each session begins, from when to when it went on, and how long all texts are."""
+) -> tuple[dict[int, str], dict[int, tuple[float, float]]]:
+    """Write all messages. How each session begins, and from when to when it went on."""
     opening: dict[int, str] = {}
     spans: dict[int, tuple[float, float]] = {}
-    text_bytes, texts = 0, _texts(chance)
+    texts = _texts(chance)
     order = enumerate(_order(chance, sizes), 1)
     while batch := list(itertools.islice(order, BATCH)):
         rows = []
@@ -127,7 +126,6 @@ def _add_messages(
             rows.append((row_id, session_id(session), role, text, when, "terminal" if role == "tool" else None))
             opening.setdefault(session, text[:60])
             spans[session] = (spans.get(session, (when, when))[0], when)
-            text_bytes += len(text)
         db.execute("BEGIN")
         db.executemany(
             "INSERT INTO messages(id, session_id, role, content, timestamp, tool_name) VALUES (?, ?, ?, ?, ?, ?)", rows
@@ -135,7 +133,7 @@ def _add_messages(
         db.execute("COMMIT")
         print(f"\r{batch[-1][0]:>10,}", end="", flush=True)
     print()
-    return opening, spans, text_bytes
+    return opening, spans
 
 
 def _sizes(chance: random.Random, messages: int, sessions: int) -> list[int]:

@@ -27,7 +27,6 @@ class Seen:
     total_s: float = 0.0
     gaps: array[float] = field(default_factory=lambda: array("d"))
     status: int = 0
-    head: bytes = b""
 
 
 class Client(asyncio.Protocol):
@@ -42,8 +41,8 @@ class Client(asyncio.Protocol):
 
     def ask(self, request: bytes) -> asyncio.Future[Seen]:
         """Send a request; what came of it."""
-        self._seen = Seen()
-        self._tail, self._size, self._chunked = b"", -1, False
+        self.seen = Seen()
+        self._tail, self._end, self._size, self._chunked = b"", b"", -1, False
         self.body.clear()
         self._done: asyncio.Future[Seen] = asyncio.get_running_loop().create_future()
         self._began = self._last = time.perf_counter()
@@ -51,7 +50,7 @@ class Client(asyncio.Protocol):
         return self._done
 
     def data_received(self, data: bytes) -> None:
-        seen, now = self._seen, time.perf_counter()
+        seen, now = self.seen, time.perf_counter()
         if self._keep:
             self.body += data
         if not seen.status:
@@ -59,26 +58,23 @@ class Client(asyncio.Protocol):
             if not _:
                 self._tail = head
                 return
-            self._tail, seen.head, seen.status = b"", head, int(head[9:12])
+            self._tail, seen.status = b"", int(head[9:12])
             lower = head.lower()
             self._chunked = b"transfer-encoding: chunked" in lower
             _, _, length = lower.partition(b"content-length:")
             self._size = int(length.split(b"\r\n")[0]) if length else -1
         if self._size >= 0:
             self._size -= len(data)
-        data = self._tail + data
-        if count := data.count(MARK):
+        if count := (self._tail + data).count(MARK):
             if not seen.tokens:
                 seen.first_s = now - self._began
             else:
                 seen.gaps.append(now - self._last)
             self._last = now
             seen.tokens += count
-        # The end of a mark, or of the body, may come in the next packet.
-        over = data.endswith(END) if self._chunked else self._size == 0
-        self._tail = data[-4:] if self._chunked else b""
-        if count and self._tail.endswith(MARK):
-            self._tail = b""
+        # The rest of a mark, or of the end, may come in the next packet.
+        self._tail, self._end = (self._tail + data)[1 - len(MARK) :], (self._end + data)[-len(END) :]
+        over = self._end == END if self._chunked else self._size == 0
         if over and not self._done.done():
             seen.total_s = now - self._began
             self._done.set_result(seen)
@@ -95,24 +91,22 @@ class Client(asyncio.Protocol):
 async def connect(url: str, keep: bool = False) -> Client:
     """A connection to a server."""
     at = urlsplit(url)
-    _, client = await asyncio.get_running_loop().create_connection(lambda: Client(keep), at.hostname, at.port)
+    _, client = await asyncio.get_running_loop().create_connection(
+        lambda: Client(keep), at.hostname or "", at.port or 80
+    )
     return client
 
 
-def post(path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> bytes:
+def post(path: str, body: Mapping[str, Any]) -> bytes:
     """A request with a body."""
     said = json.dumps(body).encode()
-    more = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(said)}\r\n"
-    )
-    return f"{head}{more}\r\n".encode() + said
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(said)}"
+    return head.encode() + b"\r\n\r\n" + said
 
 
-def get(path: str, headers: Mapping[str, str] | None = None) -> bytes:
+def get(path: str) -> bytes:
     """A request without one."""
-    more = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
-    return f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{more}\r\n".encode()
+    return f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
 
 
 _said = itertools.count()

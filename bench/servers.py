@@ -12,16 +12,18 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 CORES = sorted(os.sched_getaffinity(0))
 SERVER_CORE, OTHER_CORE = CORES[0], CORES[-1]
 _TICKS = os.sysconf("SC_CLK_TCK")
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "model": {"default": "bench", "api_key": "key-of-the-bench"},
     # A title is one more question to the model, once in a session; here every turn would be the first of its session.
     "auxiliary": {"title_generation": {"enabled": False}},
+    # By default no more than 256 turns go on at once.
     "api_server": {"max_concurrent_runs": 0},
 }
 
@@ -32,7 +34,6 @@ class Server:
 
     url: str
     pid: int
-    folder: Path | None = None
 
     def cpu_s(self) -> float:
         """Seconds of CPU that all its threads have used."""
@@ -64,24 +65,20 @@ def started(command: list[str], core: int, folder: Path | None = None) -> Iterat
         found = re.search(r"listening on (http://\S+)", line)
         try:
             assert found, f"{command} did not start"
-            yield Server(found[1], process.pid, folder)
+            yield Server(found[1], process.pid)
         finally:
             process.terminate()
             process.wait(30)
 
 
-@contextlib.contextmanager
-def provider() -> Iterator[Server]:
+def provider() -> contextlib.AbstractContextManager[Server]:
     """The model."""
-    with started([sys.executable, "-m", "bench.provider"], OTHER_CORE) as server:
-        yield server
+    return started([sys.executable, "-m", "bench.provider"], OTHER_CORE)
 
 
-@contextlib.contextmanager
-def relay(model: Server) -> Iterator[Server]:
+def relay(model: Server) -> contextlib.AbstractContextManager[Server]:
     """The limit."""
-    with started([sys.executable, "-m", "bench.relay", model.url], SERVER_CORE) as server:
-        yield server
+    return started([sys.executable, "-m", "bench.relay", model.url], SERVER_CORE)
 
 
 @contextlib.contextmanager

@@ -100,7 +100,6 @@ class App:
         return await run_turn(live, self.services)
 
     def _current_settings(self) -> tuple[config.Settings, str | None]:
-        self._reload()
         notice, self._notice = self._notice, None
         return self._settings, notice
 
@@ -117,11 +116,11 @@ class App:
     @property
     def secrets(self) -> Secrets:
         """Every credential this process knows."""
-        self._reload()
         return known_secrets(self._settings)
 
     def _secrets(self, spec: RunSpec) -> Secrets:
-        """The same, and those that the run brings along."""
+        """The same, and those that the run brings along. With every run the settings are looked at again."""
+        self._reload()
         known = self.secrets
         if spec.route is None:
             return known

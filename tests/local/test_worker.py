@@ -58,6 +58,7 @@ async def test_it_is_loaded_when_first_asked_and_streams(started: Start, home: H
     assert of(again, "usage")[0]["cache_read_tokens"] > 0
 
 
+@pytest.mark.long
 async def test_a_server_has_it_read_the_beginning_before_anybody_asks(started: Start, home: Home) -> None:
     app = started("local: {context: 4096}\n")
     app.serve()
@@ -90,6 +91,7 @@ async def test_it_has_no_port_no_secret_and_a_private_socket(
     assert socket.is_socket() and home.run_folder.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.long
 async def test_what_it_writes_is_a_call_that_the_tool_takes(started: Start, home: Home) -> None:
     """A model of this size calls anything; what it calls always fits."""
     app = started("local: {context: 4096}\n")
@@ -163,6 +165,7 @@ async def test_it_ends_with_whoever_started_it(started: Start, home: Home) -> No
     assert workers(home) == [] and not list(home.run_folder.glob("*.sock"))
 
 
+@pytest.mark.long
 async def test_idle_it_gives_its_memory_back_and_wakes_when_asked(started: Start, home: Home) -> None:
     app = started("local: {context: 2048, idle_unload_seconds: 1}\n")
     await turn(app, "Hi", max_output_tokens=2)
@@ -200,6 +203,7 @@ async def test_a_file_that_is_no_model_says_so(started: Start, home: Home) -> No
     assert workers(home) == []
 
 
+@pytest.mark.long
 async def test_another_file_is_taken_up_when_it_is_chosen(started: Start, home: Home, model: Path) -> None:
     app = started()
     await turn(app, "Hi", max_output_tokens=2)

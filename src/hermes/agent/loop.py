@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import secrets
 import traceback
 from functools import partial
 
@@ -21,6 +20,7 @@ from hermes.agent.parts import Assembled, ToolCall
 from hermes.agent.step import Answered, ModelStep
 from hermes.agent.turn import Services, Turn
 from hermes.guards.secrets import redact_tree
+from hermes.ids import random_hex
 from hermes.limits import INVALID_STEPS_MAX
 from hermes.runs.control import Stopped
 from hermes.runs.engine import LiveRun, Result
@@ -185,7 +185,7 @@ class TurnLoop:
         """One model call, its message on record unless it failed. One that was cut off is made again."""
         if self._live.controls.stop.reason is not None:
             raise Stopped
-        turn.message_id = again.message_id if again else f"msg_{secrets.token_hex(12)}"
+        turn.message_id = again.message_id if again else f"msg_{random_hex(12)}"
         tried = again.attempts if again else 0
         step = ModelStep(turn, turn.message_id, partial(compact, turn), tools=tools, attempts=tried)
         answered = await step.run()

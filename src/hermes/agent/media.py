@@ -8,7 +8,6 @@ import mimetypes
 import os
 import re
 import secrets
-from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -65,7 +64,7 @@ class Outgoing:
 
     def __init__(self, write: Callable[[str], None], made: Callable[[str], Awaitable[str | None]]) -> None:
         self.held = ""
-        self._due: deque[str] = deque()
+        self._due: list[str] = []
         self._write, self._made = write, made
 
     def holds(self, text: str) -> bool:
@@ -91,7 +90,7 @@ class Outgoing:
     async def _give(self) -> None:
         """Write in pieces: each takes its time."""
         while self._due:
-            self._write(self._due.popleft())
+            self._write(self._due.pop(0))
             await asyncio.sleep(0)
 
     async def _instead(self, tag: str) -> str:

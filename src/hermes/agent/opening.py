@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from hermes.agent import prompt, routes
@@ -138,8 +138,7 @@ async def _stored(live: LiveRun, session: Mapping[str, Any] | None) -> list[Mess
 
 async def _offered(turn: Turn) -> dict[str, ToolDef]:
     spec, settings, services = turn.live.spec, turn.settings, turn.services
-    config = {name: settings.section(name) for name in ("platform_toolsets", "agent", "mcp_servers")}
-    sets = set(spec.toolsets) if spec.toolsets is not None else _get_platform_tools(config, spec.source)
+    sets = set(spec.toolsets if spec.toolsets is not None else _configured(settings, spec.source))
     sets -= spec.disabled_toolsets
     if spec.tool_policy is not None:
         sets &= spec.tool_policy
@@ -157,6 +156,12 @@ async def _offered(turn: Turn) -> dict[str, ToolDef]:
                 tools, notices = await services.mcp.offered(tools, sets, settings, turn.window, told)
                 turn.live.notices += notices
     return tools
+
+
+@lru_cache(maxsize=16)
+def _configured(settings: Settings, source: str) -> frozenset[str]:
+    config = {name: settings.section(name) for name in ("platform_toolsets", "agent", "mcp_servers")}
+    return frozenset(_get_platform_tools(config, source))
 
 
 def _reasoning(turn: Turn) -> Mapping[str, Any] | None:

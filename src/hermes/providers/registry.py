@@ -65,6 +65,7 @@ _MODE_BY_PATH_END = {"/anthropic": "anthropic_messages", "/anthropic/v1": "anthr
 _MODES_OF_ANY_ADDRESS = ("anthropic_messages", "local")
 
 
+@cache
 def provider_for(api_mode: str) -> Provider:
     """The translator of a protocol."""
     if api_mode not in _MODULES:

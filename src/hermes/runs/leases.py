@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -39,7 +38,7 @@ class SessionLeases:
 
     def __init__(self, turn_queue: int, lost: Callable[[str], None]) -> None:
         self._turn_queue, self._lost = turn_queue, lost
-        self._lines: dict[str, deque[Lease]] = {}
+        self._lines: dict[str, list[Lease]] = {}
         self._held: set[Lease] = set()
         self._renewing: asyncio.Task[None] | None = None
         self._holder = this_process()
@@ -63,7 +62,7 @@ class SessionLeases:
         next_in_line: bool = False,
     ) -> Lease:
         """Wait in order of arrival, or as the next one. With `unrecorded`, a store that is away is done without."""
-        line = self._lines.setdefault(spec.session_id, deque())
+        line = self._lines.setdefault(spec.session_id, [])
         if len(line) > self._turn_queue and not next_in_line:
             raise SessionBusy(f"{self._turn_queue} turns of this session are waiting already.")
         lease = Lease(spec.session_id, spec.run_id, asyncio.get_running_loop().create_future(), store)
@@ -119,7 +118,7 @@ class SessionLeases:
         assert begun is not None, "a session that is held is not found"
         lease = Lease(begun.session_id, spec.run_id, asyncio.get_running_loop().create_future(), store)
         lease.turn.set_result(None)
-        self._lines.setdefault(begun.session_id, deque()).appendleft(lease)
+        self._lines.setdefault(begun.session_id, []).insert(0, lease)
         self._hold(lease, begun)
         return lease
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
+
+from hermes.ids import random_hex
 
 RunKind = Literal["chat", "response", "session", "run", "job", "cli", "subagent"]
 Source = Literal["cli", "api_server", "cron", "subagent"]
@@ -18,7 +19,7 @@ _SETS = ("toolsets", "disabled_toolsets", "tool_policy", "allowed_tools")
 
 def new_run_id() -> str:
     """A run id from a secure source."""
-    return f"run_{secrets.token_hex(16)}"
+    return f"run_{random_hex(16)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,4 +115,4 @@ class Control:
     data: Mapping[str, Any] = field(default_factory=dict)
     by: str = "user"
     surface: str = ""
-    control_id: str = field(default_factory=lambda: f"ctl_{secrets.token_hex(8)}")
+    control_id: str = field(default_factory=lambda: f"ctl_{random_hex(8)}")

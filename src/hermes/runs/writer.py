@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -171,7 +170,7 @@ class RunWriter:
         self._seq = last_seq
         self._streams: dict[str, _Stream] = {}
         self._pending: Pending = []
-        self._commits: deque[_Commit] = deque()
+        self._commits: list[_Commit] = []
         self._awaited = 0
         self._ending = self._closed = False
         self._draining: asyncio.Task[None] | None = None
@@ -458,9 +457,9 @@ class RunWriter:
 
     def _batch(self) -> list[_Commit]:
         """The next commit, and those behind it that can be one transaction with it."""
-        batch = [self._commits.popleft()]
+        batch = [self._commits.pop(0)]
         while self._commits and batch[-1].joins and self._commits[0].joins and not self._commits[0].before:
-            batch.append(self._commits.popleft())
+            batch.append(self._commits.pop(0))
         return batch
 
     def _failed(self, commit: _Commit, error: Exception) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
+from hermes.ids import random_hex
 from hermes.limits import HEADER_BYTES_MAX, HEADERS_S_MAX
 from hermes.server.errors import error_response
 from hermes.server.metrics import counting_middleware
@@ -148,7 +148,7 @@ def _parser_headers() -> dict[str, str]:
     """For what is told before there is a request to speak of."""
     return {
         **SECURITY_HEADERS,
-        "X-Request-Id": f"req_{secrets.token_hex(16)}",
+        "X-Request-Id": f"req_{random_hex(16)}",
         "Server": "hermes",
         "Connection": "close",
     }

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
-import secrets
 import traceback
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from hermes.ids import random_hex
 from hermes.server.errors import ApiError
 from hermes.store.base import StoreBusy, StoreError
 
@@ -29,7 +29,7 @@ def request_id(request: web.Request) -> str:
     found = request.get(_KNOWN)
     if found is None:
         given = request.headers.get("X-Request-Id", "")
-        found = given if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(16)}"
+        found = given if _REQUEST_ID.fullmatch(given) else f"req_{random_hex(16)}"
         request[_KNOWN] = found
     return found
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from hermes.ids import random_hex
 from hermes.runs.events import Event
 from hermes.server.errors import error_body
 from hermes.server.outcome import STATUS, Outcome, usage_object
@@ -145,7 +145,7 @@ class ResponseRenderer:
             if not self._shows.encrypted:
                 self._close_thought(None)
             self._message = message_id
-            item_id = message_id or f"msg_{secrets.token_hex(12)}"
+            item_id = message_id or f"msg_{random_hex(12)}"
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             item: Json = {"type": "message", "id": item_id, "status": "in_progress", "role": "assistant"}
             self._text = opened = self._add({**item, "content": []})
@@ -221,7 +221,7 @@ class ResponseRenderer:
     def _thought_told(self, event: Event) -> None:
         """Reasoning that a stand-in reports whole."""
         if event.data.get("message_id") == "" and self._shows.reasoning and event.data.get("reasoning"):
-            data = {"message_id": f"msg_{secrets.token_hex(12)}", "text": event.data["reasoning"]}
+            data = {"message_id": f"msg_{random_hex(12)}", "text": event.data["reasoning"]}
             self._think(Event("", "reasoning.delta", 0, data))
             self._close_thought(None)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hermes.ids import random_hex
 from hermes.server.content import content, text_of
 from hermes.server.errors import ApiError, invalid
 from hermes.server.sealing import Broken, Seal
@@ -87,7 +87,7 @@ class Reader:
             raise invalid(f"{where}.type", f"Items of the type {kind!r} are not taken.")
         await read(self, item, where, out)
         item_id = item.get("id")
-        known = item_id if isinstance(item_id, str) and item_id else f"{_PREFIX[kind]}_{secrets.token_hex(12)}"
+        known = item_id if isinstance(item_id, str) and item_id else f"{_PREFIX[kind]}_{random_hex(12)}"
         kept = {**item, "type": kind, "id": known}
         if kind == "message":
             kept["content"] = _kept_content(item.get("content"), item.get("role"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
-from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -131,7 +130,7 @@ class TurnQueue:
     """What a turn reports through callbacks, from whatever thread, until it is taken; `None` ends it."""
 
     def __init__(self) -> None:
-        self._items: deque[Item | None] = deque()
+        self._items: list[Item | None] = []
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
 
@@ -147,7 +146,7 @@ class TurnQueue:
     def get_nowait(self) -> Item | None:
         """The oldest thing reported."""
         try:
-            return self._items.popleft()
+            return self._items.pop(0)
         except IndexError:
             raise queue.Empty from None
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hermes.ids import random_hex
 from hermes.runs.control import Questions, RunControls
 from hermes.runs.events import Event
 from hermes.runs.resume import Resumption
@@ -76,7 +76,7 @@ class Asking:
         if request.call_id in self._granted:
             self._granted.discard(request.call_id)  # what else the same call asks for is another question
             return Decision("once", "user")
-        approval_id = self._asked.pop(request.call_id, f"apr_{secrets.token_hex(8)}")
+        approval_id = self._asked.pop(request.call_id, f"apr_{random_hex(8)}")
         if not self.answerable:
             choice = "once" if self.unattended == "allow" else "deny"
             return await self._decided(approval_id, choice, "rule", comment="Nobody is there to approve it.")
@@ -105,7 +105,7 @@ class Asking:
 
     async def decide(self, call_id: str, choice: str, by: str, comment: str) -> Decision:
         """Put on record what nobody had to be asked about."""
-        return await self._decided(f"apr_{secrets.token_hex(8)}", choice, by, comment=comment, call_id=call_id)
+        return await self._decided(f"apr_{random_hex(8)}", choice, by, comment=comment, call_id=call_id)
 
     async def spent(self, usage: Mapping[str, Any]) -> None:
         """Put on record what asking a model has cost."""
@@ -115,7 +115,7 @@ class Asking:
         """The user's answer, or None when nobody gave one."""
         if not self.answerable:
             return None
-        request_id = self._asked.pop(call_id, f"clr_{secrets.token_hex(8)}")
+        request_id = self._asked.pop(call_id, f"clr_{random_hex(8)}")
         event = self._log.event("clarify.requested", request_id=request_id, call_id=call_id, question=question)
         event.data |= {"choices": list(choices), "expires_at": time.time() + self._clarify_s}
         answer, by = None, "interrupt"

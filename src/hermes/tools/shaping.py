@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hermes.home import write_private
+from hermes.ids import random_hex
 from hermes.limits import FRAMED_CHARS_MIN, SPILL_PREVIEW_CHARS, SPILLED_CHARS_MIN
 from hermes.runs.spec import Content
 from hermes.tools.registry import Answer
@@ -41,7 +41,7 @@ class Shaper:
     ) -> None:
         self._max = room(chars_max, window_tokens)
         self._folder, self._blocking = folder, blocking
-        self._mark = secrets.token_hex(8)
+        self._mark = random_hex(8)
         self._used = 0
 
     def begin_step(self) -> None:

@@ -1,0 +1,240 @@
+"""`python -m bench serving`: Hermes against the bare relay, over HTTP, each server on a core of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.load import Client, Seen, chat, connect, get, post
+from bench.provider import TOKEN
+from bench.results import Figure, at, median
+from bench.servers import SERVER_CORE, Server, hermes, pinned, provider, relay
+
+STREAMS, TOKENS, VIEWERS, STEPS = 32, 500, 3, 20
+# A stream is begun every so often, so that it is the streams that are measured and not their beginning.
+BEGIN_EVERY_S = 0.002
+
+
+@dataclass(slots=True)
+class Paced:
+    """Streams that were held for some seconds."""
+
+    cpu_us: float
+    load: float
+    gaps_ms: list[float]
+    failed: int
+    resident_mb: float
+
+
+async def clients(server: Server, count: int, keep: bool = False) -> list[Client]:
+    return [await connect(server.url, keep) for _ in range(count)]
+
+
+def leave(found: Iterable[Client]) -> None:
+    for client in found:
+        client.close()
+
+
+async def firsts(server: Server, count: int) -> list[float]:
+    """Milliseconds to the first token, one question after the other."""
+    [client] = await clients(server, 1)
+    times = []
+    for _ in range(count):
+        seen = await client.ask(chat("burst-1"))
+        assert (seen.status, seen.tokens) == (200, 1), seen
+        times.append(seen.first_s * 1e3)
+    client.close()
+    return times
+
+
+async def together(server: Server, work: Callable[[int], Awaitable[int]]) -> tuple[float, float]:
+    """What so many clients at once get done in a second, and the microseconds of CPU that each of it takes."""
+    cpu, began = server.cpu_s(), time.perf_counter()
+    done = sum(await asyncio.gather(*map(work, range(STREAMS))))
+    return done / (time.perf_counter() - began), (server.cpu_s() - cpu) / done * 1e6
+
+
+async def asked(server: Server, asks: int, tokens: int, stream: bool) -> tuple[float, float]:
+    """Tokens of streams, or whole answers: how many in a second, and the CPU of each."""
+    found = await clients(server, STREAMS)
+
+    async def work(n: int) -> int:
+        for _ in range(asks):
+            seen = await found[n].ask(chat(f"burst-{tokens}", stream=stream))
+            assert seen.tokens == tokens, seen
+        return asks * tokens if stream else asks
+
+    await asyncio.gather(*(client.ask(chat("burst-10", stream=stream)) for client in found))
+    figures = await together(server, work)
+    leave(found)
+    return figures
+
+
+async def paced(
+    server: Server, streams: int, per_s: int, seconds: int, meanwhile: Callable[[], Awaitable[Any]] | None = None
+) -> Paced:
+    """Streams that go on for so long: what they cost while all are under way, and what came of each."""
+    found, tokens = await clients(server, streams), per_s * seconds
+    answers: list[asyncio.Future[Seen]] = []
+    for client in found:
+        answers.append(client.ask(chat(f"paced-{per_s}-{tokens}")))
+        await asyncio.sleep(BEGIN_EVERY_S)
+    await asyncio.sleep(0.5)
+    cpu, began, before = server.cpu_s(), time.perf_counter(), sum(client.seen.tokens for client in found)
+    window = max(1.0, seconds - streams * BEGIN_EVERY_S - 1.5)
+    work = asyncio.ensure_future((meanwhile or asyncio.Event().wait)())
+    if (await asyncio.wait([work], timeout=window))[0]:
+        work.result()  # it was to go on, so this tells why it did not
+    work.cancel()
+    used, passed, came = server.cpu_s() - cpu, time.perf_counter() - began, sum(client.seen.tokens for client in found)
+    resident = server.resident_mb()
+    ended = await asyncio.gather(*answers, return_exceptions=True)
+    failed = sum(isinstance(seen, BaseException) or seen.tokens != tokens for seen in ended)
+    gaps = [gap * 1e3 for seen in ended if isinstance(seen, Seen) for gap in seen.gaps]
+    leave(found)
+    return Paced(used / (came - before) * 1e6, used / passed, gaps, failed, resident)
+
+
+async def step_ms(server: Server, turns: int) -> float:
+    """Milliseconds that a step with one call adds to a turn."""
+    [client] = await clients(server, 1, keep=True)
+    times: dict[int, list[float]] = {STEPS: [], 0: []}
+    for _ in range(turns + 1):
+        for steps, kept in times.items():
+            seen = await client.ask(chat(f"tools-{steps}"))
+            assert seen.tokens == 1 and client.body.count(b'"error": false') == steps, bytes(client.body)
+            kept.append(seen.total_s * 1e3)
+    client.close()
+    return (median(times[STEPS][1:]) - median(times[0][1:])) / STEPS
+
+
+def deltas(body: bytes) -> int:
+    """How many tokens came as deltas: what closes a stream repeats its text."""
+    told = (json.loads(line[6:]) for line in body.splitlines() if line.startswith(b"data: {"))
+    return sum(str(event.get("delta", "")).count(TOKEN) for event in told)
+
+
+async def other(server: Server, asks: int, viewers: int, path: str, body: Mapping[str, Any]) -> float:
+    """Tokens per second, counted for each viewer, of streams that are asked for in some other way."""
+    askers = await clients(server, STREAMS, keep=True)
+    watching = [
+        askers[n : n + 1] if viewers == 1 else await clients(server, viewers, keep=True) for n in range(STREAMS)
+    ]
+    marks = set()
+
+    async def work(n: int) -> int:
+        for _ in range(asks):
+            request = post(path.format(n), body)
+            if viewers > 1:
+                seen = await askers[n].ask(request)
+                assert seen.status == 202, seen
+                run = json.loads(askers[n].body.partition(b"\r\n\r\n")[2])
+                request = get(f"{path}/{run['run_id']}/events")
+            marks.update([seen.tokens for seen in await asyncio.gather(*(one.ask(request) for one in watching[n]))])
+        return asks * viewers * TOKENS
+
+    await work(0)
+    assert deltas(bytes(watching[0][0].body)) == TOKENS, bytes(watching[0][0].body)
+    figure, _ = await together(server, work)
+    assert len(marks) == 1, f"Of some streams not all tokens came: {marks}."
+    leave({*askers, *(one for found in watching for one in found)})
+    return figure
+
+
+async def make_sessions(server: Server) -> None:
+    """One for each client."""
+    [client] = await clients(server, 1)
+    for number in range(STREAMS):
+        made = await client.ask(post("/api/sessions", {"id": f"client-{number}"}))
+        assert made.status == 201, made
+    client.close()
+
+
+def starts(times: int) -> list[Figure]:
+    """Until there is an answer to `hermes --version`, and until a server listens, beside a Python that does nothing."""
+    python = [*pinned(SERVER_CORE), sys.executable]
+    took: tuple[list[float], ...] = ([], [], [])
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(times + 1):
+            for ms, command in zip(took, (["-c", "pass"], ["-m", "hermes", "--version"]), strict=False):
+                began = time.perf_counter()
+                subprocess.run([*python, *command], stdout=subprocess.DEVNULL, check=True)
+                ms.append((time.perf_counter() - began) * 1e3)
+            began = time.perf_counter()
+            with hermes(Server("http://127.0.0.1:9/v1", 0), Path(folder)):
+                took[2].append((time.perf_counter() - began) * 1e3)
+    # The first time of each fills the caches, and makes the database.
+    bare, version, listens = (median(ms[1:]) for ms in took)
+    return [
+        Figure("hermes --version", "ms", (bare, version), "ratio", 2.5, note="beside a bare python"),
+        Figure("start to listening", "ms", (bare, listens), "ratio", 8.0, note="beside a bare python"),
+    ]
+
+
+async def measure(quick: bool) -> list[Figure]:
+    """All figures; what noise could tell apart is measured in turns, and its median counts."""
+    rounds, seconds, asks = (1, 4, 3) if quick else (3, 10, 10)
+    with provider() as model, relay(model) as bare, hermes(model) as ours:
+
+        async def turns(work: Callable[[Server], Awaitable[Any]], times: int = rounds) -> list[tuple[Any, Any]]:
+            return [(await work(bare), await work(ours)) for _ in range(times)]
+
+        await turns(lambda server: firsts(server, 1), 1)
+        idle_mb = bare.resident_mb(), ours.resident_mb()
+        held = await turns(lambda server: paced(server, 500, 20, seconds))
+        many = await turns(lambda server: paced(server, 2_000, 5, seconds + 3), 1)
+        await turns(lambda server: firsts(server, 20), 1)
+        first = await turns(lambda server: firsts(server, 40), 3 if quick else 10)
+        bursts = await turns(lambda server: asked(server, asks, TOKENS, True))
+        plains = await turns(lambda server: asked(server, asks, 20, False))
+        step = await step_ms(ours, 3 if quick else 10)
+        await make_sessions(ours)
+        words = f"burst-{TOKENS}"
+        forms: tuple[tuple[str, int, str, dict[str, Any]], ...] = (
+            ("Responses stream", 1, "/v1/responses", {"model": "bench", "input": words, "stream": True}),
+            ("session stream", 1, "/api/sessions/client-{}/chat/stream", {"message": words}),
+            (f"run events, {VIEWERS} viewers each", VIEWERS, "/v1/runs", {"input": words}),
+        )
+        others = [
+            (name, [await other(ours, max(2, asks // 2), viewers, path, body) for _ in range(rounds)])
+            for name, viewers, path, body in forms
+        ]
+
+    def mid(found: list[tuple[Any, Any]], of: Callable[[Any], float]) -> tuple[float, float]:
+        return median([of(one) for one, _ in found]), median([of(one) for _, one in found])
+
+    def lost(found: list[tuple[Paced, Paced]]) -> tuple[float, float]:
+        return sum(one.failed for one, _ in found), sum(one.failed for _, one in found)
+
+    pooled = [([ms for times, _ in first for ms in times], [ms for _, times in first for ms in times])]
+    loads = "{:.2f} / {:.2f} of a core".format(*mid(held, lambda one: one.load))
+    full = max(one.resident_mb for one, _ in held), max(one.resident_mb for _, one in held)
+    speed = mid(bursts, lambda one: one[0])
+    return [
+        Figure("first token, p50", "ms", mid(pooled, median), "more", 3.0),
+        Figure("first token, p99", "ms", mid(pooled, lambda ms: at(0.99, ms)), "more", 10.0),
+        Figure(f"{STREAMS} streams at once", "tokens/s", speed, "ratio", 0.6, True),
+        Figure("the same, CPU per token", "µs", mid(bursts, lambda one: one[1]), "ratio"),
+        Figure("500 streams of 20/s, CPU per token", "µs", mid(held, lambda one: one.cpu_us), "ratio", 1.8, note=loads),
+        Figure("the same, p99 gap", "ms", mid(held, lambda one: at(0.99, one.gaps_ms)), "more", 150.0),
+        Figure("the same, failed", "streams", lost(held), "is", 0.0),
+        Figure("2,000 streams of 5/s, failed", "streams", lost(many), "is", 0.0),
+        Figure("the same, p99 gap", "ms", mid(many, lambda one: at(0.99, one.gaps_ms)), "more"),
+        Figure("a step with one read_file call", "ms", (None, step), "is", 3.0),
+        Figure(f"{STREAMS} clients, not streamed", "turns/s", mid(plains, lambda one: one[0]), "ratio", 0.35, True),
+        Figure("resident memory, idle", "MB", idle_mb, "is", 60.0),
+        Figure("resident memory, 500 streams", "MB", full, "is", 90.0),
+        *starts(3 if quick else 11),
+        *(
+            Figure(name, "tokens/s", (speed[1], median(found)), "ratio", 0.8, True, "beside the chat stream")
+            for name, found in others
+        ),
+    ]

@@ -1,0 +1,32 @@
+"""Names that nobody can guess and no two things share."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+_AT_ONCE_BYTES = 4096
+
+
+class _Pool:
+    """Random bytes. The system is asked for many at a time: asking it gives other threads their turn."""
+
+    def __init__(self) -> None:
+        self._lock, self._left = threading.Lock(), b""
+
+    def take(self, size: int) -> bytes:
+        with self._lock:
+            if len(self._left) < size:
+                self._left = os.urandom(_AT_ONCE_BYTES)
+            taken, self._left = self._left[:size], self._left[size:]
+        return taken
+
+
+_pool = _Pool()
+# A forked child must not give out its parent's names.
+os.register_at_fork(after_in_child=_pool.__init__)  # type: ignore[misc]
+
+
+def random_hex(size: int) -> str:
+    """So many random bytes, as text."""
+    return _pool.take(size).hex()
