@@ -39,7 +39,7 @@ test-long: setup
 	@$(BIN)/python -m pytest -m long -n auto $(ARGS)
 
 test-crash: setup
-	@HERMES_CRASH_ROUNDS=300 $(BIN)/python -m pytest tests/crash -n auto --dist worksteal $(ARGS)
+	@HERMES_CRASH_ROUNDS=300 HERMES_SERVER_CRASH_ROUNDS=200 $(BIN)/python -m pytest tests/crash -n auto --dist worksteal $(ARGS)
 
 # One server under mixed traffic for ten minutes (`ARGS="--minutes 2"`): nothing grows, and nothing is left over.
 soak: setup

@@ -167,6 +167,16 @@ async def _runs_once(api: Api, held: HeldModel) -> None:
         assert (await told(response))["data"] == []
 
 
+async def test_the_run_of_a_job_is_the_one_that_its_key_was_given(start: Start) -> None:
+    api = await start(Reply(text="Hi."))
+    job = await made(api)
+    for _ in range(2):
+        async with api.post(f"{JOBS}/{job['id']}/run", headers={"Idempotency-Key": "k"}) as response:
+            began = await told(response, 202)
+    claimed = api.app.store.blocking.engine.read(lambda tx: tx.rows("SELECT run_id FROM idempotency"))
+    assert [row[0] for row in claimed] == [began["run_id"]]
+
+
 async def test_a_server_runs_what_is_due_by_itself(start: Start) -> None:
     api = await start(Reply(text="Hi."))
     job = await made(api)

@@ -106,6 +106,12 @@ def joined() -> Admission | None:
     return recording.joined if recording is not None else None
 
 
+def own_run_id() -> str:
+    """The number of the run that is to answer this request."""
+    recording = RECORDING.get()
+    return recording.run_id if recording is not None else new_run_id()
+
+
 def asked_at() -> float:
     """When this was asked for the first time."""
     recording = RECORDING.get()

@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from hermes.sandbox.choose import workspace_of
 from hermes.server import outcome
 from hermes.server.bodies import read
 from hermes.server.errors import ApiError, answer, invalid
+from hermes.server.idempotency import asked_at, joined, own_run_id
 from hermes.server.keys import CALLER
 from hermes.server.models import JobPatch, JobRequest
 from hermes.server.queries import bad_cursor, cursor_of, flag, listed, whole
@@ -115,13 +117,14 @@ async def resume(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
 
 async def run(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
     """POST /api/jobs/{job_id}/run: now, whenever it would be due."""
-    job, app, now = await _job(adapter, request), await adapter.app(), time.time()
+    job, app, now = await _job(adapter, request), await adapter.app(), asked_at()
+    spec = replace(spec_of(job, now), run_id=own_run_id())
     last = await app.engine.get(job["last_run_id"]) if job["last_run_id"] else None
-    if last is not None and not last.state.ended:
+    if last is not None and not last.state.ended and last.spec.run_id != spec.run_id:
         raise ApiError(409, f"The job runs already, as {last.spec.run_id}.", "job_running")
-    spec = spec_of(job, now)
     try:
-        await asyncio.shield(asyncio.ensure_future(app.engine.submit(spec)))
+        if joined() is None:
+            await asyncio.shield(asyncio.ensure_future(app.engine.submit(spec)))
     except Refused as error:
         raise outcome.refusal(error) from None
     job = await _change(adapter, job, begun(spec, now))

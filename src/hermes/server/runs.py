@@ -14,7 +14,7 @@ from aiohttp import web
 
 from hermes.runs.engine import Refused
 from hermes.runs.events import Status
-from hermes.runs.spec import Control, ControlKind, RouteChoice, RunKind, RunSpec, new_run_id
+from hermes.runs.spec import Control, ControlKind, RouteChoice, RunKind, RunSpec
 from hermes.sandbox.base import SandboxError
 from hermes.sandbox.choose import workspace_of
 from hermes.server import outcome
@@ -22,7 +22,7 @@ from hermes.server.bodies import Body, read
 from hermes.server.chat import message_of
 from hermes.server.content import text_of
 from hermes.server.errors import ApiError, answer, invalid
-from hermes.server.idempotency import RECORDING, joined
+from hermes.server.idempotency import joined, own_run_id
 from hermes.server.keys import CALLER
 from hermes.server.models import ApprovalRequest, ClarifyRequest, RunRequest, SteerRequest
 from hermes.server.queries import bad_cursor, cursor_of, flag, listed, number_of, shows_reasoning, whole, word
@@ -93,8 +93,7 @@ async def _spec(adapter: APIServerAdapter, request: web.Request, body: Body[RunR
     await _check_answered(adapter, stored, owner)
     fields = parameters(adapter, asked)
     fields["route"] = route_in(adapter, fields["route"], session)
-    recording = RECORDING.get()
-    run_id = recording.run_id if recording else new_run_id()
+    run_id = own_run_id()
     session_id = named or run_id
     if history and not stored:
         fields |= {"history": history, "base_id": session_id}
