@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from hermes.guards.injection import fenced
 from hermes.limits import LEAN_WINDOW_TOKENS, PROJECT_CHARS_MAX, PROJECT_WINDOW_SHARE, SKILLS_CHARS_MAX
@@ -85,6 +86,7 @@ class PromptInputs:
         return hashlib.sha256(json.dumps(what).encode()).hexdigest()
 
 
+@lru_cache(maxsize=64)
 def build(inputs: PromptInputs) -> str:
     """The system prompt without its ephemeral tier."""
     tiers = [_lean(inputs)] if inputs.lean else [_stable(inputs), _context(inputs), _volatile(inputs)]

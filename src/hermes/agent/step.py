@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import ClassVar
 
 from hermes.agent import images, prompt
 from hermes.agent.assembler import Assembler, Delta, ReasoningDelta, TextDelta, ToolDrafted
@@ -61,19 +62,6 @@ class ModelStep:
         self._nudge = ""
         self._dropped_tools: tuple[str, ...] = ()
         self._notices: set[asyncio.Task[Event]] = set()
-        self._actions: dict[Action, Callable[[FailureFacts, Kind], Awaitable[None]]] = {
-            "rotate": self._rotate,
-            "fallback": self._fallback,
-            "unstream": self._unstream,
-            "drop_option": self._drop_option,
-            "compact": self._compact_now,
-            "shrink_images": self._shrink_images,
-            "describe_images": self._describe_images,
-            "drop_opaque": self._drop_opaque,
-            "raise_output": self._raise_output,
-            "nudge": self._nudge_model,
-            "halve_context": self._halve_context,
-        }
 
     async def run(self) -> Answered:
         """The answer, or the failure that ends the turn."""
@@ -283,8 +271,8 @@ class ModelStep:
             return False
         if kind in ("stream_lost_tool", "stale"):
             self._dropped_tools = facts.drafting
-        if (act := self._actions.get(decision.action)) is not None:
-            await act(facts, kind)
+        if (act := self._ACTIONS.get(decision.action)) is not None:
+            await act(self, facts, kind)
         return True
 
     async def _end(self, attempt: Attempt, facts: FailureFacts, kind: Kind, decision: Decision) -> Answered:
@@ -370,3 +358,17 @@ class ModelStep:
         turn = self._turn
         turn.services.more_room()
         turn.routes[turn.at] = replace(turn.route, window_tokens=turn.window // 2)
+
+    _ACTIONS: ClassVar[dict[Action, Callable[[ModelStep, FailureFacts, Kind], Awaitable[None]]]] = {
+        "rotate": _rotate,
+        "fallback": _fallback,
+        "unstream": _unstream,
+        "drop_option": _drop_option,
+        "compact": _compact_now,
+        "shrink_images": _shrink_images,
+        "describe_images": _describe_images,
+        "drop_opaque": _drop_opaque,
+        "raise_output": _raise_output,
+        "nudge": _nudge_model,
+        "halve_context": _halve_context,
+    }
