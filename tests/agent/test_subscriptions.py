@@ -189,6 +189,27 @@ async def test_a_reader_who_overflows_catches_up_and_misses_nothing(
     assert rebuilt(seen) == {seen[-1]["message_id"]: "".join(f"{n:0{size}d}" for n in range(count))}
 
 
+async def test_what_a_sink_takes_is_told_once_and_in_its_place(make_house: MakeHouse, server: ModelServer) -> None:
+    house = make_house({"agent": {"delta_window_ms": 0}})
+    server.script = [Reply(text=[f"{n} " for n in range(600)])]
+    spec = house.spec(server, persist=True)
+    await house.engine.start(spec)
+    seen: list[int] = []
+    sunk: list[int] = []
+
+    def sink(event: Event) -> bool:
+        if event.seq % 50 == 0 or event.type != "text.delta":
+            return False
+        seen.append(event.seq)
+        sunk.append(event.seq)
+        return True
+
+    async for batch in house.engine.batches(spec.run_id, 0, sink):
+        seen += (event.seq for event in batch)
+    assert seen == list(range(1, len(seen) + 1))
+    assert len(seen) > 600 and sunk
+
+
 async def test_a_reader_who_never_reads_holds_up_neither_the_run_nor_others(
     make_house: MakeHouse, server: ModelServer
 ) -> None:

@@ -107,3 +107,22 @@ def test_a_run_is_watched_while_it_has_readers() -> None:
     bus.unsubscribe("run_1", two)
     bus.unsubscribe("run_2", two)
     assert not bus.watched("run_1")
+
+
+async def test_a_sink_is_given_what_comes_while_its_reader_waits_for_nothing_else() -> None:
+    taken: list[int] = []
+
+    def sink(event: Event) -> bool:
+        if event.seq != 4:
+            taken.append(event.seq)
+        return event.seq != 4
+
+    bus = MemoryBus()
+    reader = bus.subscribe("run_1", sink)
+    bus.publish("run_1", delta(1))
+    assert (await seqs(reader), taken) == ([1], [])
+    waiting = asyncio.ensure_future(reader.take())
+    await asyncio.sleep(0)
+    for seq in (2, 3, 4, 5):
+        bus.publish("run_1", delta(seq))
+    assert ([event.seq for event in await waiting], taken, reader.sunk) == ([4, 5], [2, 3], 3)

@@ -181,7 +181,11 @@ def direct(renderer: Renderer, stream: EventStream | None) -> Sink:
     def carry(event: Event) -> bool:
         if stream is None or event.type not in VOLATILE or not stream.ready:
             return False
-        if data := renderer.feed([event]):
+        try:
+            data = renderer.feed([event])
+        except Exception:  # noqa: BLE001  (a reader's defect is not the run's: it is met again where the reader reads)
+            return False
+        if data:
             stream.write_now(data)
         return True
 
