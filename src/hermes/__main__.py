@@ -1,6 +1,6 @@
 """`python -m hermes` is the command `hermes`."""
 
-from hermes.cli.main import entry
+from hermes.cli import entry
 
 if __name__ == "__main__":
     entry()

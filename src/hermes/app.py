@@ -140,6 +140,7 @@ class App:
         self.services.mcp.begin(self._settings)
         self._in_background(self._keep_house())
         self._in_background(self._warm_up())
+        self._in_background(self._try_sandbox())
         if self._settings.get("cron.enabled"):
             parallel = partial(self._settings.get, "cron.max_parallel_jobs")
             self._in_background(Scheduler(self.engine, self.store.jobs, parallel).run())
@@ -153,6 +154,13 @@ class App:
             ):
                 return
             await self.engine.run(RunSpec("hello", session_id="warm_up", persist=False, max_output_tokens=1))
+
+    async def _try_sandbox(self) -> None:
+        """Find out where commands run, and clear away what an earlier process has left there."""
+        try:
+            await self.services.outside.sandboxes.start(self._settings)
+        except (ConfigError, OSError) as error:
+            log.warning("the sandbox: %s", error)
 
     async def _keep_house(self) -> None:
         with suppress(StoreError):

@@ -1,1 +1,15 @@
 """The command `hermes`: commands and chat in a terminal, as renderings of the run log."""
+
+import sys
+
+
+def entry() -> None:
+    """The console script. What only wants to be told the version does not wait for the rest."""
+    if sys.argv[1:] in (["-V"], ["--version"]):
+        from hermes.cli.version_command import tell_quickly
+
+        if tell_quickly():
+            sys.exit(0)
+    from hermes.cli.main import main
+
+    sys.exit(main(sys.argv[1:]))

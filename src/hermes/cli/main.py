@@ -102,11 +102,6 @@ class _Parser(argparse.ArgumentParser):
         raise SystemExit(EXIT_USAGE)
 
 
-def entry() -> None:
-    """The console script."""
-    sys.exit(main(sys.argv[1:]))
-
-
 def main(argv: Sequence[str]) -> int:
     """Run one command; its exit code."""
     try:

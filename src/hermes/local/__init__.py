@@ -52,8 +52,9 @@ def status(home: Home, settings: Settings) -> dict[str, str | None]:
 
 def runtime_version() -> str | None:
     """The version of the runtime, without loading it; None where it is not installed."""
-    if find_spec("xllamacpp") is None:
+    found = find_spec("xllamacpp")
+    if found is None or found.origin is None:
         return None
-    from importlib.metadata import version
-
-    return version("xllamacpp")
+    # What is installed says its version by the name of a folder, which is quicker to read than what is in it.
+    names = [name for name in os.listdir(Path(found.origin).parents[1]) if name.startswith("xllamacpp-")]
+    return names[0].removeprefix("xllamacpp-").removesuffix(".dist-info") if names else "of an unknown version"

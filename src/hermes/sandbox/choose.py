@@ -20,6 +20,7 @@ from hermes.sandbox.bubblewrap import Bubblewrap
 from hermes.sandbox.docker import Docker
 from hermes.sandbox.local import Local
 from hermes.sandbox.mounts import Place
+from hermes.sandbox.remembered import remember
 from hermes.sandbox.shell import Shell
 
 if TYPE_CHECKING:
@@ -36,6 +37,11 @@ class Choice(NamedTuple):
     name: str
     isolated: bool
     failure: str = ""
+
+    @property
+    def told(self) -> str:
+        """In a few words."""
+        return f"{self.name} ({self.failure})" if self.failure else self.name
 
 
 def choice(settings: Settings) -> Choice:
@@ -126,6 +132,7 @@ class Sandboxes:
     async def start(self, settings: Settings) -> Choice:
         """Try what the settings mean, and clear away what an earlier process has left."""
         chosen = await asyncio.to_thread(choice, settings)
+        await asyncio.to_thread(remember, settings, chosen.told)
         if chosen.name == "docker":
             await docker.sweep(self._home)
         return chosen
