@@ -890,6 +890,15 @@ def test_controls_of_two_runs_do_not_meet(turn: Turn) -> None:
     assert [control.data for control in turn.store.runs.take_controls(other.run_id)] == [{"of": other.run_id}]
 
 
+def test_nothing_waits_for_a_run_that_has_ended(turn: Turn) -> None:
+    turn.begin()
+    turn.complete("m", "It is late.")
+    assert turn.store.runs.add_control(turn.run_id, Control("cancel", control_id="ctl_1")) is True
+    turn.end()
+    assert turn.store.runs.controlled([turn.run_id]) == []
+    assert turn.store.runs.add_control(turn.run_id, Control("cancel", control_id="ctl_2")) is False
+
+
 def test_of_many_who_leave_the_same_control_one_does(turn: Turn) -> None:
     control = Control("cancel", control_id="ctl_1")
     answers = at_once(8, lambda _: turn.store.runs.add_control(turn.run_id, control))

@@ -746,10 +746,11 @@ class RunEngine:
         record = await self.get(run_id)
         if record is None:
             return "unknown"
-        if record.state.ended:
-            return "not_active"
-        await self._store.runs.add_control(run_id, control)
-        return "applied"
+        if run_id in self._live:  # it was about to begin
+            return await self.control(run_id, control)
+        if not record.state.ended and not await self._store.runs.add_control(run_id, control):
+            record = await self.get(run_id)  # it was left there before, or the run has ended meanwhile
+        return "not_active" if record is None or record.state.ended else "applied"
 
     def _apply(self, live: LiveRun, control: Control) -> Applied:
         controls, data = live.controls, control.data

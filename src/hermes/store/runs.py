@@ -113,6 +113,9 @@ class Runs(Part):
                     )
             tx.many(_EVENT, [(run_id, e.seq, e.ts, e.type, e.step, _packed(e)) for e in events])
             _put_state(tx, run_id, state, events)
+            if state.ended:  # nobody will take what was left for it
+                sql = "UPDATE run_controls SET taken_at = ? WHERE run_id = ? AND taken_at IS NULL"
+                tx.execute(sql, (state.ended_at, run_id))
             if token is not None and (state.ended or state.status == "interrupted"):
                 release(tx, f"session:{run['session_id']}", token)
         for stream_id in closes:
@@ -270,8 +273,8 @@ class Runs(Part):
 
     @writes
     def add_control(self, tx: Tx, run_id: str, control: Control) -> bool:
-        """Leave a control for whoever holds the run. False: it was left before, or there is no such run."""
-        if tx.value("SELECT 1 FROM runs WHERE run_id = ?", (run_id,)) is None:
+        """Leave a control for whoever holds the run. False: it was left before, or there is no such run any more."""
+        if tx.value("SELECT 1 FROM runs WHERE run_id = ? AND ended_at IS NULL", (run_id,)) is None:
             return False
         data = pack({"data": dict(control.data), "by": control.by, "surface": control.surface})
         values = (control.control_id, run_id, control.control, data, time.time())
