@@ -181,7 +181,7 @@ def starts(times: int) -> list[Figure]:
 
 async def measure(quick: bool) -> list[Figure]:
     """All figures; what noise could tell apart is measured in turns, and its median counts."""
-    rounds, seconds, asks = (1, 4, 3) if quick else (3, 10, 10)
+    rounds, seconds, asks = (1, 3, 3) if quick else (3, 10, 10)
     with provider() as model, relay(model) as bare, hermes(model) as ours:
 
         async def turns(work: Callable[[Server], Awaitable[Any]], times: int = rounds) -> list[tuple[Any, Any]]:
@@ -232,7 +232,7 @@ async def measure(quick: bool) -> list[Figure]:
         Figure(f"{STREAMS} clients, not streamed", "turns/s", mid(plains, lambda one: one[0]), "ratio", 0.35, True),
         Figure("resident memory, idle", "MB", idle_mb, "is", 60.0),
         Figure("resident memory, 500 streams", "MB", full, "is", 90.0),
-        *starts(3 if quick else 11),
+        *starts(2 if quick else 11),
         *(
             Figure(name, "tokens/s", (speed[1], median(found)), "ratio", 0.8, True, "beside the chat stream")
             for name, found in others

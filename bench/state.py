@@ -79,6 +79,6 @@ async def measure(quick: bool) -> list[Figure]:
     """Make the database if it is not there, and measure on a copy of it."""
     messages, sessions = QUICK if quick else FULL
     with copied(corpus(messages, sessions)) as copy:
-        figures = await reads(sessions, copy.parent, *((1, 5) if quick else (3, 10)))
+        figures = await reads(sessions, copy.parent, *((1, 3) if quick else (3, 10)))
         with closing(open_store(f"sqlite://{copy}")) as store:
             return figures + await writes(Async(store), sessions, 20 if quick else 200)

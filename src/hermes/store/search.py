@@ -114,12 +114,14 @@ class Search(Part):
         where, params = title_condition(query)
         if not where:
             return [], 0
+        # All titles stand together in their index; the rows themselves hold whole prompts.
+        where = f"rowid IN (SELECT rowid FROM sessions INDEXED BY sessions_title WHERE title IS NOT NULL AND {where})"
         for name, value in (("source", source), ("owner", owner), ("id", session_id)):
             if value is not None:
-                where += f" AND {name} = ?"
+                where += f" AND +{name} = ?"
                 params.append(value)
         count = int(tx.value(f"SELECT count(*) FROM sessions WHERE {where}", params))
-        sql = f"SELECT id, title, source, last_active FROM sessions WHERE {where} ORDER BY last_active DESC, id DESC"
+        sql = f"SELECT id, title, source, last_active FROM sessions WHERE {where} ORDER BY +last_active DESC, id DESC"
         return [dict(row) for row in tx.rows(f"{sql} LIMIT ? OFFSET ?", [*params, limit, offset])], count
 
 
