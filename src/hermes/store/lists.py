@@ -75,7 +75,8 @@ class Lists(Part):
     ) -> int:
         """How many a list without end would hold."""
         where, params = _filters(source, cwd_prefix, owner, session_key, include_children, archived, search)
-        return int(tx.value(f"SELECT count(*) FROM sessions WHERE {where}", params))
+        # All rows in their order are quicker to look at than most of them by way of an index.
+        return int(tx.value(f"SELECT count(*) FROM sessions NOT INDEXED WHERE {where}", params))
 
     @reads
     def around_sessions(self, tx: Tx, session_ids: Sequence[str]) -> dict[str, dict[str, Any]]:

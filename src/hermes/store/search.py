@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from hermes.limits import (
     CHOSEN_ROWS_MAX,
+    CHOSEN_SESSIONS_MAX,
     COUNT_S_MAX,
     PREFIXES_MAX,
     QUERY_CHARS_MAX,
@@ -158,8 +159,9 @@ def _asked(query: str, ask: Callable[[str], R], nothing: R) -> R:
 
 def _is_small(tx: Tx, condition: str, values: Mapping[str, Any]) -> bool:
     """Whether the chosen sessions hold so little that it is quicker to begin with them."""
-    sql = f"SELECT sum(s.message_count) FROM sessions s WHERE {condition}"
-    return int(tx.value(sql, list(values.values())) or 0) <= CHOSEN_ROWS_MAX
+    some = f"SELECT s.message_count AS held FROM sessions s WHERE {condition} LIMIT {CHOSEN_SESSIONS_MAX + 1}"
+    count, held = tx.rows(f"SELECT count(*), sum(held) FROM ({some})", list(values.values()))[0]
+    return count <= CHOSEN_SESSIONS_MAX and (held or 0) <= CHOSEN_ROWS_MAX
 
 
 def _found(
