@@ -222,7 +222,7 @@ class TurnLoop:
                 for call in message.tool_calls
             ],
             partial=False,
-            hold=not calls,  # then the turn's end is all that can follow
+            hold=True,
         )
         answered.row = row
         turn.messages.append(row.as_message())

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from hermes.agent.compress import estimate, size_of
+from hermes.agent.compress import estimate
 from hermes.agent.images import unseen
 from hermes.agent.model_lists import ModelLists
 from hermes.agent.parts import Usage
@@ -139,6 +139,7 @@ class Turn:
     totals: Totals = field(default_factory=Totals)
     counted_tokens: int = 0
     counted_messages: int = 0
+    sizes: dict[int, tuple[Message, int]] = field(default_factory=dict)
 
     @property
     def route(self) -> Route:
@@ -218,8 +219,18 @@ class Turn:
     def prompt_tokens(self) -> int:
         """The provider's last count plus an estimate of what was added, or an estimate of all."""
         if self.counted_tokens:
-            return self.counted_tokens + size_of(self.messages[self.counted_messages :])
-        return self.fixed_tokens() + size_of(self.messages)
+            return self.counted_tokens + self._size(self.messages[self.counted_messages :])
+        return self.fixed_tokens() + self._size(self.messages)
+
+    def _size(self, messages: list[Message]) -> int:
+        """What messages take, each of them looked at once."""
+        total = 0
+        for message in messages:
+            known = self.sizes.get(id(message))
+            if known is None or known[0] is not message:
+                known = self.sizes[id(message)] = (message, estimate(message))
+            total += known[1]
+        return total
 
     def timeouts(self) -> Timeouts:
         """How long the present route may take, in all and in silence."""

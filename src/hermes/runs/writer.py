@@ -10,7 +10,7 @@ from typing import Any
 
 from hermes.bus.memory import MemoryBus
 from hermes.guards.secrets import Secrets, StreamMask
-from hermes.limits import PARTIAL_EVENTS_MAX, PARTIAL_S_MAX
+from hermes.limits import HELD_S_MAX, PARTIAL_EVENTS_MAX, PARTIAL_S_MAX
 from hermes.runs.events import DURABLE, Cuts, Event, RunState
 from hermes.runs.spec import RunSpec
 from hermes.store.base import Partial, Row, RunStore
@@ -27,6 +27,7 @@ class _Stream:
     """
 
     __slots__ = (
+        "completed",
         "cuts",
         "fixed",
         "form",
@@ -46,6 +47,7 @@ class _Stream:
         self.form: str = fixed.get("form") or fixed.get("stream") or ""
         self.pieces: list[str] = []
         self.length = self.last_seq = self.saved_seq = 0
+        self.completed = False  # a commit that closes it is on its way
         self.cuts = Cuts()
 
     @property
@@ -175,6 +177,7 @@ class RunWriter:
         self._ending = self._closed = False
         self._draining: asyncio.Task[None] | None = None
         self._join_timer: asyncio.TimerHandle | None = None
+        self._held_timer: asyncio.TimerHandle | None = None
         self._saver = saver or Saver()
         self._saving: asyncio.Future[None] | None = None
         self._unsaved = 0
@@ -235,7 +238,7 @@ class RunWriter:
     def text_of(self, stream_id: str) -> str:
         """All text of an open stream that was given out or is about to be, what its mask holds back included."""
         stream = self._streams.get(stream_id)
-        return stream.text + stream.mask.held if stream else ""
+        return stream.text + stream.mask.held if stream and not stream.completed else ""
 
     def flush(self) -> None:
         """Give out what waits to be joined, unless a durable event is on its way: then it follows that."""
@@ -366,7 +369,7 @@ class RunWriter:
     ) -> None:
         """Commit events with the rows they announce; then, and only then, readers see them.
 
-        With `hold` they are committed together with what follows, and nobody waits for that.
+        With `hold` they are committed together with what follows in a moment, and nobody waits for that.
         """
         if self._ending:
             raise LogEnded(self.run_id)
@@ -384,9 +387,18 @@ class RunWriter:
         self._commits.append(commit)
         # An outcome that nobody waits for any more is no error of its own.
         commit.done.add_done_callback(_seen)
-        if self._draining is None and not hold:
-            self._draining = self._loop.create_task(self._drain())
+        if not hold:
+            self._begin_to_drain()
+        elif self._held_timer is None:
+            self._held_timer = self._loop.call_later(HELD_S_MAX, self._begin_to_drain)
         return commit.done
+
+    def _begin_to_drain(self) -> None:
+        if self._held_timer is not None:
+            self._held_timer.cancel()
+            self._held_timer = None
+        if self._draining is None:
+            self._draining = self._loop.create_task(self._drain())
 
     async def emit(self, type_: str, *, rows: Sequence[Row] = (), sync: bool = False, **data: Any) -> Event:
         """Commit one event."""
@@ -415,6 +427,9 @@ class RunWriter:
             if thought is not None:
                 events[0].data["cuts"] = thought.cuts.pack()
 
+        for stream in (text, thought):
+            if stream is not None:
+                stream.completed = True
         closes = [stream.id for stream in (text, thought) if stream is not None]
         await self.append(*events, rows=[row], closes=closes, prepare=cuts, hold=hold)
 
@@ -463,6 +478,9 @@ class RunWriter:
         return batch
 
     def _failed(self, commit: _Commit, error: Exception) -> None:
+        for stream_id in commit.options.get("closes", ()):
+            if (stream := self._streams.get(stream_id)) is not None:
+                stream.completed = False
         if any(event.final or event.type == "run.interrupted" for event in commit.events):
             self._ending = False
         if not commit.events and not self._closed:
@@ -526,7 +544,7 @@ class RunWriter:
         if self._join_timer is not None:
             self._join_timer.cancel()
             self._join_timer = None
-        if self._commits and self._draining is None:
-            self._draining = self._loop.create_task(self._drain())
+        if self._commits or self._held_timer is not None:
+            self._begin_to_drain()
         if self._draining is not None:
             await asyncio.wait([self._draining])

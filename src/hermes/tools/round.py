@@ -61,6 +61,7 @@ class Work:
     parent: str | None = None
     images: Sequence[str] = ()
     quotes: bool = False
+    reads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +275,7 @@ class ToolRound:
         """Start and run a tool. Whatever part of it is defective, only its own call fails."""
         try:
             effect, _ = tool.effect_of(work.args), tool.scope_of(work.args)
+            work.reads = effect == "read"
             ctx = self._context(work.call.id, tool)
             ctx.tools, ctx.call = self._tools, partial(self.nested, work.call.id)
             ctx.sees_images = ctx.sees_images and work.parent is None
@@ -382,7 +384,8 @@ class ToolRound:
         work.outcome = Outcome(work.call, status, told, name, code, work.refusal is not None, bool(words))
         rows = [row] if work.parent is None else []
         event.data |= {} if rows else {"content": content[:RESULT_SHOWN_CHARS_MAX]}
-        await self._log.append(event, rows=rows, closes=self._log.end_output(work.call.id))
+        # What has changed nothing can be read again; what was done is on record at once.
+        await self._log.append(event, rows=rows, closes=self._log.end_output(work.call.id), hold=work.reads)
 
 
 _STATUSES: dict[str, Status] = {"blocked": "blocked", "timeout": "timeout", "interrupted": "interrupted"}
