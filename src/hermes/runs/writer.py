@@ -508,6 +508,9 @@ class RunWriter:
         if self.creates is not None:
             self.creates = None
             self.recorded()
+        for row in rows:
+            for event, _ in row.told if row.role == "assistant" else ():
+                event.brings = row
         for stream_id in closes:
             self._streams.pop(stream_id, None)
         self.saved(partials)

@@ -233,7 +233,10 @@ async def logged(
             if rows:
                 for at, event in enumerate(batch):
                     row_id = event.data.get("row", event.data.get("partial_row")) if event.type in rows else None
-                    if row_id is not None and (row := await engine.row(run_id, row_id)) is not None:
+                    if row_id is None:
+                        continue
+                    row = event.brings if event.brings is not None else await engine.row(run_id, row_id)
+                    if row is not None:
                         told = {"content": row.content, "reasoning": row.reasoning, "opaque": row.opaque}
                         data = {**event.data, **told}
                         batch[at] = Event(event.run_id, event.type, event.step, data, event.seq, event.ts)
