@@ -131,6 +131,7 @@ async def test_when_it_dies_it_is_started_again_and_the_answer_goes_on(started: 
     assert events[-1].data.get("failure") in (None, "truncated_text")  # it may well reach the limit
 
 
+@pytest.mark.long
 async def test_those_who_wait_are_told_and_come_in_order(started: Start, home: Home) -> None:
     app = started()
     all_events = await asyncio.gather(
@@ -147,6 +148,7 @@ async def test_more_than_its_window_is_refused_before_it_is_asked(started: Start
     assert events[-1].type == "run.failed" and events[-1].data["code"] == "context_length_exceeded"
 
 
+@pytest.mark.long
 async def test_two_of_one_home_share_one_worker(started: Start, home: Home) -> None:
     one, other = started(), started()
     assert text(await turn(one, "Hi", max_output_tokens=3))
@@ -157,6 +159,7 @@ async def test_two_of_one_home_share_one_worker(started: Start, home: Home) -> N
     assert text(await turn(other, "Hi", max_output_tokens=3, session_id="t")) and workers(home)
 
 
+@pytest.mark.long
 async def test_it_ends_with_whoever_started_it(started: Start, home: Home) -> None:
     app = started()
     await turn(app, "Hi", max_output_tokens=2)

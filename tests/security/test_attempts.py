@@ -86,7 +86,7 @@ def test_the_table_says_enough() -> None:
     assert sum(attempt.bites for attempt in ATTEMPTS) >= 200
 
 
-@each(CLOSED, 2)
+@each(CLOSED, 3)
 async def test_in_a_sandbox(make_house: MakeHouse, server: ModelServer, canaries: Canaries, attempt: Attempt) -> None:
     # Leave is given for nothing, or for everything where something else must hold.
     mode = "manual" if attempt.defence in ("approval", "network", "nested") else "off"
@@ -97,7 +97,7 @@ async def test_in_a_sandbox(make_house: MakeHouse, server: ModelServer, canaries
     assert held(attempt.defence, answers[-1]), answers
 
 
-@each([a for a in ATTEMPTS if a.has_target and (a.alone not in "-=" or a.alone == EVERYWHERE)], 3)
+@each([a for a in ATTEMPTS if a.has_target and (a.alone not in "-=" or a.alone == EVERYWHERE)], 5)
 async def test_without_a_sandbox_nothing_is_done_before_somebody_was_asked(
     make_house: MakeHouse, server: ModelServer, canaries: Canaries, attempt: Attempt
 ) -> None:
