@@ -424,6 +424,7 @@ async def test_error_event_in_a_plain_answer(
 # --- Transfers that go wrong -------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_cut_at_every_byte(server: ModelServer, http: aiohttp.ClientSession, protocol: Protocol) -> None:
     whole = body_bytes(protocol, SHORT, BODIES[protocol])
@@ -702,6 +703,7 @@ async def test_going_on_can_be_turned_off(server: ModelServer, http: aiohttp.Cli
     assert b"same" in (await fetch(http, "chat", messages=[*ASK, said("same"), GO_ON]))[1]
 
 
+@pytest.mark.long
 async def test_answer_cut_anywhere_can_be_finished(server: ModelServer, http: aiohttp.ClientSession) -> None:
     whole = body_bytes("chat", SHORT, BODIES["chat"])
     for offset in range(len(whole) + 1):

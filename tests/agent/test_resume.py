@@ -551,7 +551,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.15, 0.3, 0.45, 0.6])
+@pytest.mark.parametrize("after_s", [0.0, 0.3, *(pytest.param(s, marks=pytest.mark.long) for s in (0.15, 0.45, 0.6))])
 async def test_a_process_killed_at_any_moment_leaves_a_run_that_another_ends(
     server: ModelServer, tmp_path: Path, home_folder: Path, after_s: float
 ) -> None:

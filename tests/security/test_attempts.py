@@ -109,7 +109,7 @@ async def test_without_a_sandbox_nothing_is_done_before_somebody_was_asked(
     assert any(held(line, answer) for answer in answers), answers
 
 
-@each([attempt for attempt in ATTEMPTS if attempt.bites], 3)
+@each([attempt for attempt in ATTEMPTS if attempt.bites], 5)
 def test_with_nothing_in_its_way_it_would_have_worked(canaries: Canaries, attempt: Attempt) -> None:
     canaries.hermes.mkdir()
     canaries.plant()

@@ -233,8 +233,12 @@ async def test_a_detached_turn_goes_on(start: Start, kind: str, headers: dict[st
         assert (run["status"], run["output"]) == ("completed", "Half an answer.")
         assert [row["content"] for row in await rows(api, "hall")] == ["hi", "Half an answer."]
         if "response" in kind:
-            async with api.get(f"{RESPONSES}/{run['response_id']}") as response:
-                assert (await told(response))["status"] == "completed"
+
+            async def shown() -> Json:
+                async with api.get(f"{RESPONSES}/{run['response_id']}") as response:
+                    return await told(response)
+
+            await eventually(shown, lambda response: response["status"] == "completed")
 
 
 @pytest.mark.parametrize(
