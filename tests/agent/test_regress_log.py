@@ -176,6 +176,29 @@ async def test_a_reader_who_comes_after_text_could_not_be_stored_sees_it_neverth
     assert await late == await early
 
 
+async def test_a_log_that_is_closed_while_it_is_saved_is_not_saved_again_and_again(
+    writing: Writing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried, closed = asyncio.Event(), asyncio.Event()
+    attempts: list[Any] = []
+
+    async def broken(_: AsyncRuns, grown: Any) -> None:
+        attempts.append(grown)
+        tried.set()
+        await closed.wait()
+        raise StoreError("the disk is gone")
+
+    monkeypatch.setattr(AsyncRuns, "put_grown", broken)
+    monkeypatch.setattr("hermes.runs.writer.PARTIAL_S_MAX", 0.01)
+    writing.writer.text("m1", "Once ")
+    async with asyncio.timeout(2):
+        await tried.wait()
+    await writing.writer.close()
+    closed.set()
+    await asyncio.sleep(0.1)
+    assert len(attempts) == 1
+
+
 async def test_text_that_could_not_be_stored_is_stored_with_the_next_event(
     writing: Writing, failed_once: asyncio.Event
 ) -> None:

@@ -310,6 +310,8 @@ class RunWriter:
     def grown(self, saving: asyncio.Future[None]) -> tuple[int | None, list[Partial]] | None:
         """The token, and what has grown since the last time, to be put into the store until `saving` is done. None
         while something else is on its way there: the rest follows that."""
+        if self._closed:  # whoever goes on with it has what is stored
+            return None
         if self._draining is not None:
             self._saver.add(self)
         elif not self._ending and (partials := [stream.partial() for stream in self._grown()]):
