@@ -94,7 +94,9 @@ class Settings:
         if known is None:
             section = find(name) is None and isinstance(at(tuple(name.split("."))), dict)
             known = self._known[name] = Value(self.section(name)) if section else self.origin(name)
-        value = _copied(known.value)
+        value = known.value
+        if type(value) in (dict, list):
+            value = _copied(value)
         if kind is float and isinstance(value, int):
             return float(value)
         if kind is not None and not isinstance(value, kind):
@@ -237,7 +239,8 @@ def _copied(value: Any) -> Any:
 
 
 def _stamp(home: Home) -> Stamp:
-    return tuple(_file_stamp(path) for path in _files(home))
+    config_file, env_file = _files(home)
+    return _file_stamp(config_file), _file_stamp(env_file)
 
 
 @lru_cache(maxsize=64)

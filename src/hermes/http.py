@@ -56,10 +56,10 @@ class Timeouts:
 class SseDecoder:
     """Bytes of a `text/event-stream` in, `(event, data)` out, whatever the packets look like."""
 
-    __slots__ = ("_began", "_buffer", "_data", "_name", "_size", "_skip_lf")
+    __slots__ = ("_began", "_between", "_buffer", "_data", "_name", "_size", "_skip_lf")
 
     def __init__(self) -> None:
-        self._began = False
+        self._began = self._between = False
         self._size = 0
         self._buffer = b""
         self._name = ""
@@ -68,8 +68,15 @@ class SseDecoder:
 
     def feed(self, chunk: bytes) -> list[tuple[str, bytes]]:
         """The events that this chunk completes."""
-        if not chunk:
-            return []
+        if self._between and b"\r" not in chunk and chunk.endswith(b"\n\n"):
+            events: list[tuple[str, bytes]] = []
+            if not self._quickly(chunk, events):
+                return events
+        events = self._read(chunk) if chunk else []
+        self._between = self._began and not (self._buffer or self._data or self._name or self._skip_lf)
+        return events
+
+    def _read(self, chunk: bytes) -> list[tuple[str, bytes]]:
         # A line may end in two characters that come in two packets.
         skip, self._skip_lf = self._skip_lf and chunk[:1] == b"\n", chunk.endswith(b"\r")
         if skip:
@@ -107,9 +114,9 @@ class SseDecoder:
         """Take whole events of one line of data from the beginning of a chunk; what is left of it."""
         whole, end, _ = chunk.rpartition(b"\n\n")
         if end and len(chunk) <= EVENT_BYTES_MAX:
-            found = whole.split(b"\n\n")
-            if all(event.startswith(b"data: ") and b"\n" not in event for event in found):
-                events += [("", event[6:]) for event in found]
+            found = whole[6:].split(b"\n\ndata: ")
+            if whole.startswith(b"data: ") and whole.count(b"\n") == 2 * len(found) - 2:
+                events += [("", data) for data in found]
                 return chunk[len(whole) + 2 :]
         return chunk
 

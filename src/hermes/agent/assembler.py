@@ -84,15 +84,21 @@ class InlineReasoning:
 
     def feed(self, text: str) -> list[tuple[bool, str]]:
         """Pieces in order, each with whether it is reasoning."""
-        if not self._held and not self._tag and not self._line_start and "\n" not in text:
-            if len(self._head) < _LINE_HEAD_CHARS:
-                self._head += text[:_LINE_HEAD_CHARS]
+        if self.passes(text):
             return [(False, text)]
         out: list[tuple[bool, str]] = []
         rest, self._held = self._held + text, ""
         while rest:
             rest = self._reasoning(rest, out) if self._tag else self._visible(rest, out)
         return out
+
+    def passes(self, text: str) -> bool:
+        """Whether the text stands within a visible line, as most does. Then it has been taken."""
+        if self._line_start or self._tag or self._held or "\n" in text:
+            return False
+        if len(self._head) < _LINE_HEAD_CHARS:
+            self._head += text[:_LINE_HEAD_CHARS]
+        return True
 
     def finish(self) -> list[tuple[bool, str]]:
         """What was held back and did not become a tag."""
@@ -299,6 +305,10 @@ class Assembler:
             self._opaque.append({"kind": part.kind, "data": part.data})
 
     def _feed_text(self, text: str) -> Sequence[Delta]:
+        if text and self._lead is None and not self._again and self._overlap is None and self._split.passes(text):
+            self._text.append(text)
+            self.delivered += len(text)
+            return (TextDelta(text),)
         out: list[Delta] = []
         for is_reasoning, piece in self._split.feed(text):
             self._emit(is_reasoning, piece, out)

@@ -15,7 +15,7 @@ from hermes.agent.failures import FailureFacts
 from hermes.agent.parts import Finish, Text
 from hermes.http import SseDecoder, StaleStream, StreamBroken, Timeouts, Transport, TransportError
 from hermes.limits import COMMENTS_STRETCH, MODEL_WAITING_S
-from hermes.providers.base import Provider, WireEvent, WireRequest
+from hermes.providers.base import Encoded, Provider, WireEvent, WireRequest
 from hermes.runs.control import Stop, Stopped
 from hermes.text import whole_tree
 
@@ -87,19 +87,25 @@ class Caller:
         decoder = SseDecoder()
         loop = asyncio.get_running_loop()
         last_part = loop.time()
-        text_of, parts, ends = provider.text, provider.parts, provider.ends
+        parts, ends = provider.parts, provider.ends
+        plain = provider.texts if self._joins else None
         while chunk := await read():  # type: ignore[misc]
             silence.broken()
             over = brought = False
             texts: list[str] = []  # those that come together are one
+            events, at = decoder.feed(chunk), 0
+            wires = [data for _, data in events] if plain else []
             try:
-                for name, data in decoder.feed(chunk):
+                while at < len(events):
+                    if plain is not None and (found := plain(wires, at)):
+                        texts += found
+                        at += len(found)
+                        continue
+                    name, data = events[at]
+                    at += 1
                     if data == b"[DONE]":
                         over = True
                         break
-                    if self._joins and (text := text_of(data)) is not None:
-                        texts.append(text)
-                        continue
                     event = WireEvent(name, _decode(data))
                     for part in parts(event):
                         brought = True
@@ -190,8 +196,9 @@ def facts_of(error: BaseException) -> FailureFacts:
 
 
 def _encode(body: Mapping[str, Any]) -> bytes:
+    tools = body.get("tools")
     try:
-        return msgspec.json.encode(body)
+        return msgspec.json.encode({**body, "tools": tools.raw} if type(tools) is Encoded else body)
     except UnicodeEncodeError:
         return msgspec.json.encode(whole_tree(body))
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import traceback
-from functools import partial
+from functools import cached_property, partial
 
 from hermes.agent import prompt
 from hermes.agent.auxiliary import Auxiliary, plain_title
@@ -71,8 +71,7 @@ async def run_turn(live: LiveRun, services: Services) -> Result:
         failure = Failure("unknown", None, "", "The server had an internal error.", False, "agent_error")
         await close_failed(turn, failure, open_answer(turn))
         raise
-    named = live.begun is not None and live.begun.session is not None and live.begun.session["title"]
-    if live.spec.persist and turn.user_row is not None and not named and not done["interrupted"]:
+    if live.spec.persist and turn.user_row is not None and not _is_named(turn) and not done["interrupted"]:
         services.background(_name_session(turn, text_of(turn.user_row.content), done["final_response"]))
     return done
 
@@ -83,15 +82,16 @@ class TurnLoop:
     def __init__(self, turn: Turn) -> None:
         self._turn, self._live = turn, turn.live
         self._spec, self._log = turn.live.spec, turn.live.log
-        self._round = self._tool_round(turn)
         self._invalid_steps = 0
+        if self._spec.source == "api_server" and any(tool.toolset == "file" for tool in turn.tools.values()):
+            turn.media = Deliverables(turn.live, turn.services, lambda: self._world)
         self._calls = sum(m["role"] == "tool" for m in turn.messages[turn.history_length :])
 
     async def run(self) -> Result:
         """The steps, to the turn's end."""
         turn = self._turn
         repairs = 0
-        notices = turn.services.desks.of(self._spec.session_id).notices
+        notices = turn.services.desks.notices(self._spec.session_id)
         while notices:
             await self._log.emit("notice", level="info", code="process_ended", message=notices.pop(0))
         picked_up = await self._pick_up()
@@ -327,18 +327,21 @@ class TurnLoop:
             return await close_cancelled(self._turn, answered)
         return await close_failed(self._turn, failure, answered)
 
-    def _tool_round(self, turn: Turn) -> ToolRound:
-        get, live = turn.settings.get, self._live
-        known = live.secrets
-        denies = self._spec.approvals == "deny"
-        resumes = self._spec.persist and self._spec.on_detach == "continue"
-        services = turn.services
-        world = World(
+    # --- acting, all of it made when it is first asked for: most turns call no tool -------------------------------
+
+    @property
+    def _resumes(self) -> bool:
+        return self._spec.persist and self._spec.on_detach == "continue"
+
+    @cached_property
+    def _world(self) -> World:
+        turn, services = self._turn, self._turn.services
+        return World(
             spec=self._spec,
             home=services.home,
             settings=turn.settings,
-            secrets=known,
-            store=live.store,
+            secrets=self._live.secrets,
+            store=self._live.store,
             desk=services.desks.of(self._spec.session_id, self._spec.parent_session_id if self._spec.parent else None),
             outside=services.outside,
             blocking=services.files.call,
@@ -347,21 +350,27 @@ class TurnLoop:
             toolsets=frozenset(tool.toolset for tool in turn.tools.values()),
             spend=turn.totals.add,
         )
-        if self._spec.source == "api_server" and "file" in world.toolsets:
-            turn.media = Deliverables(live, services, world)
-        surface = services.outside.engine().asked_by(self._spec).source
-        self._asking = asking = Asking(
+
+    @cached_property
+    def _asking(self) -> Asking:
+        get, denies = self._turn.settings.get, self._spec.approvals == "deny"
+        surface = self._turn.services.outside.engine().asked_by(self._spec).source
+        return Asking(
             self._log,
-            live.controls,
+            self._live.controls,
             mode=get("approvals.mode") if denies or not self._spec.approvals else self._spec.approvals,
             answerable=self._spec.answerable,
             unattended="deny" if denies else get("approvals.unattended"),
             approval_s=get(_APPROVAL_S.get(surface, "approvals.timeout")),
             clarify_s=get("agent.clarify_timeout"),
-            before=live.resumption,
-            resumes=resumes,
+            before=self._live.resumption,
+            resumes=self._resumes,
         )
 
+    @cached_property
+    def _round(self) -> ToolRound:
+        turn, services, get = self._turn, self._turn.services, self._turn.settings.get
+        known, world, asking = self._live.secrets, self._world, self._asking
         loop = asyncio.get_running_loop()
 
         def output(call_id: str, text: str, stream: str) -> None:
@@ -397,14 +406,22 @@ class TurnLoop:
             turn.tools,
             context,
             self._log,
-            live.controls.stop,
+            self._live.controls.stop,
             turn.services.threads,
-            transcript_id=live.transcript_id,
+            transcript_id=self._live.transcript_id,
             parallel_max=get("agent.max_parallel_tools"),
             redact=known.redact if get("security.redact_secrets") else known.mask,
             shape=Shaper(world.spill, get("tool_output.max_chars"), turn.window, services.files.call),
-            resumes=resumes,
+            resumes=self._resumes,
         )
+
+
+def _is_named(turn: Turn) -> bool:
+    """Whether the session had a title, or got it when it was made."""
+    if turn.live.begun is None:
+        return False
+    session = turn.live.begun.session
+    return bool(session["title"]) if session else not turn.settings.get("auxiliary.title_generation.enabled")
 
 
 async def _name_session(turn: Turn, question: str, answer: str) -> None:

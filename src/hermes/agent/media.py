@@ -119,9 +119,13 @@ def _found(text: str, last: bool) -> tuple[int, str]:
 class Deliverables:
     """Makes of the files that a turn's tools may read what its client can show."""
 
-    def __init__(self, live: LiveRun, services: Services, world: World) -> None:
-        self.world = world
-        self._live, self._services = live, services
+    def __init__(self, live: LiveRun, services: Services, world: Callable[[], World]) -> None:
+        self._live, self._services, self._world = live, services, world
+
+    @property
+    def world(self) -> World:
+        """What the turn's tools can reach."""
+        return self._world()
 
     async def made(self, path: str) -> str | None:
         """An inline image, or a link to a copy; None where the file is not to be had."""

@@ -10,6 +10,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from hermes.agent import prompt, routes
+from hermes.agent.auxiliary import plain_title
 from hermes.agent.content import Upload, received, text_of
 from hermes.agent.failures import Failure
 from hermes.agent.prompt import PromptInputs
@@ -233,6 +234,8 @@ async def _record(turn: Turn, record: Mapping[str, Any], content: Any, *, begins
     if content:
         turn.user_row = Row(live.transcript_id, "user", content, spec.run_id, told=((started, "user_row"),))
         rows.append(turn.user_row)
+    if turn.user_row is not None and not turn.settings.get("auxiliary.title_generation.enabled"):
+        record = {**record, "auto_title": plain_title(text_of(content))}
     await live.log.append(started, rows=rows, session=record, hold=hold)
 
 

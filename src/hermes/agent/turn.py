@@ -127,7 +127,7 @@ class Turn:
     instructions: str = ""
     tools: dict[str, ToolDef] = field(default_factory=dict)
     client_tools: dict[str, ToolSchema] = field(default_factory=dict)
-    schemas: list[ToolSchema] = field(default_factory=list)
+    schemas: tuple[ToolSchema, ...] = ()
     schemas_tokens: int = 0
     reasoning: Mapping[str, Any] | None = None
     at: int = 0
@@ -179,10 +179,13 @@ class Turn:
     def equip(self, tools: dict[str, ToolDef]) -> None:
         """The server's tools for this turn; a client's tool hides a server's of the same name."""
         self.tools = tools
-        shown = [_shown(tool) for name, tool in tools.items() if name not in self.client_tools]
+        own = tuple(tools.values())
+        if not self.client_tools:
+            self.schemas, self.schemas_tokens = _all_shown(own)
+            return
+        shown = [_shown(tool) for tool in own if tool.name not in self.client_tools]
         shown += ((schema, _tokens(schema)) for schema in self.client_tools.values())
-        self.schemas = sorted((schema for schema, _ in shown), key=lambda schema: schema.name)
-        self.schemas_tokens = sum(tokens for _, tokens in shown)
+        self.schemas, self.schemas_tokens = _in_order(shown)
 
     def prompt(self, *, tools: bool = True, tail: list[Message] | None = None, prefill: str = "") -> Prompt:
         """The next request in canonical form."""
@@ -190,10 +193,10 @@ class Turn:
         messages = self.messages if self.with_opaque else [_without_opaque(m) for m in self.messages]
         messages = messages if self.capabilities.images else unseen(messages)
         first = not any(m.get("role") == "assistant" for m in self.messages[self.history_length :])
-        offered = self.schemas if tools and spec.tool_choice != "none" and self.capabilities.tools else []
+        offered = self.schemas if tools and spec.tool_choice != "none" and self.capabilities.tools else ()
         choice = spec.tool_choice
         if offered and first and choice not in (None, "auto", "none"):
-            offered = [schema for schema in offered if schema.name in self.client_tools]
+            offered = tuple(schema for schema in offered if schema.name in self.client_tools)
         else:
             choice = None
         limit = spec.max_output_tokens or self.max_output or self.route.max_output_tokens
@@ -271,6 +274,16 @@ def _shown(tool: ToolDef) -> tuple[ToolSchema, int]:
     """A tool as the model sees it, and what that takes of its window."""
     schema = ToolSchema(tool.name, tool.description, tool.parameters)
     return schema, _tokens(schema)
+
+
+@lru_cache(maxsize=256)
+def _all_shown(tools: tuple[ToolDef, ...]) -> tuple[tuple[ToolSchema, ...], int]:
+    return _in_order([_shown(tool) for tool in tools])
+
+
+def _in_order(shown: list[tuple[ToolSchema, int]]) -> tuple[tuple[ToolSchema, ...], int]:
+    schemas = sorted((schema for schema, _ in shown), key=lambda schema: schema.name)
+    return tuple(schemas), sum(tokens for _, tokens in shown)
 
 
 def _tokens(schema: ToolSchema) -> int:

@@ -100,6 +100,8 @@ class Secrets:
 
     def redact(self, text: str) -> str:
         """The text without known values and without anything that looks like a credential."""
+        if not text:
+            return text
         text = self.mask(text)
         lower = text.lower()
         for needles, pattern, replacement in _PATTERNS:

@@ -61,6 +61,7 @@ class AnthropicMessages:
 
     api_mode = API_MODE
     ends = frozenset({"message_stop"})
+    texts = None  # no event is told by its text alone
     strips_prefill = True
 
     def request(self, route: Route, credential: Credential | None, prompt: Prompt) -> WireRequest:
@@ -105,9 +106,6 @@ class AnthropicMessages:
             return [server_error(data)] if data.get("error") else _whole(data)
         read = _EVENTS.get(kind if type(kind) is str else event.name)
         return read(data) if read is not None else ()
-
-    def text(self, data: bytes) -> None:
-        """No event is told by its text alone."""
 
     def facts(self, status: int, headers: Mapping[str, str], body: bytes) -> FailureFacts:
         """What a refused request says."""

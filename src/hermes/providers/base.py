@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
+from functools import cached_property, lru_cache
 from typing import Any, Protocol
+
+import msgspec
 
 from hermes.agent.failures import FailureFacts
 from hermes.agent.parts import Part, ServerError
@@ -109,6 +112,23 @@ class ToolSchema:
     description: str
     parameters: JsonObject
 
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+class Encoded(list[JsonObject]):
+    """A list that is sent again and again, with its JSON."""
+
+    @cached_property
+    def raw(self) -> msgspec.Raw:
+        """What is sent."""
+        return msgspec.Raw(msgspec.json.encode(list(self)))
+
+
+def encoded(form: Callable[[ToolSchema], JsonObject]) -> Callable[[tuple[ToolSchema, ...]], Encoded]:
+    """Tools in the form of a protocol; those of the last few requests are known."""
+    return lru_cache(maxsize=8)(lambda schemas: Encoded(map(form, schemas)))
+
 
 @dataclass(slots=True)
 class Prompt:
@@ -120,7 +140,7 @@ class Prompt:
 
     system: list[str] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
-    tools: list[ToolSchema] = field(default_factory=list)
+    tools: Sequence[ToolSchema] = ()
     sampling: JsonObject = field(default_factory=dict)
     reasoning: JsonObject | None = None
     tool_choice: str | JsonObject | None = None
@@ -169,9 +189,9 @@ class Provider(Protocol):
 
     def parts(self, event: WireEvent) -> Sequence[Part]: ...
 
-    def text(self, data: bytes) -> str | None:
-        """The text of an event of a stream that is nothing else, as most are; None: `parts` must look."""
-        return None
+    @property
+    def texts(self) -> Callable[[Sequence[bytes], int], list[str]] | None:
+        """The texts of the events from this one on that are nothing else, as most are; at the next `parts` must look."""
 
     def facts(self, status: int, headers: Mapping[str, str], body: bytes) -> FailureFacts: ...
 

@@ -30,6 +30,7 @@ from hermes.providers.base import (
     Prompt,
     Provider,
     Route,
+    ToolSchema,
     WireEvent,
     WireRequest,
     as_dict,
@@ -37,6 +38,7 @@ from hermes.providers.base import (
     as_str,
     bearer,
     content_parts,
+    encoded,
     endpoint,
     get,
     image_of,
@@ -79,7 +81,7 @@ class ChatCompletions:
         if prompt.response_format is not None and "response_format" not in prompt.dropped:
             body["response_format"] = prompt.response_format
         if prompt.tools:
-            body["tools"] = [_tool(t.name, t.description, t.parameters) for t in prompt.tools]
+            body["tools"] = _tools(tuple(prompt.tools))
             if prompt.tool_choice is not None and "tool_choice" not in prompt.dropped:
                 body["tool_choice"] = prompt.tool_choice
         else:
@@ -100,12 +102,23 @@ class ChatCompletions:
         """The parts of one chunk or of a whole body."""
         return _answer(event.data, event.whole) if type(event.data) is dict else ()
 
-    def text(self, data: bytes) -> str | None:
-        """The text of a chunk that is nothing else. One call per token: what is not needed is not decoded."""
-        try:
-            return _token(data).choices[0].delta.content
+    def texts(self, events: Sequence[bytes], at: int) -> list[str]:
+        """The texts of the chunks from this one on that are nothing else. What is not needed of them is not decoded."""
+        first, end = _alone(events[at]), len(events)
+        if first is None or at + 1 == end:
+            return [] if first is None else [first]
+        while end > len(events) - _CLOSING_CHUNKS and _alone(events[end - 1]) is None:
+            end -= 1
+        try:  # all in one go
+            chunks = _chunks(b"[%b]" % b",".join(events[at:end]))
         except msgspec.MsgspecError:
-            return None
+            chunks = []
+        if len(chunks) == end - at:
+            return [chunk.choices[0].delta.content for chunk in chunks]
+        found = [first]
+        while at + len(found) < len(events) and (text := _alone(events[at + len(found)])) is not None:
+            found.append(text)
+        return found
 
     def facts(self, status: int, headers: Mapping[str, str], body: bytes) -> FailureFacts:
         """What a refused request says."""
@@ -139,13 +152,27 @@ class _Chunk(msgspec.Struct):
     x_groq: None = None
 
 
-_token = msgspec.json.Decoder(_Chunk).decode
+_token, _chunks = msgspec.json.Decoder(_Chunk).decode, msgspec.json.Decoder(list[_Chunk]).decode
+# Why an answer ended, what it cost, and that it did.
+_CLOSING_CHUNKS = 3
+
+
+def _alone(data: bytes) -> str | None:
+    try:
+        return _token(data).choices[0].delta.content
+    except msgspec.MsgspecError:
+        return None
+
 
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-def _tool(name: str, description: str, parameters: JsonObject) -> JsonObject:
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+def _tool(tool: ToolSchema) -> JsonObject:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": function}
+
+
+_tools = encoded(_tool)
 
 
 def _limits(route: Route, prompt: Prompt, facts: ModelFacts) -> JsonObject:

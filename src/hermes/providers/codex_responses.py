@@ -23,6 +23,7 @@ from hermes.providers.base import (
     as_str,
     bearer,
     content_parts,
+    encoded,
     endpoint,
     get,
     image_of,
@@ -59,6 +60,7 @@ class CodexResponses:
 
     api_mode = API_MODE
     ends = frozenset({"response.completed", "response.incomplete", "response.failed"})
+    texts = None  # no event is told by its text alone
     strips_prefill = False
 
     def request(self, route: Route, credential: Credential | None, prompt: Prompt) -> WireRequest:
@@ -81,7 +83,7 @@ class CodexResponses:
         if text := _text_fields(prompt, verbosity):
             body["text"] = text
         if prompt.tools:
-            body["tools"] = [_tool(tool) for tool in prompt.tools]
+            body["tools"] = _tools(tuple(prompt.tools))
             if prompt.tool_choice is not None and "tool_choice" not in prompt.dropped:
                 body["tool_choice"] = _tool_choice(prompt.tool_choice)
         else:
@@ -111,9 +113,6 @@ class CodexResponses:
             return read(data)
         return [server_error(data)] if data.get("error") and kind is None else ()
 
-    def text(self, data: bytes) -> None:
-        """No event is told by its text alone."""
-
     def facts(self, status: int, headers: Mapping[str, str], body: bytes) -> FailureFacts:
         """What a refused request says."""
         return refusal_facts(status, headers, body)
@@ -136,6 +135,9 @@ def _tool(tool: ToolSchema) -> JsonObject:
         "parameters": tool.parameters,
         "strict": False,
     }
+
+
+_tools = encoded(_tool)
 
 
 def _tool_choice(choice: str | JsonObject) -> str | JsonObject:

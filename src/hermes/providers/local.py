@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -91,9 +91,10 @@ class Local:
         """The parts of one chunk."""
         return chat_completions.PROVIDER.parts(event)
 
-    def text(self, data: bytes) -> str | None:
-        """The text of a chunk that is nothing else."""
-        return chat_completions.PROVIDER.text(data)
+    @property
+    def texts(self) -> Callable[[Sequence[bytes], int], list[str]] | None:
+        """The texts of chunks that are nothing else."""
+        return chat_completions.PROVIDER.texts
 
     def facts(self, status: int, headers: Mapping[str, str], body: bytes) -> FailureFacts:
         """What a refused request says."""

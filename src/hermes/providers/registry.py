@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from ipaddress import IPv6Address, ip_address
@@ -99,6 +99,7 @@ def api_mode_for(
     return known.api_mode if known and known.api_mode in _MODES_OF_ANY_ADDRESS else DEFAULT_API_MODE
 
 
+@lru_cache(maxsize=1024)
 def is_private(base_url: str) -> bool:
     """Whether an address names this machine or a private network."""
     host, _ = _host_and_path(base_url)
@@ -113,6 +114,7 @@ def is_private(base_url: str) -> bool:
     return address.is_loopback or address.is_private or address.is_link_local
 
 
+@lru_cache(maxsize=1024)
 def _host_and_path(base_url: str) -> tuple[str, str]:
     try:
         parts = urlsplit(base_url if "://" in base_url else f"//{base_url}")

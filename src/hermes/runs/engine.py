@@ -224,7 +224,9 @@ class RunEngine:
             self._permits[spec.owner] -= 1
             raise
         waited_s = time.monotonic() - began
-        admission = Admission(replace(spec, session_id=lease.session_id), lease, self, waited_s=waited_s)
+        if spec.session_id != lease.session_id:
+            spec = replace(spec, session_id=lease.session_id)
+        admission = Admission(spec, lease, self, waited_s=waited_s)
         self._coming[spec.run_id] = asyncio.Event()
         if self._draining:
             await admission.release()

@@ -189,13 +189,17 @@ class Cuts:
 
     def add(self, seq: int, length: int, ts: float) -> None:
         """Remember one delta. Times are kept to the millisecond, which is how `ts` of deltas is made."""
-        at_ms = round(ts * 1000)
-        for number in (seq - self._seq, length, max(0, at_ms - self._at_ms)):
-            while number > 0x7F:
-                self._packed.append(0x80 | number & 0x7F)
-                number >>= 7
-            self._packed.append(number)
-        self._seq, self._at_ms = seq, max(self._at_ms, at_ms)
+        passed_ms = max(0, round(ts * 1000) - self._at_ms)
+        numbers = (seq - self._seq, length, passed_ms)
+        if max(numbers) <= 0x7F:
+            self._packed += bytes(numbers)
+        else:
+            for number in numbers:
+                while number > 0x7F:
+                    self._packed.append(0x80 | number & 0x7F)
+                    number >>= 7
+                self._packed.append(number)
+        self._seq, self._at_ms = seq, self._at_ms + passed_ms
 
     @classmethod
     def load(cls, packed: str) -> Cuts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,10 +15,6 @@ from hermes.store.base import Begun, SessionBusy, Store, StoreError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-
-async def _awaited(work: Awaitable[T]) -> T:
-    return await work
 
 
 @dataclass(eq=False, slots=True)
@@ -40,6 +36,7 @@ class SessionLeases:
         self._turn_queue, self._lost = turn_queue, lost
         self._lines: dict[str, list[Lease]] = {}
         self._held: set[Lease] = set()
+        self._timer: asyncio.TimerHandle | None = None
         self._renewing: asyncio.Task[None] | None = None
         self._holder = this_process()
 
@@ -98,12 +95,12 @@ class SessionLeases:
     def _hold(self, lease: Lease, begun: Begun) -> None:
         lease.begun, lease.token = begun, begun.token
         self._held.add(lease)
-        if self._renewing is None:
-            self._renewing = asyncio.create_task(self._renew())
+        if self._timer is None and self._renewing is None:
+            self._timer = asyncio.get_running_loop().call_later(LEASE_RENEW_S, self._begin_to_renew)
 
     async def _ask(self, spec: RunSpec, store: Store, *, bind: bool) -> Begun | None:
         """The store's answer. Who is called away meanwhile gives back what the answer brings."""
-        asked = asyncio.create_task(_awaited(store.begin(spec, self._holder, LEASE_TTL_S, bind=bind)))
+        asked = asyncio.ensure_future(store.begin(spec, self._holder, LEASE_TTL_S, bind=bind))
         try:
             return await asyncio.shield(asked)
         except asyncio.CancelledError:
@@ -134,8 +131,6 @@ class SessionLeases:
     async def release(self, lease: Lease) -> None:
         """Give the session to whoever is next."""
         self._held.discard(lease)
-        if not self._held:
-            self.close()
         try:
             if lease.token is not None:
                 await lease.store.leases.release(f"session:{lease.session_id}", lease.token)
@@ -151,9 +146,10 @@ class SessionLeases:
 
     def close(self) -> None:
         """Renew no more."""
-        if self._renewing is not None:
-            self._renewing.cancel()
-            self._renewing = None
+        for work in (self._timer, self._renewing):
+            if work is not None:
+                work.cancel()
+        self._timer = self._renewing = None
 
     def _leave(self, lease: Lease) -> None:
         """Take one turn out of the line; whoever is first then may go."""
@@ -164,17 +160,22 @@ class SessionLeases:
         elif not line[0].turn.done():
             line[0].turn.set_result(None)
 
+    def _begin_to_renew(self) -> None:
+        self._timer = None
+        if self._held:
+            self._renewing = asyncio.create_task(self._renew())
+
     async def _renew(self) -> None:
-        while True:
-            await asyncio.sleep(LEASE_RENEW_S)
-            for lease in tuple(self._held):
-                try:
-                    kept = lease.token is not None and await lease.store.leases.renew(
-                        f"session:{lease.session_id}", lease.token, LEASE_TTL_S
-                    )
-                except Exception as error:  # noqa: BLE001  (the store may be back before the lease has run out)
-                    log.warning("the lease of session %s could not be renewed: %s", lease.session_id, error)
-                    continue
-                if not kept and lease in self._held:
-                    self._held.discard(lease)
-                    self._lost(lease.run_id)
+        for lease in tuple(self._held):
+            try:
+                kept = lease.token is not None and await lease.store.leases.renew(
+                    f"session:{lease.session_id}", lease.token, LEASE_TTL_S
+                )
+            except Exception as error:  # noqa: BLE001  (the store may be back before the lease has run out)
+                log.warning("the lease of session %s could not be renewed: %s", lease.session_id, error)
+                continue
+            if not kept and lease in self._held:
+                self._held.discard(lease)
+                self._lost(lease.run_id)
+        self._renewing = None
+        self._timer = asyncio.get_running_loop().call_later(LEASE_RENEW_S, self._begin_to_renew)

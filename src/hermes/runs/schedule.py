@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from datetime import datetime, tzinfo
 from typing import Any
-from zoneinfo import ZoneInfo
 
 GRAMMAR = (
     "A schedule is 30m, 2h or 1d (one run, so long from now); every 30m (again and again, at least a minute apart); "
@@ -36,6 +35,8 @@ def zone_named(name: str) -> tzinfo:
 
         local: tzinfo = tzlocal()
         return local
+    from zoneinfo import ZoneInfo
+
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError):

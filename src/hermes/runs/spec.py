@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal
 
 from hermes.ids import random_hex
@@ -81,13 +81,13 @@ class RunSpec:
     workdir: str | None = None
 
     def stored(self) -> dict[str, Any]:
-        """The spec as it is kept with the run: all of it but the credentials."""
-        out = asdict(self)
-        if out["route"]:
-            for name in ("api_key", "extra_body", "fallbacks"):
-                del out["route"][name]
+        """The spec as it is kept with the run: all that it says, but for the credentials."""
+        out = _said(self, _STORED)
+        if self.route is not None:
+            out["route"] = _said(self.route, _STORED_ROUTE)
         for name in _SETS:
-            out[name] = sorted(out[name]) if out[name] is not None else None
+            if name in out:
+                out[name] = sorted(out[name])
         return out
 
     @classmethod
@@ -105,6 +105,19 @@ class RunSpec:
         for name in ("client_tools", "results"):
             values[name] = tuple(values.get(name, ()))
         return cls(**values)
+
+
+def _stored(cls: type, *left_out: str) -> dict[str, Any]:
+    """The fields that are kept, each with what need not be."""
+    kept = [item for item in fields(cls) if item.name not in left_out]
+    return {item.name: {} if item.default is MISSING else item.default for item in kept}
+
+
+def _said(thing: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, unsaid in stored.items() if (value := getattr(thing, name)) != unsaid}
+
+
+_STORED, _STORED_ROUTE = _stored(RunSpec), _stored(RouteChoice, "api_key", "extra_body", "fallbacks")
 
 
 @dataclass(frozen=True, slots=True)

@@ -300,7 +300,7 @@ class RunWriter:
         stream.cuts.add(self._seq, len(text), ts)
         stream.length += len(text)
         stream.last_seq = self._seq
-        self._deliver(event)
+        self._bus.publish(self.run_id, event)
         self._unsaved += 1
         if self._unsaved == 1:
             self._saver.add(self)
@@ -501,7 +501,8 @@ class RunWriter:
                 event.seq, event.ts = self._seq, self._clock()
             options |= {name: value for name, value in commit.options.items() if value}
         events = [event for commit in batch for event in commit.events]
-        closes = options["closes"] = [stream_id for commit in batch for stream_id in commit.options["closes"]]
+        closes = [stream_id for commit in batch for stream_id in commit.options["closes"]]
+        options["closes"] = [one for one in closes if (own := self._streams.get(one)) is None or own.saved_seq]
         partials = [stream.partial() for stream in self._grown() if stream.id not in closes]
         rows = [row for commit in batch for row in commit.rows]
         if self.creates is not None:
@@ -539,7 +540,9 @@ class RunWriter:
 
     def _now(self) -> float:
         # A clock that is set back does not set the log back.
-        self._told_at = max(self._told_at, int(self._clock() * 1000) / 1000)
+        now = int(self._clock() * 1000) / 1000
+        if now > self._told_at:
+            self._told_at = now
         return self._told_at
 
     async def close(self) -> None:

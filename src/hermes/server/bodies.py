@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import re
@@ -69,7 +70,8 @@ async def _read_bytes(request: web.Request, limit: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     try:
-        async with asyncio.timeout(BODY_S_MAX):
+        # What has come already need not be waited for.
+        async with contextlib.nullcontext() if request.content.is_eof() else asyncio.timeout(BODY_S_MAX):
             async for part in request.content.iter_any():
                 size += len(part)
                 if size > limit:
@@ -172,10 +174,13 @@ def _shape(
 def _settled(raw: Mapping[str, Any], kind: type[msgspec.Struct], where: str) -> dict[str, Any]:
     """The object with null taken for absent, and with flags in whatever form a client may send them."""
     out: dict[str, Any] = {}
-    for name, (flag, clears, own, nested) in _shape(kind).items():
-        value = raw.get(name)
+    shape = _shape(kind)
+    for name, value in raw.items():
+        if name not in shape:
+            continue
+        flag, clears, own, nested = shape[name]
         if value is None:
-            if clears and name in raw:
+            if clears:
                 out[name] = None
             continue
         path = f"{where}{name}"

@@ -157,9 +157,12 @@ async def _turn(adapter: APIServerAdapter, request: web.Request, body: Body[Chat
     announces = asked.stream and wished.tool_progress != "off"
     owner = adapter.owner_of(request)
     form = asked.response_format
+    session_id = wished.session_id or _derive_chat_session_id(said.system, said.first, owner)
     spec = RunSpec(
         user_message=said.prompt,
-        session_id=wished.session_id or _derive_chat_session_id(said.system, said.first, owner),
+        session_id=session_id,
+        history=said.history,
+        base_id=session_id,
         kind="chat",
         owner=owner,
         instructions=said.system,
@@ -185,7 +188,6 @@ async def placed(
             spec, session_id=session_id, history=history if seeds else None, base_id=session_id if seeds else None
         )
         return Turn(adapter, request, spec, wished, ignored_messages=len(history))
-    spec = replace(spec, history=history, base_id=spec.session_id)
     return Turn(adapter, request, spec, wished, bind=True)
 
 

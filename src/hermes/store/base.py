@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -280,7 +280,7 @@ class Store(Protocol):
     @property
     def leases(self) -> LeaseStore: ...
 
-    async def begin(self, spec: RunSpec, holder: str, ttl: float, *, bind: bool) -> Begun | None:
+    def begin(self, spec: RunSpec, holder: str, ttl: float, *, bind: bool) -> Awaitable[Begun | None]:
         """The lease on a turn's session, and what is to be known of that; None while somebody else has it.
 
         With `bind` it is the session that holds the spec's history, or one for it to begin in.

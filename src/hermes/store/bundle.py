@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hermes.errors import ConfigError
 from hermes.store.base import Begun
+from hermes.store.connections import Tx
 from hermes.store.engine import Engine
 from hermes.store.idempotency import Idempotency
 from hermes.store.jobs import Jobs
-from hermes.store.leases import Leases
+from hermes.store.leases import Leases, acquire
 from hermes.store.parts import AsyncPart, twin
 from hermes.store.responses import ResponseStore
 from hermes.store.runs import Runs
@@ -93,24 +94,24 @@ class AsyncStore:
         """Do several things as one; `work` is carried out in the store's own thread, with the blocking parts."""
         return await self.blocking.engine.write_soon(lambda _: work())
 
-    async def begin(self, spec: RunSpec, holder: str, ttl: float, *, bind: bool) -> Begun | None:
+    def begin(self, spec: RunSpec, holder: str, ttl: float, *, bind: bool) -> Awaitable[Begun | None]:
         """The lease on a turn's session, and what is to be known of that, in one step.
 
         With `bind` it is the session that holds the spec's history, or one for it to begin in.
         """
-        sessions, leases, runs = self.blocking.sessions, self.blocking.leases, self.blocking.runs
+        sessions, runs = self.blocking.sessions, self.blocking.runs
         base_id, said = spec.base_id or spec.session_id, spec.history or []
 
-        def work() -> Begun | None:
+        def work(tx: Tx) -> Begun | None:
             found = spec.session_id
             if bind:
                 found = sessions.bind_session(base_id, said, owner=spec.owner, session_key=spec.session_key)
-            token = leases.acquire(f"session:{found}", holder, ttl)
+            token = acquire(tx, f"session:{found}", holder, ttl)
             if token is None:
                 return None
             return Begun(found, token, runs.unfinished(found), sessions.get_session(found))
 
-        return await self.transaction(work)
+        return self.blocking.engine.write_later(work)
 
     def close(self) -> None:
         """Give the files back."""

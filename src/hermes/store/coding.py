@@ -221,8 +221,7 @@ def plain_title(title: Any) -> str | None:
     """A title as it is kept: one line, nothing invisible. Too long is a `ValueError`, empty is none."""
     if title is None:
         return None
-    shown = "".join(" " if char.isspace() else char for char in whole_text(str(title)) if _visible(char))
-    shown = " ".join(shown.split())
+    shown = _one_line(whole_text(str(title)))
     if len(shown) > SESSION_TITLE_CHARS_MAX:
         raise ValueError(f"A title has at most {SESSION_TITLE_CHARS_MAX} characters; this one has {len(shown)}.")
     return shown or None
@@ -249,7 +248,13 @@ def end_reason(reason: Any) -> str:
 
 def plain_words(text: Any) -> str:
     """One line of visible text."""
-    return " ".join("".join(" " if char.isspace() else char for char in clean(str(text)) if _visible(char)).split())
+    return _one_line(clean(str(text)))
+
+
+def _one_line(text: str) -> str:
+    if not text.isprintable():
+        text = "".join(" " if char.isspace() else char for char in text if _visible(char))
+    return " ".join(text.split())
 
 
 def preview_of(text: str | None) -> str | None:

@@ -79,8 +79,8 @@ class _Job:
 class Engine:
     """Everything that happens to one database, for all who use it in this process.
 
-    Whatever waits for the writer is committed together, each in a savepoint of its own, so that one failure hurts
-    nobody else; every caller goes on after the commit that holds its work. Readers never wait for the writer. A
+    Whatever waits for the writer is committed together. Where something fails it is done again, each in a savepoint of
+    its own, so that one failure hurts nobody else; every caller goes on after the commit that holds its work. Readers never wait for the writer. A
     database in memory has one connection and no threads: whoever asks does the work.
     """
 
@@ -92,6 +92,7 @@ class Engine:
         self._lock = threading.Lock()
         self._writer: threading.Thread | None = None
         self._db: sqlite3.Connection | None = None
+        self._synced: bool | None = None
         self._ready = self._was_opened = False
         self._closed = self._forked = False
         self._here = threading.local()
@@ -132,7 +133,9 @@ class Engine:
 
     def read(self, work: Callable[[Tx], R], *, slow: bool = False) -> R:
         """Do it on one consistent view of the database. What may be slow leaves a connection to others."""
-        if self.path is None or getattr(self._here, "tx", None) is not None:
+        if (tx := getattr(self._here, "tx", None)) is not None:
+            return work(tx)
+        if self.path is None:
             return self.write(work)
         if slow:
             with self._slow_slots:
@@ -149,12 +152,18 @@ class Engine:
 
     async def write_soon(self, work: Callable[[Tx], R], *, sync: bool = False) -> R:
         """The same as `write`, for a loop."""
-        if self.path is None:
-            return self.write(work)
+        return await self.write_later(work, sync=sync)
+
+    def write_later(self, work: Callable[[Tx], R], *, sync: bool = False) -> asyncio.Future[R]:
+        """The same, done whether it is awaited or not."""
         job = _Job(work, sync, asyncio.get_running_loop())
-        self._submit(job)
         assert job.future is not None
-        return await job.future  # type: ignore[no-any-return]
+        if self.path is None:
+            self._carry_out_here(job)
+            job.settle()
+        else:
+            self._submit(job)
+        return job.future
 
     async def read_soon(self, work: Callable[[Tx], R], *, slow: bool = False) -> R:
         """The same as `read`, for a loop."""
@@ -287,8 +296,8 @@ class Engine:
                     job.error = StoreError("The database is closed.", where=str(self.path))
                     self._tell([job])
 
-    def _carry_out(self, batch: list[_Job]) -> None:
-        """One commit for all of them; where that cannot be had, one for each."""
+    def _carry_out(self, batch: list[_Job], *, apart: bool = False) -> None:
+        """One commit for all of them; where that cannot be had, one for each. `apart` keeps one's failure its own."""
         alone = len(batch) == 1
         db: sqlite3.Connection | None = None
         tx: Tx | None = None
@@ -297,7 +306,7 @@ class Engine:
             self._begin(db, sync=any(job.sync for job in batch))
             self._here.tx = tx = Tx(db)
             for job in batch:
-                if not self._try(db, tx, job, alone):
+                if not self._try(db, tx, job, apart):
                     raise _Undone
             db.execute("COMMIT")
             self._here.tx = None
@@ -314,7 +323,8 @@ class Engine:
             elif not alone:
                 for job in batch:
                     job.result = job.error = None
-                    self._carry_out([job])
+                for again in [[job] for job in batch] if apart else [batch]:
+                    self._carry_out(again, apart=not apart)
             elif isinstance(error, _Undone):
                 self._once_more(batch)
             else:
@@ -337,13 +347,13 @@ class Engine:
         except BaseException as error:  # noqa: BLE001  (it belongs to the caller)
             job.error = explained(error, self.path)
 
-    def _try(self, db: sqlite3.Connection, tx: Tx, job: _Job, alone: bool) -> bool:
+    def _try(self, db: sqlite3.Connection, tx: Tx, job: _Job, apart: bool) -> bool:
         """Do one job. False: the whole transaction has to be done again, without what failed."""
         try:
-            job.result = job.work(tx) if alone else tx.nested(job.work)
+            job.result = tx.nested(job.work) if apart else job.work(tx)
         except BaseException as error:  # noqa: BLE001  (it belongs to the caller)
             job.error = error
-            if alone or not db.in_transaction or self.index.may_be_hit_by(error):
+            if not apart or not db.in_transaction or self.index.may_be_hit_by(error):
                 return False
             job.error = explained(error, self.path)
         return True
@@ -385,7 +395,9 @@ class Engine:
                 loop.call_soon_threadsafe(_settle_all, jobs)
 
     def _begin(self, db: sqlite3.Connection, *, sync: bool) -> None:
-        db.execute(f"PRAGMA synchronous={'FULL' if sync else 'NORMAL'}")
+        if sync is not self._synced:
+            db.execute(f"PRAGMA synchronous={'FULL' if sync else 'NORMAL'}")
+            self._synced = sync
         patiently(db, "BEGIN IMMEDIATE")
 
     def _upkeep(self) -> None:
@@ -415,7 +427,7 @@ class Engine:
         if self._db is None or not self._ready:
             if self._db is not None:
                 self._db.close()
-            self._was_opened = True
+            self._was_opened, self._synced = True, None
             self._db = opening.connect_writer(self.path)
             opening.make_ready(self._db, self.path, self.schema, self._notice)
             self.index.check(self._db)

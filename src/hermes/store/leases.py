@@ -8,7 +8,7 @@ from hermes.processes import is_gone, this_process
 from hermes.store.connections import Tx
 from hermes.store.parts import Part, reads, writes
 
-__all__ = ["Leases", "held_by", "is_current", "release", "this_process"]
+__all__ = ["Leases", "acquire", "held", "held_by", "is_current", "release", "this_process"]
 
 _LAST_TOKEN = "lease_token"
 
@@ -19,21 +19,7 @@ class Leases(Part):
     @writes
     def acquire(self, tx: Tx, name: str, holder: str, ttl: float) -> int | None:
         """The token to write under, or None while somebody else holds it."""
-        if held_by(tx, name) is not None:
-            return None
-        token = int(
-            tx.value(
-                "INSERT INTO state_meta VALUES (?, '1') ON CONFLICT (key) DO UPDATE "
-                "SET value = CAST(CAST(state_meta.value AS INTEGER) + 1 AS TEXT) RETURNING value",
-                (_LAST_TOKEN,),
-            )
-        )
-        tx.execute(
-            "INSERT INTO leases VALUES (?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET "
-            "holder = excluded.holder, token = excluded.token, until = excluded.until",
-            (name, holder, token, time.time() + ttl),
-        )
-        return token
+        return acquire(tx, name, holder, ttl)
 
     @writes
     def renew(self, tx: Tx, name: str, token: int, ttl: float) -> bool:
@@ -52,6 +38,25 @@ class Leases(Part):
         return held_by(tx, name)
 
 
+def acquire(tx: Tx, name: str, holder: str, ttl: float) -> int | None:
+    """The token to write under, or None while somebody else holds it."""
+    if held_by(tx, name) is not None:
+        return None
+    token = int(
+        tx.value(
+            "INSERT INTO state_meta VALUES (?, '1') ON CONFLICT (key) DO UPDATE "
+            "SET value = CAST(CAST(state_meta.value AS INTEGER) + 1 AS TEXT) RETURNING value",
+            (_LAST_TOKEN,),
+        )
+    )
+    tx.execute(
+        "INSERT INTO leases VALUES (?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET "
+        "holder = excluded.holder, token = excluded.token, until = excluded.until",
+        (name, holder, token, time.time() + ttl),
+    )
+    return token
+
+
 def release(tx: Tx, name: str, token: int) -> None:
     """Let go of a lease."""
     tx.execute("DELETE FROM leases WHERE name = ? AND token = ?", (name, token))
@@ -67,4 +72,10 @@ def held_by(tx: Tx, name: str) -> str | None:
 
 def is_current(tx: Tx, name: str, token: int) -> bool:
     """Whether this token is the one that may write."""
-    return bool(tx.value("SELECT token FROM leases WHERE name = ?", (name,)) == token)
+    return held(tx, name) == token
+
+
+def held(tx: Tx, name: str) -> int | None:
+    """The token that may write."""
+    token: int | None = tx.value("SELECT token FROM leases WHERE name = ?", (name,))
+    return token

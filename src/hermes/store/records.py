@@ -30,6 +30,12 @@ CREATED_WITH = (
 )
 _KINDS = ("root", "branch", "delegate", "job")
 _TOKENS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
+_SESSION_USED = f"""UPDATE sessions SET api_call_count = api_call_count + 1, {", ".join(f"{n} = {n} + ?" for n in _TOKENS)},
+  actual_cost_usd = CASE WHEN ? IS NULL THEN actual_cost_usd ELSE coalesce(actual_cost_usd, 0) + ? END WHERE id = ?"""
+_MODEL_USED = f"""INSERT INTO session_model_usage
+  (session_id, model, provider, task, {", ".join(_TOKENS)}, actual_cost_usd, calls) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1)
+  ON CONFLICT DO UPDATE SET calls = calls + 1, {", ".join(f"{n} = {n} + excluded.{n}" for n in _TOKENS)},
+  actual_cost_usd = coalesce(actual_cost_usd + excluded.actual_cost_usd, actual_cost_usd, excluded.actual_cost_usd)"""
 
 
 def exists(tx: Tx, session_id: str) -> bool:
@@ -44,7 +50,8 @@ def require(tx: Tx, session_id: str) -> None:
 
 
 def open_session(tx: Tx, session_id: str, source: str, fields: Mapping[str, Any], *, reopen: bool = False) -> bool:
-    """Make the session, or fill what an existing one has left empty. True: it was made."""
+    """Make the session, or fill what an existing one has left empty. True: it was made; then `auto_title` is its title
+    where it has no other."""
     kind = fields.get("kind") or "root"
     if kind not in _KINDS:
         raise ValueError(f"A session's kind is one of {', '.join(_KINDS)}.")
@@ -62,6 +69,7 @@ def open_session(tx: Tx, session_id: str, source: str, fields: Mapping[str, Any]
             tx.execute(f"UPDATE sessions SET {name} = ? WHERE id = ?", (value, session_id))
         return False
     refuse_taken(tx, owner, title, session_id)
+    given["title"] = title or free_title(tx, owner, fields.get("auto_title"))
     now = time.time()
     made = {**given, "id": session_id, "owner": owner, "kind": kind, "source": clean_or_none(source) or ""}
     made |= {"started_at": now, "last_active": now}
@@ -74,29 +82,20 @@ def count_usage(tx: Tx, session_id: str, usage: Mapping[str, Any], model: str, p
     """Add one call to the counters; a session that is not there has none."""
     numbers = [int(usage.get(name) or 0) for name in _TOKENS]
     cost = usage.get("actual_cost_usd", usage.get("cost_usd"))
-    added = ", ".join(f"{name} = {name} + ?" for name in _TOKENS)
-    paid = "actual_cost_usd = CASE WHEN ? IS NULL THEN actual_cost_usd ELSE coalesce(actual_cost_usd, 0) + ? END"
-    if not exists(tx, session_id):
-        return
-    who = (session_id, model or "", provider or "", task or "")
-    tx.execute(
-        "INSERT INTO session_model_usage (session_id, model, provider, task) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
-        who,
-    )
-    tx.execute(
-        f"UPDATE session_model_usage SET calls = calls + 1, {added}, {paid} "
-        "WHERE session_id = ? AND model = ? AND provider = ? AND task = ?",
-        [*numbers, cost, cost, *who],
-    )
-    if not task:
-        sql = f"UPDATE sessions SET api_call_count = api_call_count + 1, {added}, {paid} WHERE id = ?"
-        tx.execute(sql, [*numbers, cost, cost, session_id])
+    if exists(tx, session_id) if task else tx.execute(_SESSION_USED, [*numbers, cost, cost, session_id]):
+        tx.execute(_MODEL_USED, (session_id, model or "", provider or "", task or "", *numbers, cost))
 
 
 def check_token(tx: Tx, session_id: str, token: int) -> None:
     """A `LeaseLost` unless this token is the one that may write to the session."""
     if not is_current(tx, f"session:{session_id}", token):
         raise LeaseLost(f"The session '{session_id}' is held by somebody else now.")
+
+
+def free_title(tx: Tx, owner: str, title: str | None) -> str | None:
+    """The title as it is kept, with a number behind it when it is taken."""
+    wanted = plain_title(title)
+    return wanted if wanted is None or title_holder(tx, owner, wanted) is None else next_title(tx, owner, wanted)
 
 
 def next_title(tx: Tx, owner: str, title: str) -> str:

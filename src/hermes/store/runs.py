@@ -19,7 +19,7 @@ from hermes.store import rows as messages
 from hermes.store.base import EventsExpired, LeaseLost, Partial, Row, RunRecord
 from hermes.store.coding import Blobs, clean, pack, pack_content, pack_or_none, unpack
 from hermes.store.connections import Tx
-from hermes.store.leases import is_current, release
+from hermes.store.leases import held, release
 from hermes.store.parts import Part, reads, writes
 from hermes.store.records import count_usage, exists, open_session
 
@@ -31,6 +31,8 @@ _STATE = (
     "session_id, status, started_at, ended_at, last_event, last_seq, failure, error, usage, final_row, route, open, "
     "log_expired"
 )
+_HELD_STATE = f"SELECT {_STATE}, (SELECT token FROM leases WHERE name = 'session:' || session_id) AS held FROM runs"
+_HELD_STATE += " WHERE run_id = ?"
 _LIGHT = (
     f"run_id, {_STATE}, created_at, updated_at, resumes, holder, json_set(spec, '$.user_message', '', "
     "'$.history', json('null'), '$.results', json('[]'), '$.client_tools', json('[]')) AS spec"
@@ -80,7 +82,11 @@ class Runs(Part):
         """
         if creates is not None:
             _create(tx, creates)
-        run = _checked(tx, run_id, token)
+            state, session_id = RunState(), creates.session_id
+            _check_held(run_id, token, held(tx, f"session:{session_id}"))
+        else:
+            run = _checked(tx, run_id, token)
+            state, session_id = _state_of(run), run["session_id"]
         if session is not None:
             _open_session(tx, session)
         if replaces and rows:
@@ -96,16 +102,15 @@ class Runs(Part):
             for event, name in row.told:
                 event.data[name] = row.id
         if events:
-            if run["ended_at"] is not None or events[0].seq <= run["last_seq"]:
+            if state.ended_at is not None or events[0].seq <= state.last_seq:
                 raise LeaseLost(f"The log of {run_id} was gone on with by somebody else.")
-            state = _state_of(run)
             for event in events:
                 state.apply(event)
                 if event.type == "usage":
                     data = event.data
                     count_usage(
                         tx,
-                        run["session_id"],
+                        session_id,
                         data,
                         data.get("model", ""),
                         data.get("provider", ""),
@@ -117,7 +122,7 @@ class Runs(Part):
                 sql = "UPDATE run_controls SET taken_at = ? WHERE run_id = ? AND taken_at IS NULL"
                 tx.execute(sql, (state.ended_at, run_id))
             if token is not None and (state.ended or state.status == "interrupted"):
-                release(tx, f"session:{run['session_id']}", token)
+                release(tx, f"session:{session_id}", token)
         for stream_id in closes:
             tx.execute("DELETE FROM run_partials WHERE run_id = ? AND stream_id = ?", (run_id, stream_id))
         _put(tx, run_id, partials)
@@ -384,12 +389,16 @@ def _create(tx: Tx, spec: RunSpec) -> None:
 
 
 def _checked(tx: Tx, run_id: str, token: int | None) -> sqlite3.Row:
-    run = tx.row(f"SELECT {_STATE} FROM runs WHERE run_id = ?", (run_id,))
+    run = tx.row(_HELD_STATE, (run_id,))
     if run is None:
         raise LeaseLost(f"There is no run {run_id} any more.")
-    if token is not None and not is_current(tx, f"session:{run['session_id']}", token):
-        raise LeaseLost(f"The turn of {run_id} no longer holds its session.")
+    _check_held(run_id, token, run["held"])
     return run
+
+
+def _check_held(run_id: str, token: int | None, held: int | None) -> None:
+    if token is not None and token != held:
+        raise LeaseLost(f"The turn of {run_id} no longer holds its session.")
 
 
 def _open_session(tx: Tx, session: Mapping[str, Any]) -> None:
@@ -397,8 +406,8 @@ def _open_session(tx: Tx, session: Mapping[str, Any]) -> None:
     parent = fields.get("parent_session_id")
     if parent is not None and not exists(tx, parent):
         del fields["parent_session_id"]
-    open_session(tx, session["id"], session["source"], fields, reopen=True)
-    tx.execute("UPDATE sessions SET last_active = max(last_active, ?) WHERE id = ?", (time.time(), session["id"]))
+    if not open_session(tx, session["id"], session["source"], fields, reopen=True):
+        tx.execute("UPDATE sessions SET last_active = max(last_active, ?) WHERE id = ?", (time.time(), session["id"]))
 
 
 def _state_of(run: sqlite3.Row) -> RunState:

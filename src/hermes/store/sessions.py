@@ -27,12 +27,12 @@ from hermes.store.records import (
     column,
     count_usage,
     exists,
+    free_title,
     next_title,
     open_session,
     refuse_taken,
     require,
     shown,
-    title_holder,
 )
 from hermes.store.schema import STATE
 from hermes.store.search import Search
@@ -172,12 +172,8 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):
     def set_auto_title_if_empty(self, tx: Tx, session_id: str, title: str) -> bool:
         """A title of ours for a session that has none, with a number behind it when it is taken."""
         found = tx.row("SELECT owner, title FROM sessions WHERE id = ?", (session_id,))
-        wanted = plain_title(title)
-        if found is None or found["title"] or not wanted:
-            return False
-        free = wanted if title_holder(tx, found["owner"], wanted) is None else next_title(tx, found["owner"], wanted)
-        tx.execute("UPDATE sessions SET title = ? WHERE id = ?", (free, session_id))
-        return True
+        free = None if found is None or found["title"] else free_title(tx, found["owner"], title)
+        return free is not None and tx.execute("UPDATE sessions SET title = ? WHERE id = ?", (free, session_id)) > 0
 
     # --- deleting -----------------------------------------------------------------------------------------------
 

@@ -37,6 +37,11 @@ class Desks:
     def __init__(self) -> None:
         self._desks: OrderedDict[str, Desk] = OrderedDict()
 
+    def notices(self, session_id: str) -> list[str]:
+        """What is to be told in a session; one without a desk has nothing."""
+        desk = self._desks.get(session_id)
+        return [] if desk is None else desk.notices
+
     def of(self, session_id: str, parent_id: str | None = None) -> Desk:
         """The desk of a session. A child's has the leave that was given to its parent, and shares what is given later."""
         desk = self._desks.get(session_id)

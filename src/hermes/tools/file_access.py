@@ -64,7 +64,8 @@ _TYPES = {
 class Placed(Protocol):
     """Whatever works in the world of a run."""
 
-    world: World
+    @property
+    def world(self) -> World: ...
 
 
 def _base(ctx: Placed, paths: Paths) -> str:

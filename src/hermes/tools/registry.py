@@ -33,6 +33,10 @@ class ToolError(Exception):
         self.answer: Answer = {"error": message, "code": code, **({"hint": hint} if hint else {}), **fields}
 
 
+def _always(settings: Settings) -> str | None:
+    return None
+
+
 @dataclass(slots=True)
 class ToolContext:
     """All that a tool may know of the world around it."""
@@ -91,7 +95,7 @@ class ToolDef:
     effect: Effect | Callable[[Args], Effect] = "effect"
     scope: Callable[[Args], frozenset[str]] = lambda _: frozenset({"*"})
     timeout_s: float | None = TOOL_TIMEOUT_S
-    available: Callable[[Settings], str | None] = lambda _: None
+    available: Callable[[Settings], str | None] = _always
     preview: Callable[[Args], str] = lambda args: json.dumps(args, ensure_ascii=False)
     alone: bool = False
     foreign: bool = False
@@ -113,6 +117,7 @@ class Registry:
 
     def __init__(self, tools: Iterable[ToolDef] = ()) -> None:
         self._tools: dict[str, ToolDef] = {}
+        self._of_sets: dict[frozenset[str], list[ToolDef]] = {}
         for tool in tools:
             self.add(tool)
 
@@ -121,6 +126,7 @@ class Registry:
         if tool.name in self._tools:
             raise ValueError(f"A tool called {tool.name} is registered already.")
         self._tools[tool.name] = tool
+        self._of_sets.clear()
 
     def get(self, name: str) -> ToolDef | None:
         """The tool of that name."""
@@ -132,9 +138,11 @@ class Registry:
 
     def offered(self, toolsets: Iterable[str], settings: Settings) -> dict[str, ToolDef]:
         """The tools of these toolsets that can be used now, sorted by name."""
-        wanted = set(toolsets)
-        chosen = [t for t in self._tools.values() if t.toolset in wanted and t.available(settings) is None]
-        return {tool.name: tool for tool in sorted(chosen, key=lambda t: t.name)}
+        wanted = frozenset(toolsets)
+        if wanted not in self._of_sets:
+            self._of_sets[wanted] = [tool for tool in self.all() if tool.toolset in wanted]
+        chosen = self._of_sets[wanted]
+        return {t.name: t for t in chosen if t.available is _always or t.available(settings) is None}
 
 
 def render(answer: Mapping[str, Any]) -> str:

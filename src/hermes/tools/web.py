@@ -23,7 +23,6 @@ from hermes.limits import (
     WEB_RESULTS_MAX,
     WEB_SNIPPET_CHARS_MAX,
 )
-from hermes.tools import pages
 from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, ToolError
 
 if TYPE_CHECKING:
@@ -187,6 +186,8 @@ async def _extract(ctx: ToolContext, args: Args) -> Answer:
 
 
 async def _page(ctx: ToolContext, url: str, limit: int) -> Answer:
+    from hermes.tools import pages
+
     told: Answer = {"url": url, "final_url": None, "status": None, "title": "", "content": ""}
     told |= {"truncated": False, "spill": None, "error": None}
     try:
@@ -205,6 +206,8 @@ async def _page(ctx: ToolContext, url: str, limit: int) -> Answer:
 
 def _shown(ctx: ToolContext, fetched: Fetched, limit: int) -> Answer:
     """A page as it is told; what is too long lies whole in a file beside."""
+    from hermes.tools import pages
+
     page = pages.read(fetched.data, fetched.content_type, fetched.charset, fetched.final_url)
     text = ctx.redact(page.text)  # before a cut, beside which half a secret would not be known
     answer: Answer = {"title": ctx.redact(page.title)[:WEB_SNIPPET_CHARS_MAX], "content": text}
