@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import gc
 import logging
 import os
 import threading
@@ -15,7 +14,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from hermes import config
-from hermes.agent.loop import run_turn
 from hermes.agent.model_lists import ModelLists
 from hermes.agent.routes import primary
 from hermes.agent.turn import Services
@@ -97,6 +95,8 @@ class App:
             self.engine.listeners.append(self._traces.hear)
 
     async def _execute(self, live: LiveRun) -> Result:
+        from hermes.agent.loop import run_turn
+
         return await run_turn(live, self.services)
 
     def _current_settings(self) -> tuple[config.Settings, str | None]:
@@ -135,7 +135,6 @@ class App:
 
     def serve(self) -> None:
         """What a server does besides answering: take up runs that were cut off, and sweep."""
-        settle_memory()
         self.engine.keep_going()
         self.services.mcp.begin(self._settings)
         self._in_background(self._keep_house())
@@ -262,12 +261,6 @@ def _forget_loop() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_loop)
-
-
-def settle_memory() -> None:
-    """What is loaded by now stays: the collector need not look at it again, which would hold up the loop."""
-    gc.collect()
-    gc.freeze()
 
 
 def new_loop() -> asyncio.AbstractEventLoop:

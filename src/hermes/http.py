@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import re
 import socket
 import ssl
+import zlib
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, Protocol, cast
 
-import aiohttp
-import aiohttp.abc
+import httptools
+from multidict import CIMultiDict
+from yarl import URL
 
-from hermes.limits import ANSWER_BYTES_MAX, CONNECT_S_MAX, EVENT_BYTES_MAX
+from hermes.limits import (
+    ANSWER_AHEAD_BYTES_MAX,
+    ANSWER_BYTES_MAX,
+    CONNECT_S_MAX,
+    EVENT_BYTES_MAX,
+    HEAD_BYTES_MAX,
+    KEPT_ALIVE_S,
+    NAMES_KEPT_S,
+)
 
 
 class TransportError(Exception):
@@ -68,13 +80,22 @@ class SseDecoder:
 
     def feed(self, chunk: bytes) -> list[tuple[str, bytes]]:
         """The events that this chunk completes."""
-        if self._between and b"\r" not in chunk and chunk.endswith(b"\n\n"):
-            events: list[tuple[str, bytes]] = []
-            if not self._quickly(chunk, events):
-                return events
+        if found := self.whole(chunk):
+            return [("", data) for data in found]
         events = self._read(chunk) if chunk else []
         self._between = self._began and not (self._buffer or self._data or self._name or self._skip_lf)
         return events
+
+    def whole(self, chunk: bytes) -> list[bytes]:
+        """The data of a chunk that is nothing but whole events of one line, as most are; then it need not be fed."""
+        if not self._between or not chunk.endswith(b"\n\n") or b"\r" in chunk or len(chunk) > EVENT_BYTES_MAX:
+            return []
+        return self._lines(chunk[:-2])
+
+    @staticmethod
+    def _lines(whole: bytes) -> list[bytes]:
+        found = whole[6:].split(b"\n\ndata: ")
+        return found if whole.startswith(b"data: ") and whole.count(b"\n") == 2 * len(found) - 2 else []
 
     def _read(self, chunk: bytes) -> list[tuple[str, bytes]]:
         # A line may end in two characters that come in two packets.
@@ -109,106 +130,13 @@ class SseDecoder:
             raise StreamBroken(f"An event is longer than {EVENT_BYTES_MAX} bytes.", answered=True)
         return events
 
-    @staticmethod
-    def _quickly(chunk: bytes, events: list[tuple[str, bytes]]) -> bytes:
+    def _quickly(self, chunk: bytes, events: list[tuple[str, bytes]]) -> bytes:
         """Take whole events of one line of data from the beginning of a chunk; what is left of it."""
         whole, end, _ = chunk.rpartition(b"\n\n")
-        if end and len(chunk) <= EVENT_BYTES_MAX:
-            found = whole[6:].split(b"\n\ndata: ")
-            if whole.startswith(b"data: ") and whole.count(b"\n") == 2 * len(found) - 2:
-                events += [("", data) for data in found]
-                return chunk[len(whole) + 2 :]
+        if end and len(chunk) <= EVENT_BYTES_MAX and (found := self._lines(whole)):
+            events += [("", data) for data in found]
+            return chunk[len(whole) + 2 :]
         return chunk
-
-
-class Answer:
-    """An answer being received. Leaving its context closes it; a connection that is not read to its end is dropped."""
-
-    def __init__(self, response: aiohttp.ClientResponse, timeouts: Timeouts) -> None:
-        self._response = response
-        self._timeouts = timeouts
-        self._loop = asyncio.get_running_loop()
-        self._heard_at, self._stale = self._loop.time(), False
-        if (connection := response.connection) is not None and connection.protocol is not None:
-            # One timer that looks now and then, not one that is set anew for every packet.
-            connection.protocol.read_timeout = None
-        self._timer = self._loop.call_later(timeouts.stale_s, self._look)
-        self.status = response.status
-        self.headers: Mapping[str, str] = response.headers
-        self.is_stream = response.content_type == "text/event-stream"
-        self.is_json = response.content_type == "application/json"
-
-    async def read(self) -> bytes:
-        """What has come since the last read, waiting for it; empty at the end."""
-        try:
-            data = await self._response.content.readany()
-        except Exception as error:
-            if self._stale:
-                raise StaleStream(f"Nothing came for {self._timeouts.stale_s:g} s.", answered=True) from error
-            raise _ours(error, answered=True, timeouts=self._timeouts) from error
-        self._heard_at = self._loop.time()
-        return data
-
-    def _look(self) -> None:
-        left_s = self._heard_at + self._timeouts.stale_s - self._loop.time()
-        if left_s <= 0:
-            self._stale = True
-            self._response.close()
-        else:
-            self._timer = self._loop.call_later(left_s, self._look)
-
-    def close(self) -> None:
-        """The answer is of no use any more. A body read to its end has already given its connection back."""
-        self._timer.cancel()
-        self._response.close()
-
-    async def body(self) -> bytes:
-        """The whole body."""
-        chunks: list[bytes] = []
-        size = 0
-        while chunk := await self.read():
-            size += len(chunk)
-            if size > ANSWER_BYTES_MAX:
-                raise StreamBroken(f"The answer is longer than {ANSWER_BYTES_MAX} bytes.", answered=True)
-            chunks.append(chunk)
-        return b"".join(chunks)
-
-
-class Exchange:
-    """`async with client.send(…) as answer`."""
-
-    def __init__(
-        self,
-        session: aiohttp.ClientSession,
-        method: str,
-        url: str,
-        headers: Mapping[str, str],
-        body: bytes,
-        timeouts: Timeouts,
-    ):
-        self._session = session
-        self._call: tuple[str, str, dict[str, str], bytes] | None = (method, url, dict(headers), body)
-        self._timeouts = timeouts
-        self._answer: Answer | None = None
-
-    async def __aenter__(self) -> Answer:
-        assert self._call is not None, "an exchange is entered once"
-        (method, url, headers, body), self._call = self._call, None
-        limits = aiohttp.ClientTimeout(
-            total=self._timeouts.total_s, sock_connect=CONNECT_S_MAX, sock_read=self._timeouts.stale_s
-        )
-        try:
-            response = await self._session.request(
-                method, url, headers=headers, data=body or None, timeout=limits, allow_redirects=False
-            )
-        except Exception as error:
-            raise _ours(error, answered=False, timeouts=self._timeouts) from error
-        self._answer = Answer(response, self._timeouts)
-        return self._answer
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._answer is not None:
-            self._answer.close()
 
 
 class Transport(Protocol):
@@ -227,98 +155,534 @@ class Pending(Protocol):
     def abandon(self) -> None: ...
 
 
-class _Resolver(aiohttp.abc.AbstractResolver):
-    """Looks names up in threads of our own: the loop's are never used."""
+class _Place(NamedTuple):
+    """Where a URL leads, and what is asked for there."""
 
-    def __init__(self, lookup: Callable[[Callable[[], Any]], Pending]) -> None:
-        self._lookup = lookup
+    scheme: str
+    host: str
+    port: int
+    authority: str
+    target: str
 
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[aiohttp.abc.ResolveResult]:
-        job = self._lookup(partial(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM))
+
+@lru_cache(maxsize=256)
+def _place(url: str) -> _Place:
+    try:
+        found = URL(url)
+        host, port = found.raw_host, found.port
+        if found.scheme not in ("http", "https") or not host or port is None:
+            raise ValueError
+    except (ValueError, UnicodeError):
+        raise ConnectFailed("The address is no URL of http or https.") from None
+    named = f"[{host}]" if ":" in host else host
+    authority = named if found.is_default_port() else f"{named}:{port}"
+    return _Place(found.scheme, host, port, authority, found.raw_path_qs)
+
+
+# --- one connection --------------------------------------------------------------------------------------------------
+
+
+class _Connection(asyncio.Protocol):
+    """A connection and the one exchange that it is used for at a time."""
+
+    __slots__ = ("_client", "_parser", "_size", "answer", "gone", "key", "method", "resting", "transport")
+
+    def __init__(self, client: HttpClient, key: tuple[str, ...]) -> None:
+        self._client, self.key = client, key
+        self._parser = httptools.HttpResponseParser(self)
+        self._size = 0
+        self.answer: Answer | None = None
+        self.transport: asyncio.Transport | None = None
+        self.resting: asyncio.TimerHandle | None = None
+        self.method = ""
+        self.gone = False
+
+    def ask(self, method: str, answer: Answer, data: bytes) -> None:
+        """Begin an exchange."""
+        assert self.transport is not None
+        self.method, self.answer, self._size = method, answer, 0
+        self.transport.write(data)
+
+    def drop(self) -> None:
+        """Use it no more."""
+        self.gone = True
+        if self.resting is not None:
+            self.resting.cancel()
+        if self.transport is not None:
+            self.transport.abort()
+
+    # --- told by the loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self.answer is None:  # nobody has asked for anything
+            self.drop()
+            return
         try:
-            found = await job.future
-        except asyncio.CancelledError:
-            job.abandon()
-            raise
-        flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
-        return [
-            aiohttp.abc.ResolveResult(hostname=host, host=at[0], port=at[1], family=kind, proto=proto, flags=flags)
-            for kind, _, proto, _, at in found
-        ]
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._fail(StreamBroken(f"The answer is no HTTP: {error}", answered=True))
 
-    async def close(self) -> None:
-        """There is nothing to close."""
+    def connection_lost(self, error: Exception | None) -> None:
+        self.gone = True
+        self._client._forget(self)
+        if self.answer is not None:
+            self.answer.cut(error)
+
+    def _fail(self, error: TransportError) -> None:
+        answer, self.answer = self.answer, None
+        self.drop()
+        if answer is not None:
+            answer.fail(error)
+
+    # --- told by the parser
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._size += len(name) + len(value)
+        if self.answer is not None and self._size <= HEAD_BYTES_MAX:
+            self.answer.headers.add(name.decode("latin-1"), value.decode("utf-8", "surrogateescape"))
+
+    def on_headers_complete(self) -> None:
+        status, answer = self._parser.get_status_code(), self.answer
+        if answer is None:
+            return
+        if self._size > HEAD_BYTES_MAX:
+            self._fail(StreamBroken(f"The head of the answer is longer than {HEAD_BYTES_MAX} bytes."))
+        elif status < 200:  # the answer itself follows
+            answer.headers.clear()
+        else:
+            answer.begun(status)
+            if self.method == "HEAD":
+                self._end(answer, reusable=False)
+
+    def on_body(self, data: bytes) -> None:
+        if self.answer is not None:
+            self.answer.came(data)
+
+    def on_message_complete(self) -> None:
+        if self.answer is not None and self.answer.status:
+            self._end(self.answer, reusable=self._parser.should_keep_alive())
+
+    def _end(self, answer: Answer, *, reusable: bool) -> None:
+        self.answer = None
+        if reusable and not self.gone:
+            self._client._rest(self)
+        else:
+            self.drop()
+        answer.ended()
+
+
+class Answer:
+    """An answer being received. Leaving its context closes it; a connection that is not read to its end is dropped."""
+
+    def __init__(self, connection: _Connection, timeouts: Timeouts, began_at: float, *, unpacks: bool) -> None:
+        self.status = 0
+        self.headers: CIMultiDict[str] = CIMultiDict()
+        self.is_stream = self.is_json = False
+        # Is given what comes while `read` waits, and says whether it has taken it: then nobody needs to be woken.
+        self.sink: Callable[[bytes], bool] | None = None
+        self._connection, self._timeouts, self._unpacks = connection, timeouts, unpacks
+        self._unpacker: Any = None
+        self._loop = asyncio.get_running_loop()
+        self._began_at, self._heard_at = began_at, self._loop.time()
+        self._chunks: list[bytes] = []
+        self._ahead = 0
+        self._over = self._closed = self._paused = False
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer = self._loop.call_later(min(timeouts.stale_s, timeouts.total_s), self._look)
+
+    async def head(self) -> None:
+        """Wait until the answer begins."""
+        while not self.status and self._error is None:
+            await self._wait()
+        if self._error is not None and not self.status:
+            raise self._error
+
+    async def read(self) -> bytes:
+        """What has come since the last read, waiting for it; empty at the end."""
+        while not self._chunks and not self._over and self._error is None:
+            await self._wait()
+        if self._chunks:
+            data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+            self._chunks, self._ahead = [], 0
+            if self._paused and not self._connection.gone:
+                self._paused = False
+                self._connection.transport.resume_reading()  # type: ignore[union-attr]
+            return data
+        if self._error is not None:
+            raise self._error
+        return b""
+
+    async def body(self) -> bytes:
+        """The whole body."""
+        chunks: list[bytes] = []
+        size = 0
+        while chunk := await self.read():
+            size += len(chunk)
+            if size > ANSWER_BYTES_MAX:
+                raise StreamBroken(f"The answer is longer than {ANSWER_BYTES_MAX} bytes.", answered=True)
+            chunks.append(chunk)
+        return b"".join(chunks)
+
+    def close(self) -> None:
+        """The answer is of no use any more. One that has come to its end has already given its connection back."""
+        self._timer.cancel()
+        self._closed, self.sink = True, None
+        if not self._over and self._error is None:
+            self._connection.answer = None
+            self._connection.drop()
+
+    async def _wait(self) -> None:
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # --- told by the connection
+
+    def begun(self, status: int) -> None:
+        """The head is there."""
+        self.status, self._heard_at = status, self._loop.time()
+        kind = self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        self.is_stream, self.is_json = kind == "text/event-stream", kind == "application/json"
+        packed = self.headers.get("Content-Encoding", "").strip().lower().removeprefix("identity")
+        if self._unpacks and packed:
+            if packed in ("gzip", "x-gzip", "deflate"):
+                self._unpacker = zlib.decompressobj(47 if packed != "deflate" else zlib.MAX_WBITS)
+            else:
+                self.fail(StreamBroken("The answer is compressed in an unknown way.", answered=True))
+        self._wake()
+
+    def came(self, data: bytes) -> None:
+        """A piece of the body."""
+        self._heard_at = self._loop.time()
+        if self._unpacker is not None:
+            try:
+                data = self._unpacker.decompress(data)
+            except zlib.error as error:
+                self.fail(StreamBroken(f"The answer cannot be unpacked: {error}", answered=True))
+            if not data:
+                return
+        if self.sink is not None and self._waiter is not None and not self._chunks and self.sink(data):
+            return
+        self._chunks.append(data)
+        self._ahead += len(data)
+        if self._ahead > ANSWER_AHEAD_BYTES_MAX and not self._paused and not self._connection.gone:
+            self._paused = True
+            self._connection.transport.pause_reading()  # type: ignore[union-attr]
+        self._wake()
+
+    def ended(self) -> None:
+        """All of it is there."""
+        self._over = True
+        self._timer.cancel()
+        self._wake()
+
+    def cut(self, error: Exception | None) -> None:
+        """The connection is gone. A body without a length ends so."""
+        if self._over or self._error is not None:
+            return
+        whole = "Content-Length" not in self.headers and "chunked" not in self.headers.get("Transfer-Encoding", "")
+        if self.status and whole and error is None:
+            self.ended()
+        elif self.status:
+            self.fail(StreamBroken(_plain(error) if error else "The answer was cut.", answered=True))
+        else:
+            self.fail(ConnectFailed(_plain(error) if error else "The connection was closed before an answer came."))
+
+    def fail(self, error: Exception) -> None:
+        """It will not come to its end."""
+        if self._error is None and not self._over:
+            self._error = error
+            self._timer.cancel()
+            self._connection.answer = None
+            self._connection.drop()
+            self._wake()
+
+    def _look(self) -> None:
+        """One timer that looks now and then, not one that is set anew for every packet."""
+        now, limits = self._loop.time(), self._timeouts
+        stale_s = self._heard_at + limits.stale_s - now
+        left_s = self._began_at + limits.total_s - now
+        if self._paused:  # what is silent is us
+            stale_s = limits.stale_s
+        if left_s <= 0:
+            words = f"The exchange took longer than {limits.total_s:g} s."
+            self.fail(RequestTimeout(words, answered=bool(self.status)))
+        elif stale_s <= 0:
+            self.fail(StaleStream(f"Nothing came for {limits.stale_s:g} s.", answered=bool(self.status)))
+        else:
+            self._timer = self._loop.call_later(min(stale_s, left_s), self._look)
+
+
+# --- the client ------------------------------------------------------------------------------------------------------
+
+
+class Exchange:
+    """`async with client.send(…) as answer`."""
+
+    def __init__(
+        self, client: HttpClient, method: str, url: str, headers: Mapping[str, str], body: bytes, timeouts: Timeouts
+    ) -> None:
+        self._client, self._timeouts = client, timeouts
+        self._call: tuple[str, str, Mapping[str, str], bytes] | None = (method, url, headers, body)
+        self._answer: Answer | None = None
+
+    async def __aenter__(self) -> Answer:
+        assert self._call is not None, "an exchange is entered once"
+        call, self._call = self._call, None
+        self._answer = await self._client._ask(*call, self._timeouts)
+        return self._answer
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._answer is not None:
+            self._answer.close()
 
 
 class HttpClient:
-    """A pool of connections on the running loop. Made without I/O; the pool opens with the first request.
+    """Connections of the running loop, kept for a while after an exchange. Made without I/O.
 
-    `lookup` hands a function to a thread; names are looked up with it.
+    `lookup` hands a function to a thread; names are looked up with it. With `unix` all of them lead to that socket.
     """
+
+    _keeps = _unpacks = True
 
     def __init__(
         self,
-        lookup: Callable[[Callable[[], Any]], Pending],
+        lookup: Callable[[Callable[[], Any]], Pending] | None = None,
         *,
         ca_bundle: str | None = None,
         proxy: str | None = None,
+        unix: str | None = None,
     ) -> None:
-        self._lookup = lookup
-        self._ca_bundle = ca_bundle
-        self._proxy = proxy
-        self._session: aiohttp.ClientSession | None = None
-
-    @property
-    def session(self) -> aiohttp.ClientSession:
-        """The pool, opened when first used."""
-        if self._session is None:
-            context = ssl.create_default_context(cafile=self._ca_bundle)
-            connector = aiohttp.TCPConnector(
-                limit=0, ssl=context, resolver=_Resolver(self._lookup), ttl_dns_cache=60, keepalive_timeout=30
-            )
-            self._session = aiohttp.ClientSession(
-                connector=connector,
-                auto_decompress=True,
-                trust_env=False,
-                proxy=self._proxy or None,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                skip_auto_headers=("User-Agent",),
-                headers={"User-Agent": "hermes"},
-            )
-        return self._session
+        self._lookup, self._ca_bundle, self._unix = lookup, ca_bundle, unix
+        self._proxy = proxy or None
+        self._tls: ssl.SSLContext | None = None
+        self._resting: dict[tuple[str, ...], list[_Connection]] = {}
+        self._known: dict[tuple[str, int], tuple[float, list[tuple[str, int]]]] = {}
+        self._asked: dict[tuple[str, int], tuple[Pending, int]] = {}
 
     def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes, timeouts: Timeouts) -> Exchange:
         """One exchange, to be entered with `async with`."""
-        return Exchange(self.session, method, url, headers, body, timeouts)
+        return Exchange(self, method, url, headers, body, timeouts)
 
     async def close(self) -> None:
-        """Close every connection."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        """Close every connection that is not in use."""
+        for connections in self._resting.values():
+            for connection in connections:
+                connection.drop()
+        self._resting.clear()
+        await asyncio.sleep(0)
+
+    # --- one exchange -------------------------------------------------------------------------------------------
+
+    async def _ask(self, method: str, url: str, headers: Mapping[str, str], body: bytes, timeouts: Timeouts) -> Answer:
+        place, began_at = _place(url), asyncio.get_running_loop().time()
+        key = (place.scheme, place.authority)
+        connection = self._rested(key)
+        if connection is None:
+            try:
+                async with asyncio.timeout(min(self._connect_s(), timeouts.total_s)):
+                    connection = await self._open(place, _Connection(self, key))
+            except TimeoutError:
+                if timeouts.total_s < self._connect_s():
+                    raise RequestTimeout(f"The exchange took longer than {timeouts.total_s:g} s.") from None
+                raise ConnectFailed("No connection within the time allowed.") from None
+            except ssl.SSLCertVerificationError:
+                raise TlsFailed("The certificate could not be verified.") from None
+            except OSError as error:
+                raise ConnectFailed(_plain(error)) from error
+        answer = Answer(connection, timeouts, began_at, unpacks=self._unpacks)
+        try:
+            connection.ask(method, answer, _head(method, place, headers, body, self._through(place)) + body)
+            await answer.head()
+        except BaseException:
+            answer.close()
+            raise
+        return answer
+
+    def _through(self, place: _Place) -> str | None:
+        """The proxy that is told the whole address."""
+        return self._proxy if place.scheme == "http" else None
+
+    @staticmethod
+    def _connect_s() -> float:
+        return CONNECT_S_MAX
+
+    # --- connections --------------------------------------------------------------------------------------------
+
+    def _rested(self, key: tuple[str, ...]) -> _Connection | None:
+        """A connection that is open and unused."""
+        connections = self._resting.get(key)
+        while connections:
+            connection = connections.pop()
+            if connection.resting is not None:
+                connection.resting.cancel()
+                connection.resting = None
+            if not connection.gone and not connection.transport.is_closing():  # type: ignore[union-attr]
+                return connection
+        return None
+
+    def _rest(self, connection: _Connection) -> None:
+        """Keep a connection for the next exchange."""
+        if self._keeps:
+            self._resting.setdefault(connection.key, []).append(connection)
+            connection.resting = asyncio.get_running_loop().call_later(KEPT_ALIVE_S, connection.drop)
+        else:
+            connection.drop()
+
+    def _forget(self, connection: _Connection) -> None:
+        if connection.resting is not None:
+            connection.resting.cancel()
+        with suppress(ValueError, KeyError):
+            self._resting[connection.key].remove(connection)
+
+    async def _open(self, place: _Place, connection: _Connection) -> _Connection:
+        loop = asyncio.get_running_loop()
+        if self._unix is not None:
+            await loop.create_unix_connection(lambda: connection, self._unix)
+            return connection
+        secure = place.scheme == "https"
+        if secure and self._tls is None:
+            self._tls = await self._context()
+        if self._proxy is None:
+            await self._dial(place.host, place.port, connection, self._tls if secure else None)
+        elif secure:
+            await self._tunnel(place, connection)
+        else:
+            proxy = _place(self._proxy)
+            await self._dial(proxy.host, proxy.port, connection, None)
+        return connection
+
+    async def _context(self) -> ssl.SSLContext:
+        assert self._lookup is not None
+        made: ssl.SSLContext = await self._lookup(partial(ssl.create_default_context, cafile=self._ca_bundle)).future
+        return made
+
+    async def _dial(self, host: str, port: int, protocol: asyncio.Protocol, tls: ssl.SSLContext | None) -> None:
+        """Connect to the first address that can be had."""
+        loop, failed = asyncio.get_running_loop(), OSError("the name has no address")
+        for at, number in await self._addresses(host, port):
+            try:
+                named = host.rstrip(".") if tls is not None else None
+                await loop.create_connection(lambda: protocol, at, number, ssl=tls, server_hostname=named)
+                return
+            except ssl.SSLCertVerificationError:
+                raise
+            except OSError as error:
+                failed = error
+        raise failed
+
+    async def _addresses(self, host: str, port: int) -> list[tuple[str, int]]:
+        """Where a name leads, as it was told within the last minute."""
+        if re.fullmatch(r"[0-9.]+|.*:.*", host):
+            return [(host, port)]
+        kept_until, found = self._known.get((host, port), (0.0, []))
+        if asyncio.get_running_loop().time() > kept_until:
+            told = await self._looked_up(host, port)
+            found = list(dict.fromkeys((at[0], at[1]) for *_, at in told))
+            self._known[host, port] = asyncio.get_running_loop().time() + NAMES_KEPT_S, found
+        return found
+
+    async def _looked_up(self, host: str, port: int) -> list[Any]:
+        """What the system says of a name; it is asked once for all who want to know."""
+        job, waiting = self._asked.get((host, port), (None, 0))
+        if job is None:
+            assert self._lookup is not None
+            job = self._lookup(partial(socket.getaddrinfo, host, port, 0, socket.SOCK_STREAM))
+        self._asked[host, port] = job, waiting + 1
+        try:
+            return list(await asyncio.shield(job.future))
+        finally:
+            _, waiting = self._asked.pop((host, port), (job, 1))
+            if not job.future.done() and waiting == 1:
+                job.abandon()
+                job.future.cancel()
+            elif waiting > 1:
+                self._asked[host, port] = job, waiting - 1
+
+    async def _tunnel(self, place: _Place, connection: _Connection) -> None:
+        """Through the proxy to the other side, and TLS with that."""
+        assert self._proxy is not None
+        loop, proxy, tunnel = asyncio.get_running_loop(), _place(self._proxy), _Tunnel()
+        await self._dial(proxy.host, proxy.port, tunnel, None)
+        assert tunnel.transport is not None
+        named = f"[{place.host}]" if ":" in place.host else place.host
+        lines = [f"CONNECT {named}:{place.port} HTTP/1.1", f"Host: {named}:{place.port}", *_allowed(self._proxy)]
+        try:
+            tunnel.transport.write("\r\n".join([*lines, "", ""]).encode())
+            await tunnel.opened
+            assert self._tls is not None
+            made = await loop.start_tls(tunnel.transport, connection, self._tls, server_hostname=place.host.rstrip("."))
+        except BaseException:
+            tunnel.transport.abort()
+            raise
+        assert made is not None
+        connection.connection_made(made)
 
 
-def _ours(error: Exception, *, answered: bool, timeouts: Timeouts) -> Exception:
-    """The library's exception as one of ours; a stranger stays itself."""
-    if isinstance(error, TransportError):
-        return error
-    if isinstance(error, aiohttp.ClientConnectorCertificateError | ssl.SSLCertVerificationError):
-        return TlsFailed("The certificate could not be verified.")
-    if isinstance(error, aiohttp.ConnectionTimeoutError):
-        return ConnectFailed("No connection within the time allowed.")
-    if isinstance(error, aiohttp.SocketTimeoutError):
-        return StaleStream(f"Nothing came for {timeouts.stale_s:g} s.", answered=answered)
-    if isinstance(error, asyncio.TimeoutError):
-        return RequestTimeout(f"The exchange took longer than {timeouts.total_s:g} s.", answered=answered)
-    if isinstance(error, aiohttp.ClientConnectorError) or (not answered and isinstance(error, OSError)):
-        return ConnectFailed(_plain(error))
-    if isinstance(error, aiohttp.ClientError | OSError):
-        return StreamBroken(_plain(error), answered=True) if answered else ConnectFailed(_plain(error))
-    return error
+class _Tunnel(asyncio.Protocol):
+    """What a proxy says to the wish for a connection."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._said = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._said += data
+        if self.opened.done() or (b"\r\n\r\n" not in self._said and len(self._said) <= HEAD_BYTES_MAX):
+            return
+        status = self._said[:64].split(b"\r\n")[0].split(b" ", 2)
+        if len(status) > 1 and status[1] == b"200" and self._said.endswith(b"\r\n\r\n"):
+            self.opened.set_result(None)
+        else:
+            words = b" ".join(status[1:]).decode("latin-1") or "no answer"
+            self.opened.set_exception(ConnectFailed(f"The proxy refused: {words}"))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.opened.done():
+            self.opened.set_exception(ConnectFailed("The proxy closed the connection."))
+
+
+def _allowed(proxy: str) -> list[str]:
+    """The header by which a proxy knows us."""
+    url = URL(proxy)
+    if url.user is None:
+        return []
+    known = base64.b64encode(f"{url.user}:{url.password or ''}".encode()).decode()
+    return [f"Proxy-Authorization: Basic {known}"]
+
+
+def _head(method: str, place: _Place, headers: Mapping[str, str], body: bytes, proxy: str | None) -> bytes:
+    """The head of a request."""
+    target = place.target if proxy is None else f"http://{place.authority}{place.target}"
+    lines = [f"{method} {target} HTTP/1.1", f"Host: {place.authority}"]
+    names = {name.lower() for name in headers}
+    lines += [f"{name}: {value}" for name, value in _USUAL.items() if name.lower() not in names]
+    lines += [f"{name}: {value}" for name, value in headers.items() if name.lower() not in _OURS]
+    if body or method in ("POST", "PUT", "PATCH"):
+        lines.append(f"Content-Length: {len(body)}")
+    lines += _allowed(proxy) if proxy is not None else ()
+    if any("\r" in line or "\n" in line or "\0" in line for line in lines):
+        raise ConnectFailed("A header of the request holds a line break.")
+    return "\r\n".join([*lines, "", ""]).encode("utf-8", "surrogateescape")
+
+
+_USUAL = {"User-Agent": "hermes", "Accept": "*/*", "Accept-Encoding": "gzip, deflate"}
+_OURS = frozenset({"host", "content-length", "transfer-encoding", "connection"})
 
 
 def _plain(error: Exception) -> str:
-    reason = getattr(error, "os_error", None) or error
-    return getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

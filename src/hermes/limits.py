@@ -4,6 +4,12 @@
 EVENT_BYTES_MAX = 16 * 1024 * 1024
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
 CONNECT_S_MAX = 30.0
+# Of an answer: how long its head may be, and how much of it may lie unread before the sender is made to wait.
+HEAD_BYTES_MAX = 64 * 1024
+ANSWER_AHEAD_BYTES_MAX = 1024 * 1024
+# How long an unused connection is kept, and what was told of a name.
+KEPT_ALIVE_S = 30.0
+NAMES_KEPT_S = 60.0
 
 # Readers of a log
 QUEUE_EVENTS_MAX = 1024

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from hermes import app as app_module
 from hermes import config
 from hermes.app import App
 from hermes.runs import leases as leases_module
@@ -333,7 +332,7 @@ async def test_a_defect_in_the_loop_ends_the_run_on_record_and_frees_the_session
 
     spec = house.spec(server, persist=True, session_id=SESSION)
     with monkeypatch.context() as broken:
-        broken.setattr(app_module, "run_turn", broken_turn)
+        broken.setattr("hermes.agent.loop.run_turn", broken_turn)
         with pytest.raises(ZeroDivisionError):
             await house.engine.run(spec)
     last = await ended(house, spec.run_id)

@@ -307,7 +307,7 @@ async def test_who_is_cancelled_while_the_store_of_leases_answers_leaves_the_ses
         return begun
 
     with monkeypatch.context() as slow:
-        slow.setattr(AsyncStore, "begin", slowly)
+        slow.setattr(AsyncStore, "begin", lambda *args, **fields: asyncio.ensure_future(slowly(*args, **fields)))
         admitting = asyncio.create_task(house.engine.admit(house.spec(server, persist=True, session_id=SESSION)))
         await taken.wait()
         admitting.cancel()

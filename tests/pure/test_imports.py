@@ -43,6 +43,33 @@ def test_the_version_is_told_at_little_cost(tmp_path: Path) -> None:
     assert not (tmp_path / "home").exists(), "telling the version touches no home"
 
 
+def test_the_version_is_told_again_at_next_to_no_cost(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("terminal: {backend: local}\n")
+    first, _ = ran(["--version"], tmp_path)
+    printed, modules = ran(["--version"], tmp_path)
+    assert printed == first and "sandbox local" in printed
+    # The probe itself has loaded json.
+    ours = {name for name in modules if name.partition(".")[0] == "hermes"}
+    assert ours == {"hermes", "hermes.cli", "hermes.remembered"}
+    assert not modules & {*HEAVY, "argparse", "dataclasses", "pathlib", "asyncio", "typing", "inspect"}
+
+
+def test_a_server_reads_no_certificates_before_it_needs_them() -> None:
+    code = """
+import ssl
+from hermes.server.lean import begin
+made = ssl.create_default_context
+begin()
+from aiohttp.connector import _SSL_CONTEXT_VERIFIED as context
+assert ssl.create_default_context is made and not context.get_ca_certs()
+assert context.verify_mode == ssl.CERT_REQUIRED and context.check_hostname
+made().wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname="a")
+assert made().cert_store_stats()["x509_ca"]
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     "module", ["hermes", "hermes.agent.failures", "hermes.agent.assembler", "hermes.agent.compress"]
 )

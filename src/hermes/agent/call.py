@@ -13,7 +13,7 @@ import msgspec
 from hermes.agent.assembler import Assembler, Delta
 from hermes.agent.failures import FailureFacts
 from hermes.agent.parts import Finish, Text
-from hermes.http import SseDecoder, StaleStream, StreamBroken, Timeouts, Transport, TransportError
+from hermes.http import Answer, SseDecoder, StaleStream, StreamBroken, Timeouts, Transport, TransportError
 from hermes.limits import COMMENTS_STRETCH, MODEL_WAITING_S
 from hermes.providers.base import Encoded, Provider, WireEvent, WireRequest
 from hermes.runs.control import Stop, Stopped
@@ -34,8 +34,18 @@ class Attempt:
 class Caller:
     """Carries requests out. It knows no policy: what to do next is decided elsewhere."""
 
-    def __init__(self, stop: Stop, deliver: Deliver, waiting: Callable[[float], None], *, joins: bool = False):
-        self._stop, self._deliver, self._waiting, self._joins = stop, deliver, waiting, joins
+    def __init__(
+        self,
+        stop: Stop,
+        deliver: Deliver,
+        waiting: Callable[[float], None],
+        *,
+        joins: bool = False,
+        at_once: Callable[[str], bool] | None = None,
+    ) -> None:
+        self._stop, self._deliver, self._waiting = stop, deliver, waiting
+        # Texts that come together are one; `at_once` says which of them can be delivered without being waited for.
+        self._joins, self._at_once = joins, at_once
 
     async def ask(
         self,
@@ -60,7 +70,7 @@ class Caller:
                 if answer.status >= 300:
                     return Attempt(assembler, provider.facts(answer.status, answer.headers, await answer.body()))
                 if answer.is_stream or (streaming and not answer.is_json):
-                    await self._stream(answer.read, provider, assembler, timeouts, silence)
+                    await self._stream(answer, provider, assembler, timeouts, silence)
                 else:
                     for part in provider.parts(WireEvent("", _decode(await answer.body()), whole=True)):
                         await carry(assembler.feed(part), self._deliver)
@@ -78,7 +88,7 @@ class Caller:
 
     async def _stream(
         self,
-        read: Callable[[], asyncio.Future[bytes] | object],
+        answer: Answer,
         provider: Provider,
         assembler: Assembler,
         timeouts: Timeouts,
@@ -89,7 +99,27 @@ class Caller:
         last_part = loop.time()
         parts, ends = provider.parts, provider.ends
         plain = provider.texts if self._joins else None
-        while chunk := await read():  # type: ignore[misc]
+
+        def take(chunk: bytes) -> bool:
+            """Text that comes while it is waited for goes on at once, without a task that has to be woken for it."""
+            nonlocal last_part
+            wires = decoder.whole(chunk)
+            found = plain(wires, 0) if plain is not None and wires else []
+            text = "".join(found)
+            if not text or len(found) != len(wires) or self._at_once is None or not self._at_once(text):
+                return False
+            silence.broken()
+            last_part = loop.time()
+            try:
+                for delta in assembler.feed(Text(text)):
+                    self._deliver(delta)
+            except Exception as error:  # noqa: BLE001  (it is met where the answer is read)
+                answer.fail(error)
+            return True
+
+        if plain is not None and self._at_once is not None:
+            answer.sink = take
+        while chunk := await answer.read():
             silence.broken()
             over = brought = False
             texts: list[str] = []  # those that come together are one

@@ -134,6 +134,8 @@ async def _stored(live: LiveRun, session: Mapping[str, Any] | None) -> list[Mess
     spec = live.spec
     if session is None or (spec.history is not None and spec.base_id is None):
         return []
+    if live.begun is not None and live.begun.said is not None:
+        return live.begun.said
     return await live.store.sessions.get_messages_as_conversation(spec.session_id)
 
 

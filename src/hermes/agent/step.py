@@ -54,7 +54,9 @@ class ModelStep:
         self._log = turn.live.log
         self._stop = turn.live.controls.stop
         self._out = Outgoing(partial(self._log.text, message_id), turn.media.made) if turn.media else None
-        self._caller = Caller(self._stop, self._deliver, self._tell_waiting, joins=self._log.joins)
+        self._caller = Caller(
+            self._stop, self._deliver, self._tell_waiting, joins=self._log.joins, at_once=self._is_text
+        )
         self._tried: Counter[Action] = Counter()
         self._attempts = attempts
         self._offered = self._thought = False
@@ -143,6 +145,10 @@ class ModelStep:
         elif self._nudge:
             tail.append({"role": "user", "content": self._nudge})
         return self._turn.prompt(tools=self._tools, tail=tail, prefill=prefill)
+
+    def _is_text(self, text: str) -> bool:
+        """Whether it can be written without looking at a file."""
+        return self._out is None or not self._out.holds(text)
 
     def _deliver(self, delta: Delta) -> Awaitable[None] | None:
         if type(delta) is TextDelta:

@@ -6,9 +6,11 @@ import sys
 def entry() -> None:
     """The console script. What only wants to be told the version does not wait for the rest."""
     if sys.argv[1:] in (["-V"], ["--version"]):
-        from hermes.cli.version_command import tell_quickly
+        from hermes import remembered
 
-        if tell_quickly():
+        lines = remembered.known(*remembered.version()[1:])
+        if lines is not None:
+            sys.stdout.write(lines)
             sys.exit(0)
     from hermes.cli.main import main
 

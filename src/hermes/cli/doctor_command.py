@@ -30,7 +30,18 @@ CHECKS_S_MAX = 9.0
 _MODEL_S_MAX, _SERVERS_S_MAX, _PARTS_S_MAX = 7.0, 6.0, 2.0
 _STALE_S, _CLOCK_S_MAX = 3_600.0, 300.0
 _DISK_BYTES_FEW, _DISK_BYTES_MIN, _WAL_BYTES_MANY = 1024**3, 64 * 1024**2, 1024**3
-_NEEDED = ("aiohttp", "msgspec", "jsonschema_rs", "cryptography", "idna", "yaml", "ruamel.yaml", "croniter", "dateutil")
+_NEEDED = (
+    "aiohttp",
+    "httptools",
+    "msgspec",
+    "jsonschema_rs",
+    "cryptography",
+    "idna",
+    "yaml",
+    "ruamel.yaml",
+    "croniter",
+    "dateutil",
+)
 _EXTRAS = {"mcp": "mcp", "web": "lxml", "images": "PIL"}
 _LITTER = (".*.tmp", "*/.*.tmp", "profiles/.gone-*", "profiles/.new-*", "skills/.gone-*", "skills/.new-*", "*/.new-*")
 

@@ -77,6 +77,9 @@ def _port(text: str) -> int:
 def _run(args: argparse.Namespace, home: Home) -> int:
     import asyncio
 
+    from hermes.server import lean
+
+    lean.begin()
     from hermes.app import new_loop
     from hermes.server.runner import GatewayRunner
 
@@ -85,7 +88,12 @@ def _run(args: argparse.Namespace, home: Home) -> int:
     if args.replace and is_served(home):
         _end(home, _patience(home))
     server = GatewayRunner(
-        home, host=args.host, port=args.port, allow_local_exec=args.allow_local_exec, verbose=args.verbose
+        home,
+        host=args.host,
+        port=args.port,
+        allow_local_exec=args.allow_local_exec,
+        verbose=args.verbose,
+        afterwards=lean.settle,
     )
     with asyncio.Runner(loop_factory=new_loop) as loop:
         return loop.run(server.serve())

@@ -6,15 +6,15 @@ import sys
 from typing import TYPE_CHECKING
 
 import hermes
-from hermes import config
+from hermes import config, remembered
 from hermes.errors import HermesError
-from hermes.home import Home, resolve
 from hermes.sandbox.remembered import told
 
 if TYPE_CHECKING:
     import argparse
 
     from hermes.config import Settings
+    from hermes.home import Home
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,33 +24,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, home: Home) -> int:
     from hermes.cli.output import tell
 
-    facts, runtime = _facts(home)
-    tell(args, {**facts, "local_runtime": runtime}, *_lines(facts, runtime))
+    subject, path, key = remembered.version()
+    facts, runtime, lasting = _facts(home)
+    lines = _lines(facts, runtime)
+    if lasting and subject == str(home.path):
+        remembered.remember(path, key, "\n".join([*lines, ""]))
+    tell(args, {**facts, "local_runtime": runtime}, *lines)
     return 0
 
 
-def tell_quickly() -> bool:
-    """The same without anything that has to be loaded first. False: something is wrong, and to be told elsewhere."""
-    try:
-        lines = _lines(*_facts(resolve()))
-    except HermesError:
-        return False
-    sys.stdout.write("\n".join([*lines, ""]))
-    return True
-
-
-def _facts(home: Home) -> tuple[dict[str, str], str | None]:
+def _facts(home: Home) -> tuple[dict[str, str], str | None, bool]:
+    """What there is, the runtime of local models, and whether that stays so while nothing changes that can be seen."""
     from hermes.local import runtime_version
 
     facts = {"hermes": hermes.__version__, "home": str(home.path), "profile": home.profile}
     facts |= {"python": sys.version.split()[0]}
+    lasting = False
     try:
         settings = config.load(home)
         facts["store"] = str(settings.shown("storage.url"))
-        facts["sandbox"] = _sandbox(settings)
+        known = "local" if settings.get("terminal.backend") == "local" else told(settings)
+        facts["sandbox"], lasting = known or _tried(settings), known is not None
     except HermesError as error:
         facts = {"store": "unknown", **facts, "sandbox": f"unknown: {error.message}"}
-    return facts, runtime_version()
+    return facts, runtime_version(), lasting
 
 
 def _lines(facts: dict[str, str], runtime: str | None) -> list[str]:
@@ -58,9 +55,7 @@ def _lines(facts: dict[str, str], runtime: str | None) -> list[str]:
     return [*(f"{name} {value}" for name, value in facts.items()), runs]
 
 
-def _sandbox(settings: Settings) -> str:
-    if (known := told(settings)) is not None:
-        return known
+def _tried(settings: Settings) -> str:
     from hermes.sandbox.choose import choice
 
     return choice(settings).told

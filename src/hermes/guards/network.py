@@ -9,9 +9,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import aiohttp
-import aiohttp.abc
-
 from hermes.guards.addresses import unwrapped
 from hermes.http import HttpClient, Pending
 
@@ -50,9 +47,7 @@ class Network:
         """A client for one exchange with this host, at these addresses and no others."""
         if self._tls is None:
             self._tls = await self._in_thread(partial(ssl.create_default_context, cafile=self._ca_bundle))
-        # A proxy is the operator's: it is told the name that was checked, and looks it up for itself.
-        pin = _Pin(self, None if self._proxy else {host: addresses})
-        return _PinnedClient(self._tls, pin, self._proxy)
+        return _PinnedClient(self, self._tls, {host: addresses}, self._proxy)
 
     async def _in_thread(self, function: Callable[[], Any]) -> Any:
         job = self._lookup(function)
@@ -72,53 +67,25 @@ def _can_bind(address: str) -> bool:
     return True
 
 
-class _Pin(aiohttp.abc.AbstractResolver):
-    """Knows a host by the addresses that were checked, whatever its name may stand for by now; a proxy by any."""
+class _PinnedClient(HttpClient):
+    """The HTTP client without a pool, with its addresses given and bodies as they come.
 
-    def __init__(self, network: Network, known: dict[str, list[str]] | None) -> None:
-        self._network, self._known = network, known
+    It knows a host by the addresses that were checked, whatever its name may stand for by now. A proxy is the operator's:
+    it is told the name that was checked, and looks it up for itself.
+    """
 
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[aiohttp.abc.ResolveResult]:
-        found = await self._network.addresses(host, port) if self._known is None else self._known.get(host, [])
+    _keeps = _unpacks = False
+
+    def __init__(self, network: Network, tls: ssl.SSLContext, known: dict[str, list[str]], proxy: str | None) -> None:
+        super().__init__(proxy=proxy)
+        self._network, self._tls, self._pinned = network, tls, known
+
+    async def _addresses(self, host: str, port: int) -> list[tuple[str, int]]:
+        found = await self._network.addresses(host, port) if self._proxy else self._pinned.get(host, [])
         if not found:
             raise OSError("there is no address that may be used")
-        places = [self._network.dial(address, port) for address in found]
-        return [
-            aiohttp.abc.ResolveResult(hostname=host, host=at, port=number, family=family, proto=0, flags=0)
-            for at, number in places
-        ]
+        return [self._network.dial(address, port) for address in found]
 
-    async def close(self) -> None:
-        """There is nothing to close."""
-
-
-class _Connector(aiohttp.TCPConnector):
-    """A connector with one limit for all that it takes to be connected."""
-
-    async def connect(self, *args: Any, **options: Any) -> Any:
-        async with asyncio.timeout(CONNECT_S_MAX):
-            return await super().connect(*args, **options)
-
-
-class _PinnedClient(HttpClient):
-    """The HTTP client without a pool, with its addresses given and bodies as they come."""
-
-    def __init__(self, tls: ssl.SSLContext, pin: _Pin, proxy: str | None) -> None:
-        self._tls, self._pin, self._proxy = tls, pin, proxy
-        self._session: aiohttp.ClientSession | None = None
-
-    @property
-    def session(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=_Connector(ssl=self._tls, resolver=self._pin, use_dns_cache=False, force_close=True),
-                auto_decompress=False,
-                trust_env=False,
-                proxy=self._proxy or None,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                skip_auto_headers=("User-Agent", "Content-Type"),
-                headers={"User-Agent": "hermes"},
-            )
-        return self._session
+    @staticmethod
+    def _connect_s() -> float:
+        return CONNECT_S_MAX

@@ -14,11 +14,9 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import aiohttp
-
 from hermes import local
 from hermes.home import make_private_folder
-from hermes.http import Answer, Exchange, SseDecoder, Timeouts, TransportError
+from hermes.http import Answer, HttpClient, SseDecoder, Timeouts, TransportError
 from hermes.limits import LOCAL_CONTEXT_TOKENS_MIN, LOCAL_END_S_MAX, LOCAL_START_S_MAX, SOCKET_PATH_BYTES_MAX
 from hermes.local.reading import Reading
 from hermes.local.worker import TAKEN
@@ -61,7 +59,7 @@ class LocalModel:
         self._starting = asyncio.Lock()
         self._worker = AsyncExitStack()
         self._process: asyncio.subprocess.Process | None = None
-        self._session: aiohttp.ClientSession | None = None
+        self._http: HttpClient | None = None
         self._turns: asyncio.Semaphore | None = None
         self._waiting = 0
         self._halved = 0
@@ -76,17 +74,17 @@ class LocalModel:
         """Take half the context from now on."""
         self._halved += 1
 
-    async def ready(self, tell: Tell) -> aiohttp.ClientSession:
+    async def ready(self, tell: Tell) -> HttpClient:
         """A connection to the worker, which is started if it must be."""
         async with self._starting:
             wanted = self._choice()
             if wanted != self._wanted:
                 await self._stop()
                 self._wanted = wanted
-            if self._session is None or not await self._answers():
+            if self._http is None or not await self._answers():
                 await self._start(tell)
-            assert self._session is not None
-            return self._session
+            assert self._http is not None
+            return self._http
 
     def _choice(self) -> dict[str, Any]:
         settings = self._settings()
@@ -106,11 +104,11 @@ class LocalModel:
         return {**choice, "name": f"model-{digest}"}
 
     async def _answers(self) -> bool:
-        assert self._session is not None
-        with suppress(aiohttp.ClientError, OSError, TimeoutError):
-            async with self._session.get(
-                "http://local/health", timeout=aiohttp.ClientTimeout(LOCAL_END_S_MAX)
-            ) as answer:
+        assert self._http is not None
+        with suppress(TransportError):
+            limits = Timeouts(LOCAL_END_S_MAX, LOCAL_END_S_MAX)
+            async with self._http.send("GET", "http://local/health", {}, b"", limits) as answer:
+                await answer.body()
                 return answer.status == 200
         return False
 
@@ -119,8 +117,8 @@ class LocalModel:
         make_private_folder(folder)
         await self._stop()
         path = self._reachable(folder / f"{self._wanted['name']}.sock")
-        self._session = aiohttp.ClientSession(connector=aiohttp.UnixConnector(path))
-        self._worker.push_async_callback(self._session.close)
+        self._http = HttpClient(unix=path)
+        self._worker.push_async_callback(self._http.close)
         if await self._answers():  # another process of this home has it
             return
         tell("model_loading", f"Loading the local model {Path(self._wanted['path']).stem}.")
@@ -185,10 +183,10 @@ class LocalModel:
                 async with asyncio.timeout(LOCAL_END_S_MAX / 5):
                     await self._process.wait()
             return self._process.returncode is not None
-        return self._session is None or not await self._answers()
+        return self._http is None or not await self._answers()
 
     async def _stop(self) -> None:
-        worker, self._worker, self._process, self._session = self._worker, AsyncExitStack(), None, None
+        worker, self._worker, self._process, self._http = self._worker, AsyncExitStack(), None, None
         await worker.aclose()
 
     async def close(self) -> None:
@@ -209,9 +207,9 @@ class _Carrier:
     ) -> AsyncIterator[Answer]:
         """One exchange, to be entered with `async with`."""
         async with self._model.turn(self._tell):
-            session = await self._model.ready(self._tell)
+            http = await self._model.ready(self._tell)
             try:
-                async with Exchange(session, method, url, headers, body, timeouts) as answer:
+                async with http.send(method, url, headers, body, timeouts) as answer:
                     yield _Read(answer) if answer.is_stream and local.CHOOSES in headers else answer
             except TransportError as error:
                 if await self._model.died():
@@ -223,13 +221,14 @@ class _Read(Answer):
     """An answer whose text is read for calls."""
 
     def __init__(self, answer: Answer) -> None:
-        super().__init__(answer._response, answer._timeouts)
+        self._answer, self.status, self.headers = answer, answer.status, answer.headers
+        self.is_stream, self.is_json = True, False
         self._frames = SseDecoder()
         self._reading = Reading(f"call_{secrets.token_hex(8)}")
 
     async def read(self) -> bytes:
         """What has come, rewritten; empty at the end."""
-        while data := await super().read():
+        while data := await self._answer.read():
             if out := b"".join(b"data: " + frame + b"\n\n" for frame in self._rewritten(data)):
                 return out
         return b""

@@ -100,7 +100,7 @@ class SessionLeases:
 
     async def _ask(self, spec: RunSpec, store: Store, *, bind: bool) -> Begun | None:
         """The store's answer. Who is called away meanwhile gives back what the answer brings."""
-        asked = asyncio.ensure_future(store.begin(spec, self._holder, LEASE_TTL_S, bind=bind))
+        asked = store.begin(spec, self._holder, LEASE_TTL_S, bind=bind)
         try:
             return await asyncio.shield(asked)
         except asyncio.CancelledError:

@@ -178,6 +178,11 @@ class APIServerAdapter:
     def _has_database(self) -> bool:
         return isinstance(self._session_db, Part)
 
+    @property
+    def keeps_runs(self) -> bool:
+        """Whether the database of conversations is the one that runs are kept in."""
+        return self._app is not None and self._session_db is self._app.store.blocking.sessions
+
     def _ensure_session_db(self) -> Any:
         """The database of conversations, opened when first needed; None when it cannot be."""
         if self._session_db is None:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 import hermes
-from hermes.server import openapi as described
 from hermes.server.errors import ApiError, answer
 
 if TYPE_CHECKING:
@@ -59,6 +58,8 @@ async def docs(adapter: APIServerAdapter, request: web.Request) -> web.StreamRes
 async def openapi(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
     """GET /openapi.json"""
     check_on(adapter, "docs", request)
+    from hermes.server import openapi as described
+
     data = await asyncio.to_thread(described.encoded)
     return web.Response(body=data, content_type="application/json", charset="utf-8")
 
@@ -112,6 +113,8 @@ def _root_page(with_docs: bool) -> str:
 @functools.cache
 def _docs_page() -> str:
     """The description as a page, with an anchor for every operation and every schema."""
+    from hermes.server import openapi as described
+
     told = described.document()
     operations = [(way, where, op) for where, ops in told["paths"].items() for way, op in ops.items()]
     groups: dict[str, list[str]] = {tag["name"]: [] for tag in told["tags"]}

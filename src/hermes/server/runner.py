@@ -11,7 +11,7 @@ import resource
 import secrets
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -121,8 +121,10 @@ class GatewayRunner:
         port: int | None = None,
         allow_local_exec: bool = False,
         verbose: bool = False,
+        afterwards: Callable[[], None] | None = None,
     ) -> None:
-        self.home, self._given, self._verbose = home, settings, verbose
+        """`afterwards` is done in a thread once the server listens."""
+        self.home, self._given, self._verbose, self._afterwards = home, settings, verbose, afterwards
         self._host, self._port, self._allow_local_exec = host, port, allow_local_exec
         self._app: App
         self._adapter: APIServerAdapter
@@ -279,6 +281,8 @@ class GatewayRunner:
         """Serve until told to stop; then nothing new begins, reads go on, and runs have their time to end."""
         keeping = asyncio.create_task(self._keep_state())
         try:
+            if self._afterwards:
+                await self._app.services.files.call(self._afterwards)
             await stop.wait()
             for adapter in (self._adapter, *(adapter for _, adapter in self._profiles.values())):
                 adapter.drain()

@@ -192,13 +192,21 @@ class Turn:
         if spec.history is not None and not self._seeds():
             self.history = [*spec.history]
         else:
-            session = await self.adapter.session(spec.session_id) if spec.persist else None
+            begun = self.admission.lease.begun if self.admission and spec.persist and self.adapter.keeps_runs else None
+            if begun is not None:
+                session = begun.session
+            else:
+                session = await self.adapter.session(spec.session_id) if spec.persist else None
             if session is not None and not self.adapter.may_see(self.request, session.get("owner", spec.owner)):
                 raise ApiError(404, f"There is no session {spec.session_id!r}.", "session_not_found")
             stored = await self.adapter.stored_history(spec.session_id, joined())
+            if begun is not None and stored:
+                begun.said = [*stored]
             if session is not None:
                 route = spec.route or route_in(self.adapter, None, session)
-                self.spec = replace(spec, route=route, owner=session.get("owner", spec.owner))
+                owner = session.get("owner", spec.owner)
+                if (route, owner) != (spec.route, spec.owner):
+                    self.spec = replace(spec, route=route, owner=owner)
             seeded = not stored and bool(spec.history)
             self.history = list(spec.history or ()) if seeded else stored
             self.history_source = "request" if seeded else "stored"

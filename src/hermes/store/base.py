@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -258,14 +259,16 @@ class LeaseStore(Protocol):
     async def holder(self, name: str) -> str | None: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Begun:
-    """A session that a turn holds: the lease's token, runs that were begun in it and have no end, and the session."""
+    """A session that a turn holds: the lease's token, runs that were begun in it and have no end, and the session. `said`
+    is the conversation, once somebody has read it."""
 
     session_id: str
     token: int
     left: Sequence[RunRecord]
     session: Mapping[str, Any] | None
+    said: list[dict[str, Any]] | None = None
 
 
 class Store(Protocol):
@@ -280,7 +283,7 @@ class Store(Protocol):
     @property
     def leases(self) -> LeaseStore: ...
 
-    def begin(self, spec: RunSpec, holder: str, ttl: float, *, bind: bool) -> Awaitable[Begun | None]:
+    def begin(self, spec: RunSpec, holder: str, ttl: float, *, bind: bool) -> asyncio.Future[Begun | None]:
         """The lease on a turn's session, and what is to be known of that; None while somebody else has it.
 
         With `bind` it is the session that holds the spec's history, or one for it to begin in.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -94,7 +95,7 @@ class AsyncStore:
         """Do several things as one; `work` is carried out in the store's own thread, with the blocking parts."""
         return await self.blocking.engine.write_soon(lambda _: work())
 
-    def begin(self, spec: RunSpec, holder: str, ttl: float, *, bind: bool) -> Awaitable[Begun | None]:
+    def begin(self, spec: RunSpec, holder: str, ttl: float, *, bind: bool) -> asyncio.Future[Begun | None]:
         """The lease on a turn's session, and what is to be known of that, in one step.
 
         With `bind` it is the session that holds the spec's history, or one for it to begin in.
