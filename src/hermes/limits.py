@@ -88,6 +88,8 @@ BATCH_JOBS_MAX = 256
 ROWS_COUNTED_S = 60.0
 FREE_BYTES_MIN = 256 * 1024
 WAL_KEPT_BYTES_MAX = 64 * 1024 * 1024
+# How many changed pages are gathered before they are folded into the file.
+WAL_PAGES = 4_000
 UPKEEP_IDLE_S = 2.0
 UPKEEP_BATCHES = 500
 UPKEEP_STEP_S_MAX = 0.05

@@ -44,7 +44,8 @@ async def run_turn(live: LiveRun, services: Services) -> Result:
     turn, fault = await (open_turn if resumed is None else reopen_turn)(live, services)
     try:
         if resumed is not None and resumed.verdict != "go_on":
-            done = await TurnLoop(turn).close_off(resumed)
+            with TurnLoop(turn) as work:
+                done = await work.close_off(resumed)
         else:
             failure = fault or (await fit(turn, "start") if resumed is None else None)
             if failure is not None:
@@ -53,7 +54,8 @@ async def run_turn(live: LiveRun, services: Services) -> Result:
                 await compact(turn, ASKED, live.spec.compact)
                 done = await close_completed(turn, Answered(Assembled(), ""), [])
             else:
-                done = await TurnLoop(turn).run()
+                with TurnLoop(turn) as work:
+                    done = await work.run()
     except Stopped:
         done = await close_cancelled(turn)
     except asyncio.CancelledError:
@@ -86,6 +88,16 @@ class TurnLoop:
         if self._spec.source == "api_server" and any(tool.toolset == "file" for tool in turn.tools.values()):
             turn.media = Deliverables(turn.live, turn.services, lambda: self._world)
         self._calls = sum(m["role"] == "tool" for m in turn.messages[turn.history_length :])
+
+    def __enter__(self) -> TurnLoop:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let go of what refers to this: a turn that refers to itself would wait for the collector."""
+        if self._turn.media is not None:
+            self._turn.media.end()
+        for name in ("_round", "_asking", "_world"):
+            self.__dict__.pop(name, None)
 
     async def run(self) -> Result:
         """The steps, to the turn's end."""

@@ -127,6 +127,10 @@ class Deliverables:
         """What the turn's tools can reach."""
         return self._world()
 
+    def end(self) -> None:
+        """No more files are asked for."""
+        del self._world
+
     async def made(self, path: str) -> str | None:
         """An inline image, or a link to a copy; None where the file is not to be had."""
         spec = self._live.spec

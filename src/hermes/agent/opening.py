@@ -126,7 +126,8 @@ async def _equip(turn: Turn, client_tools: dict[str, ToolSchema]) -> None:
 
 def _with_window(route: Route, services: Services) -> Route:
     """The route with the window its provider tells, where none is configured; it stays the same for the turn."""
-    return route if route.window_tokens else replace(route, window_tokens=services.lists.window(route))
+    told = None if route.window_tokens else services.lists.window(route)
+    return route if told is None else replace(route, window_tokens=told)
 
 
 async def _stored(live: LiveRun, session: Mapping[str, Any] | None) -> list[Message]:

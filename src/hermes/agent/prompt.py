@@ -82,8 +82,13 @@ class PromptInputs:
 
     def digest(self) -> str:
         """Changes when the prompt must be built anew. Memory, date and project file are a snapshot and do not count."""
-        what = [self.model, self.lean, self.surface, sorted(self.tools), self.soul, self.instructions]
-        return hashlib.sha256(json.dumps(what).encode()).hexdigest()
+        return _digest(self.model, self.lean, self.surface, self.tools, self.soul, self.instructions)
+
+
+@lru_cache(maxsize=64)
+def _digest(model: str, lean: bool, surface: str, tools: tuple[str, ...], soul: str, instructions: str) -> str:
+    what = [model, lean, surface, sorted(tools), soul, instructions]
+    return hashlib.sha256(json.dumps(what).encode()).hexdigest()
 
 
 @lru_cache(maxsize=64)

@@ -23,6 +23,8 @@ def routes(settings: Settings, choice: RouteChoice | None = None, session_model:
     choice = choice or RouteChoice()
     first = primary(settings, choice, session_model)
     others = choice.fallbacks if choice.fallbacks is not None else settings.get("fallback_providers") or []
+    if not others:
+        return [first]
     rest = [fallback(settings, entry) for entry in others]
     found: dict[tuple[str, ...], Route] = {}
     for route in (first, *rest):

@@ -86,6 +86,7 @@ class ModelStep:
         finally:
             for task in self._notices:
                 task.cancel()
+            del self._caller  # which refers to this step: what refers to itself waits for the collector
 
     @property
     def _text(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal
@@ -18,8 +19,8 @@ _SETS = ("toolsets", "disabled_toolsets", "tool_policy", "allowed_tools")
 
 
 def new_run_id() -> str:
-    """A run id from a secure source."""
-    return f"run_{random_hex(16)}"
+    """A run id: the time, so that what belongs to runs of one time lies together, and enough that cannot be guessed."""
+    return f"run_{time.time_ns() // 1_000_000:012x}{random_hex(10)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -514,6 +514,7 @@ class RunWriter:
         for row in rows:
             for event, _ in row.told if row.role == "assistant" else ():
                 event.brings = row
+            row.told = ()
         for stream_id in closes:
             self._streams.pop(stream_id, None)
         self.saved(partials)

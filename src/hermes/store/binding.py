@@ -27,22 +27,29 @@ class Binding(Part):
         session_key: str | None = None,
     ) -> str:
         """The id of the session that holds this history, or a free one for a session that will begin with it."""
-        checked_id(base_id)
-        given = list(_turns(history))
-        digest = None
-        for question, _ in given:
-            digest = rows.continued(digest, question)
-        if not given:
-            return _free(tx, base_id)
-        same = tx.rows(
-            "SELECT id, transcript_digest FROM sessions WHERE base_id = ? AND owner = ? AND session_key IS ? "
-            "ORDER BY last_active DESC LIMIT ?",
-            (base_id, owner, session_key, BOUND_SESSIONS_MAX),
-        )
-        for session_id, known in same:
-            if known == digest and not held_by(tx, f"session:{session_id}") and _same_answers(tx, session_id, given):
-                return str(session_id)
-        return _free(tx, base_id)
+        return bound(tx, base_id, history, owner, session_key)[0]
+
+
+def bound(
+    tx: Tx, base_id: str, history: Sequence[Mapping[str, Any]], owner: str, session_key: str | None
+) -> tuple[str, bool]:
+    """The same, and whether there is no such session yet, which nobody holds either."""
+    checked_id(base_id)
+    given = list(_turns(history))
+    digest = None
+    for question, _ in given:
+        digest = rows.continued(digest, question)
+    if not given:
+        return _free(tx, base_id), True
+    same = tx.rows(
+        "SELECT id, transcript_digest FROM sessions WHERE base_id = ? AND owner = ? AND session_key IS ? "
+        "ORDER BY last_active DESC LIMIT ?",
+        (base_id, owner, session_key, BOUND_SESSIONS_MAX),
+    )
+    for session_id, known in same:
+        if known == digest and not held_by(tx, f"session:{session_id}") and _same_answers(tx, session_id, given):
+            return str(session_id), False
+    return _free(tx, base_id), True
 
 
 def _free(tx: Tx, base_id: str) -> str:

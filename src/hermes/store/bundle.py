@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hermes.errors import ConfigError
 from hermes.store.base import Begun
+from hermes.store.binding import bound
 from hermes.store.connections import Tx
 from hermes.store.engine import Engine
 from hermes.store.idempotency import Idempotency
@@ -104,12 +105,14 @@ class AsyncStore:
         base_id, said = spec.base_id or spec.session_id, spec.history or []
 
         def work(tx: Tx) -> Begun | None:
-            found = spec.session_id
+            found, new = spec.session_id, False
             if bind:
-                found = sessions.bind_session(base_id, said, owner=spec.owner, session_key=spec.session_key)
-            token = acquire(tx, f"session:{found}", holder, ttl)
+                found, new = bound(tx, base_id, said, spec.owner, spec.session_key)
+            token = acquire(tx, f"session:{found}", holder, ttl, free=new)
             if token is None:
                 return None
+            if new:  # what was begun in a session has made it
+                return Begun(found, token, (), None)
             return Begun(found, token, runs.unfinished(found), sessions.get_session(found))
 
         return self.blocking.engine.write_later(work)

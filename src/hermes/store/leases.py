@@ -38,9 +38,9 @@ class Leases(Part):
         return held_by(tx, name)
 
 
-def acquire(tx: Tx, name: str, holder: str, ttl: float) -> int | None:
-    """The token to write under, or None while somebody else holds it."""
-    if held_by(tx, name) is not None:
+def acquire(tx: Tx, name: str, holder: str, ttl: float, *, free: bool = False) -> int | None:
+    """The token to write under, or None while somebody else holds it, unless it is known to be free."""
+    if not free and held_by(tx, name) is not None:
         return None
     token = int(
         tx.value(

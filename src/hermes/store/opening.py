@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hermes.home import make_private_folder, private_opener
-from hermes.limits import WAL_KEPT_BYTES_MAX
+from hermes.limits import WAL_KEPT_BYTES_MAX, WAL_PAGES
 from hermes.store import connections
 from hermes.store.base import StoreError, StoreReadOnly, StoreTooNew
 from hermes.store.connections import Connection, Schema, connect, in_one, patiently, require_fts5, stamp_of, uri
@@ -23,6 +23,7 @@ _PRAGMAS = (
     "secure_delete=ON",
     "temp_store=MEMORY",
     "analysis_limit=400",
+    f"wal_autocheckpoint={WAL_PAGES}",
     f"journal_size_limit={WAL_KEPT_BYTES_MAX}",
 )
 

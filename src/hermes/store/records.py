@@ -49,9 +49,17 @@ def require(tx: Tx, session_id: str) -> None:
         raise KeyError(f"There is no session '{session_id}'.")
 
 
-def open_session(tx: Tx, session_id: str, source: str, fields: Mapping[str, Any], *, reopen: bool = False) -> bool:
+def open_session(
+    tx: Tx,
+    session_id: str,
+    source: str,
+    fields: Mapping[str, Any],
+    *,
+    reopen: bool = False,
+    counted: Mapping[str, Any] | None = None,
+) -> bool:
     """Make the session, or fill what an existing one has left empty. True: it was made; then `auto_title` is its title
-    where it has no other."""
+    where it has no other, and `counted` what it begins with."""
     kind = fields.get("kind") or "root"
     if kind not in _KINDS:
         raise ValueError(f"A session's kind is one of {', '.join(_KINDS)}.")
@@ -72,7 +80,7 @@ def open_session(tx: Tx, session_id: str, source: str, fields: Mapping[str, Any]
     given["title"] = title or free_title(tx, owner, fields.get("auto_title"))
     now = time.time()
     made = {**given, "id": session_id, "owner": owner, "kind": kind, "source": clean_or_none(source) or ""}
-    made |= {"started_at": now, "last_active": now}
+    made |= {"started_at": now, "last_active": now, **(counted or {})}
     names = ", ".join(made)
     tx.execute(f"INSERT INTO sessions ({names}) VALUES ({', '.join('?' * len(made))})", list(made.values()))
     return True

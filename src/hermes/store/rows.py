@@ -38,13 +38,13 @@ SELECT = f"SELECT id, {_COLUMNS} FROM messages"
 HELD = "copy_of IS NULL AND NOT synthetic AND (active OR compacted)"
 
 
-def add(tx: Tx, rows: Iterable[Row]) -> None:
-    """Put rows at the end of their session, each with its new id, and move the session's counters."""
+def add(tx: Tx, rows: Iterable[Row], *, counted: bool = False) -> None:
+    """Put rows at the end of their session, each with its new id, and move the session's counters unless that is done."""
     by_session: dict[str, list[Row]] = {}
     for row in rows:
         row.id = _insert(tx, row)
         by_session.setdefault(row.session_id, []).append(row)
-    for session_id, added in by_session.items():
+    for session_id, added in by_session.items() if not counted else ():
         _count(tx, session_id, added)
 
 
@@ -89,21 +89,29 @@ def keep_blobs(tx: Tx, row_id: int, blobs: Blobs) -> None:
 
 
 def _count(tx: Tx, session_id: str, rows: Sequence[Row]) -> None:
-    digest = preview = None
-    asked = [row for row in rows if row.role == "user" and not row.synthetic and row.copy_of is None]
-    if asked:
+    digest = None
+    if any(row.role == "user" for row in rows):
         digest = tx.value("SELECT transcript_digest FROM sessions WHERE id = ?", (session_id,))
-        for row in asked:
-            digest = continued(digest, row.content)
-        preview = preview_of(text_of(asked[0].content))
-    live = sum(row.active for row in rows)
-    calls = sum(len(row.tool_calls or ()) for row in rows if row.copy_of is None)
+    counted = tally(rows, digest)
     tx.execute(
         "UPDATE sessions SET message_count = message_count + ?, tool_call_count = tool_call_count + ?, "
-        "last_active = max(last_active, ?), preview = coalesce(preview, ?), "
-        "transcript_digest = coalesce(?, transcript_digest) WHERE id = ?",
-        (live, calls, max(row.timestamp for row in rows), preview, digest, session_id),
+        "preview = coalesce(preview, ?), transcript_digest = coalesce(?, transcript_digest), "
+        "last_active = max(last_active, ?) WHERE id = ?",
+        (*counted.values(), max(row.timestamp for row in rows), session_id),
     )
+
+
+def tally(rows: Sequence[Row], digest: str | None = None) -> dict[str, Any]:
+    """What rows add to their session: its counters, its preview, and the hash over the user's texts after them."""
+    asked = [row for row in rows if row.role == "user" and not row.synthetic and row.copy_of is None]
+    for row in asked:
+        digest = continued(digest, row.content)
+    return {
+        "message_count": sum(row.active for row in rows),
+        "tool_call_count": sum(len(row.tool_calls or ()) for row in rows if row.copy_of is None),
+        "preview": preview_of(text_of(asked[0].content)) if asked else None,
+        "transcript_digest": digest if asked else None,
+    }
 
 
 def continued(digest: str | None, content: Any) -> str:

@@ -33,6 +33,25 @@ _STATE = (
 )
 _HELD_STATE = f"SELECT {_STATE}, (SELECT token FROM leases WHERE name = 'session:' || session_id) AS held FROM runs"
 _HELD_STATE += " WHERE run_id = ?"
+_KEPT = [
+    "status",
+    "started_at",
+    "ended_at",
+    "last_event",
+    "last_seq",
+    "failure",
+    "error",
+    "usage",
+    "final_row",
+    "route",
+    "open",
+    "updated_at",
+]
+_PUT_STATE = f"UPDATE runs SET {', '.join(f'{name} = ?' for name in _KEPT)}, resumes = resumes + ? WHERE run_id = ?"
+_CREATE = (
+    "INSERT INTO runs (run_id, owner, kind, session_id, response_id, session_key, source, created_at, holder, job_id, "
+    f"parent_run_id, parent_call_id, spec, {', '.join(_KEPT)}) VALUES ({', '.join('?' * (13 + len(_KEPT)))})"
+)
 _LIGHT = (
     f"run_id, {_STATE}, created_at, updated_at, resumes, holder, json_set(spec, '$.user_message', '', "
     "'$.history', json('null'), '$.results', json('[]'), '$.client_tools', json('[]')) AS spec"
@@ -81,18 +100,16 @@ class Runs(Part):
         A last event gives the session's lease back; `creates` is the run itself where nothing is on record of it.
         """
         if creates is not None:
-            _create(tx, creates)
             state, session_id = RunState(), creates.session_id
             _check_held(run_id, token, held(tx, f"session:{session_id}"))
         else:
             run = _checked(tx, run_id, token)
             state, session_id = _state_of(run), run["session_id"]
-        if session is not None:
-            _open_session(tx, session)
+        made = session is not None and _open_session(tx, session, rows)
         if replaces and rows:
             messages.archive(tx, rows[0].session_id, rows)
         elif rows:
-            messages.add(tx, rows)
+            messages.add(tx, rows, counted=made)
         if annotate is not None:
             blobs: Blobs = {}
             words = pack_content(annotate[1], blobs)
@@ -116,13 +133,18 @@ class Runs(Part):
                         data.get("provider", ""),
                         data.get("task", ""),
                     )
+            if creates is not None:
+                _create(tx, creates, state, events[-1].ts)
+            else:
+                _put_state(tx, run_id, state, events)
             tx.many(_EVENT, [(run_id, e.seq, e.ts, e.type, e.step, _packed(e)) for e in events])
-            _put_state(tx, run_id, state, events)
             if state.ended:  # nobody will take what was left for it
                 sql = "UPDATE run_controls SET taken_at = ? WHERE run_id = ? AND taken_at IS NULL"
                 tx.execute(sql, (state.ended_at, run_id))
             if token is not None and (state.ended or state.status == "interrupted"):
                 release(tx, f"session:{session_id}", token)
+        elif creates is not None:
+            _create(tx, creates)
         for stream_id in closes:
             tx.execute("DELETE FROM run_partials WHERE run_id = ? AND stream_id = ?", (run_id, stream_id))
         _put(tx, run_id, partials)
@@ -364,11 +386,9 @@ class Runs(Part):
 # --- the fold and its columns ----------------------------------------------------------------------------------------
 
 
-def _create(tx: Tx, spec: RunSpec) -> None:
+def _create(tx: Tx, spec: RunSpec, state: RunState | None = None, updated_at: float | None = None) -> None:
     now = time.time()
     parent = spec.parent or (None, None)
-    names = "run_id, owner, kind, session_id, response_id, session_key, source, status, created_at, updated_at, "
-    names += "holder, job_id, parent_run_id, parent_call_id, spec"
     values = (
         spec.run_id,
         spec.owner,
@@ -377,15 +397,14 @@ def _create(tx: Tx, spec: RunSpec) -> None:
         spec.response_id,
         spec.session_key,
         spec.source,
-        "queued",
-        now,
         now,
         this_process(),
         spec.job_id,
         *parent,
         pack(spec.stored()),
+        *_columns(state or RunState(), updated_at or now),
     )
-    tx.execute(f"INSERT INTO runs ({names}) VALUES ({', '.join('?' * len(values))})", values)
+    tx.execute(_CREATE, values)
 
 
 def _checked(tx: Tx, run_id: str, token: int | None) -> sqlite3.Row:
@@ -401,13 +420,18 @@ def _check_held(run_id: str, token: int | None, held: int | None) -> None:
         raise LeaseLost(f"The turn of {run_id} no longer holds its session.")
 
 
-def _open_session(tx: Tx, session: Mapping[str, Any]) -> None:
+def _open_session(tx: Tx, session: Mapping[str, Any], rows: Sequence[Row]) -> bool:
+    """The session of a turn; True: it was made, and begins with these rows."""
     fields = {name: value for name, value in session.items() if name not in ("id", "source")}
     parent = fields.get("parent_session_id")
     if parent is not None and not exists(tx, parent):
         del fields["parent_session_id"]
-    if not open_session(tx, session["id"], session["source"], fields, reopen=True):
+    counted = messages.tally([row for row in rows if row.session_id == session["id"]])
+    if open_session(tx, session["id"], session["source"], fields, reopen=True, counted=counted):
+        return True
+    if not rows:
         tx.execute("UPDATE sessions SET last_active = max(last_active, ?) WHERE id = ?", (time.time(), session["id"]))
+    return False
 
 
 def _state_of(run: sqlite3.Row) -> RunState:
@@ -433,6 +457,12 @@ def _state_of(run: sqlite3.Row) -> RunState:
 
 
 def _put_state(tx: Tx, run_id: str, state: RunState, events: Sequence[Event]) -> None:
+    resumes = sum(event.type == "run.resumed" for event in events)
+    tx.execute(_PUT_STATE, (*_columns(state, events[-1].ts), resumes, run_id))
+
+
+def _columns(state: RunState, updated_at: float) -> tuple[Any, ...]:
+    """The state as it is kept."""
     waiting = {
         "stopping": state.stopping,
         "approvals": state.approvals,
@@ -440,27 +470,19 @@ def _put_state(tx: Tx, run_id: str, state: RunState, events: Sequence[Event]) ->
         "controls": sorted(state.controls),
         "code": state.code,
     }
-    resumes = sum(event.type == "run.resumed" for event in events)
-    tx.execute(
-        "UPDATE runs SET status = ?, started_at = ?, ended_at = ?, last_event = ?, last_seq = ?, failure = ?, "
-        "error = ?, usage = ?, final_row = ?, route = ?, open = ?, updated_at = ?, resumes = resumes + ? "
-        "WHERE run_id = ?",
-        (
-            state.status,
-            state.started_at,
-            state.ended_at,
-            state.last_event,
-            state.last_seq,
-            state.failure or None,
-            clean(state.error) or None,
-            pack_or_none(state.usage),
-            state.final_row,
-            pack_or_none({"model": state.model, "provider": state.provider} if state.model or state.provider else None),
-            pack(waiting) if any(waiting.values()) else None,
-            events[-1].ts,
-            resumes,
-            run_id,
-        ),
+    return (
+        state.status,
+        state.started_at,
+        state.ended_at,
+        state.last_event,
+        state.last_seq,
+        state.failure or None,
+        clean(state.error) or None,
+        pack_or_none(state.usage),
+        state.final_row,
+        pack_or_none({"model": state.model, "provider": state.provider} if state.model or state.provider else None),
+        pack(waiting) if any(waiting.values()) else None,
+        updated_at,
     )
 
 
