@@ -51,14 +51,20 @@ def pinned(core: int) -> list[str]:
     return ["taskset", "-c", str(core)] if shutil.which("taskset") else []
 
 
+def environment(folder: Path | None) -> dict[str, str]:
+    """What a process is to know: nothing of how this one was started."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("HERMES_", "PYTHON"))}
+    return env | ({"HERMES_HOME": str(folder)} if folder else {})
+
+
 @contextlib.contextmanager
 def started(command: list[str], core: int, folder: Path | None = None) -> Iterator[Server]:
     """A server, once it listens, and to its end."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("HERMES_")}
-    env |= {"HERMES_HOME": str(folder)} if folder else {}
     with (
         open(os.devnull if folder is None else folder / "stderr.txt", "wb") as said,
-        subprocess.Popen([*pinned(core), *command], stdout=subprocess.PIPE, stderr=said, env=env) as process,
+        subprocess.Popen(
+            [*pinned(core), *command], stdout=subprocess.PIPE, stderr=said, env=environment(folder)
+        ) as process,
     ):
         assert process.stdout is not None
         line = process.stdout.readline().decode()

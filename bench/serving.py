@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from typing import Any
 from bench.load import Client, Seen, chat, connect, get, post
 from bench.provider import TOKEN
 from bench.results import Figure, at, median
-from bench.servers import SERVER_CORE, Server, hermes, pinned, provider, relay
+from bench.servers import SERVER_CORE, Server, environment, hermes, pinned, provider, relay
 
 STREAMS, TOKENS, VIEWERS, STEPS = 32, 500, 3, 20
 # A stream is begun every so often, so that it is the streams that are measured and not their beginning.
@@ -164,7 +163,7 @@ def starts(times: int) -> list[Figure]:
     python = [*pinned(SERVER_CORE), sys.executable]
     took: tuple[list[float], ...] = ([], [], [])
     with tempfile.TemporaryDirectory() as folder:
-        env = {**os.environ, "HERMES_HOME": folder}
+        env = environment(Path(folder))
         for _ in range(times + 1):
             for ms, command in zip(took, (["-c", "pass"], ["-m", "hermes", "--version"]), strict=False):
                 began = time.perf_counter()

@@ -7,6 +7,7 @@ import atexit
 import logging
 import os
 import threading
+import time
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import suppress
 from functools import partial
@@ -24,6 +25,7 @@ from hermes.guards.secrets import Secrets
 from hermes.home import Home, resolve
 from hermes.housekeeping import SWEEP_EVERY_S, sweep_if_due
 from hermes.http import HttpClient
+from hermes.limits import BUSY_TURNS, SAME_MOMENT_S
 from hermes.local import status
 from hermes.local.client import LocalModel
 from hermes.logs import known_secrets
@@ -54,6 +56,7 @@ class App:
         self.home = home
         self._settings = settings
         self._notice: str | None = None
+        self._looked_at = 0.0
         self._background: set[asyncio.Task[None]] = set()
         self._guard: AsyncGenerator[None, None] | None = None
         self._closed = False
@@ -120,7 +123,10 @@ class App:
 
     def _secrets(self, spec: RunSpec) -> Secrets:
         """The same, and those that the run brings along. With every run the settings are looked at again."""
-        self._reload()
+        now = time.monotonic()
+        if self.engine.active <= BUSY_TURNS or now - self._looked_at > SAME_MOMENT_S:
+            self._looked_at = now
+            self._reload()
         known = self.secrets
         if spec.route is None:
             return known

@@ -196,6 +196,35 @@ async def test_after_a_run_nothing_of_its_transcript_stays_in_memory(house: Hous
     assert [type(thing).__name__ for thing in kept if _of_the_product(thing)] == []
 
 
+@pytest.mark.parametrize("source", ["api_server", "cli"])
+@pytest.mark.parametrize("with_tools", [False, True])
+async def test_a_turn_leaves_nothing_to_the_collector(
+    house: House, server: ModelServer, source: str, with_tools: bool
+) -> None:
+    house.offer(tool("look"))
+    called = [Reply(text="I look.", tool_calls=[Call("look", {})])] if with_tools else []
+
+    async def turn() -> None:
+        server.script = [*called, Reply(text="Done.")]
+        await house.engine.run(house.spec(server, "What is there?", source=source, persist=True))
+        server.requests.clear()
+        await nothing_left(server)
+
+    await asyncio.create_task(turn())  # the first one loads what it needs
+    gc.collect()
+    gc.disable()
+    try:
+        await asyncio.create_task(turn())
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        left = [type(thing).__name__ for thing in gc.garbage if str(type(thing).__module__).startswith("hermes.")]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert left == []
+
+
 def _holds(thing: object, marker: str) -> bool:
     if isinstance(thing, dict):
         return any(isinstance(value, str) and marker in value for value in list(thing.values()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -18,7 +19,7 @@ from hermes.agent.surroundings import gather
 from hermes.agent.turn import Services, Turn
 from hermes.config import Settings
 from hermes.errors import ConfigError
-from hermes.limits import LEAN_WINDOW_TOKENS
+from hermes.limits import BUSY_TURNS, LEAN_WINDOW_TOKENS, SAME_MOMENT_S
 from hermes.providers.base import Message, Route, ToolSchema
 from hermes.runs.control import Stopped
 from hermes.runs.engine import LiveRun
@@ -188,8 +189,7 @@ async def set_system_prompt(turn: Turn, session: Mapping[str, Any] | None, *, an
         "instructions": instructions,
     }
     try:
-        async with live.controls.stop.scope():
-            inputs = await turn.services.files.call(partial(gather, turn.services.home, turn.settings, spec, **facts))
+        inputs = await _gathered(turn, facts)
     except Stopped:
         inputs = PromptInputs(surface=spec.source, **facts)
     digest = inputs.digest()
@@ -212,6 +212,23 @@ async def set_system_prompt(turn: Turn, session: Mapping[str, Any] | None, *, an
         "system_prompt": turn.system,
         "prompt_digest": digest,
     }
+
+
+async def _gathered(turn: Turn, facts: dict[str, Any]) -> PromptInputs:
+    """What the prompt is made of, as it lies on the disk, or, when there is much to do, as it lay there a moment ago."""
+    live, spec, services = turn.live, turn.live.spec, turn.services
+    whose = (spec.source, spec.workdir, spec.context_files, spec.memory, spec.owner, spec.session_key)
+    key, now = (turn.settings, *whose, *facts.values()), time.monotonic()
+    looked_at, inputs = services.gathered.get(key, (0.0, None))
+    busy = services.outside.engine().active > BUSY_TURNS
+    if inputs is None or not busy or now - looked_at > SAME_MOMENT_S:
+        async with live.controls.stop.scope():
+            inputs = await services.files.call(partial(gather, services.home, turn.settings, spec, **facts))
+        if busy:
+            services.gathered[key] = now, inputs
+        else:
+            services.gathered.clear()
+    return inputs
 
 
 async def _record(turn: Turn, record: Mapping[str, Any], content: Any, *, begins: bool, hold: bool) -> None:

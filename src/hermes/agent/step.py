@@ -129,6 +129,7 @@ class ModelStep:
             words = f"No API key is configured for {turn.route.provider or turn.route.base_url}."
             return Attempt(assembler, FailureFacts("connect", status=401, message=words))
         wire = turn.provider.request(turn.route, credential, request)
+        del request  # an answer may take long
         await self._tell_left_out(wire.left_out)
         via = turn.services.carrier(turn.route, self._tell)
         return await self._caller.ask(via, turn.provider, wire, turn.timeouts(), assembler, streaming=turn.stream)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from hermes.agent.prompt import Environment, PromptInputs
 from hermes.agent.skills import find_skills
@@ -103,10 +103,12 @@ def _commands_on(path: str) -> tuple[str, ...]:
 
 
 def _today(zone: str) -> str:
-    try:
-        now = datetime.now(ZoneInfo(zone)) if zone else datetime.now().astimezone()
-    except (ZoneInfoNotFoundError, ValueError):
-        now = datetime.now().astimezone()
+    now = datetime.now().astimezone()
+    if zone:
+        from zoneinfo import ZoneInfo
+
+        with suppress(KeyError, ValueError):  # a zone that is not known is none
+            now = now.astimezone(ZoneInfo(zone))
     return now.strftime("%A, %Y-%m-%d")
 
 

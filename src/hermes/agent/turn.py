@@ -25,6 +25,7 @@ from hermes.tools.registry import Registry, ToolDef
 
 if TYPE_CHECKING:
     from hermes.agent.media import Deliverables
+    from hermes.agent.prompt import PromptInputs
     from hermes.config import Settings
     from hermes.home import Home
     from hermes.tools.mcp import Servers
@@ -83,6 +84,8 @@ class Services:
     mcp: Servers
     learnt: Learnt = field(default_factory=Learnt)
     desks: Desks = field(default_factory=Desks)
+    # What prompts are made of, and when that was looked at.
+    gathered: dict[Any, tuple[float, PromptInputs | None]] = field(default_factory=dict)
     jitter: Callable[[], float] = random.random
 
 

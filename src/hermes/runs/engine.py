@@ -643,8 +643,13 @@ class RunEngine:
                 for event in batch:
                     yield event
 
-    async def batches(self, run_id: str, after: int = 0, sink: Sink | None = None) -> AsyncGenerator[list[Event], None]:
+    def batches(self, run_id: str, after: int = 0, sink: Sink | None = None) -> AsyncGenerator[list[Event], None]:
         """The same, as many events at a time as there are, but for those that the sink takes at once."""
+        if run_id in self._live and run_id not in self._unkept:
+            return self._log.batches(run_id, self._store.runs, after, sink)
+        return self._batches(run_id, after, sink)
+
+    async def _batches(self, run_id: str, after: int, sink: Sink | None) -> AsyncGenerator[list[Event], None]:
         store = await self._store_of(run_id)
         if store is None:
             return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import csv
 import functools
 import hashlib
 import io
@@ -202,6 +201,8 @@ def _isolation(place: Place, network: bool) -> list[str]:
             source = "/dev/null" if mount.mode == "hide" else mount.path
             fields = ["type=bind", f"source={source}", f"target={mount.path}"]
             fields += [] if mount.mode == "rw" else ["readonly"]
+        import csv
+
         csv.writer(line := io.StringIO(), lineterminator="").writerow(fields)
         arguments += ["--mount", line.getvalue()]
     return [*arguments, "--workdir", str(place.workspace), "--env", f"HOME={place.private}", "--entrypoint", "/bin/sh"]

@@ -51,7 +51,8 @@ async def complete(adapter: APIServerAdapter, request: web.Request) -> web.Strea
             return _told(body, turn, await turn.run(), completion_id, created, model)
         task = asyncio.ensure_future(adapter._run_agent(**turn.arguments(streamed=True)))
         task.add_done_callback(lambda _: turn.queue.put(None))
-        shown = _Shown(body, turn)
+        shown = _Shown.of(body, turn)
+        del body  # a stream may take long, and needs nothing more of it
         return await adapter._write_sse_chat_completion(
             request, completion_id, model, created, turn.queue, task, turn.agent_ref, shown
         )
@@ -63,17 +64,24 @@ async def complete(adapter: APIServerAdapter, request: web.Request) -> web.Strea
 class _Shown:
     """What a stream needs to know besides the arguments that it has by contract."""
 
-    body: Body[ChatRequest]
     turn: Turn
+    usage: bool | None
+    reasoning: bool
+    headers: dict[str, str]
+
+    @classmethod
+    def of(cls, body: Body[ChatRequest], turn: Turn) -> _Shown:
+        options, reasoning = body.model.stream_options, _reasoning(body.model, turn.wishes.reasoning)
+        return cls(turn, options.include_usage if options else None, reasoning, {**turn.headers(), **body.headers()})
 
     def renderer(self, completion_id: str, model: str, created: int) -> ChatRenderer:
-        options, wished = self.body.model.stream_options, self.turn.wishes
+        wished = self.turn.wishes
         return ChatRenderer(
             completion_id,
             model,
             created,
-            usage=options.include_usage if options else None,
-            reasoning=_reasoning(self.body.model, wished.reasoning),
+            usage=self.usage,
+            reasoning=self.reasoning,
             progress=wished.tool_progress,
             strict=wished.strict,
         )
@@ -93,8 +101,7 @@ async def write_stream(
     """The stream of a chat completion, to its end or to that of the client."""
     turn = shown.turn if shown else None
     renderer = shown.renderer(completion_id, model, created) if shown else ChatRenderer(completion_id, model, created)
-    headers = {**turn.headers(), **shown.body.headers()} if shown and turn else {}
-    stream = adapter.stream(request, headers)
+    stream = adapter.stream(request, shown.headers if shown else {})
 
     async def gone() -> None:
         await (turn.leave(task) if turn else leave(task, agent_ref))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from hermes.agent.media import as_said
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
 
 WAIT_FOR_RUN_S = 1.0
+_STORED = ("instructions", "conversation", "session_id", "owner", "run_id", "input_items")
+_SHOWN = tuple(item.name for item in fields(Shows))
 
 
 @dataclass(slots=True)
@@ -43,9 +45,8 @@ class Kept:
 
     def record(self, response: Json, history: list[Message]) -> Json:
         """As it is stored."""
-        told = asdict(self)
-        for name in ("response_id", "store", "user_message", "history", "known"):
-            del told[name]
+        told = {name: getattr(self, name) for name in _STORED}
+        told |= {"template": dict(self.template), "shows": {name: getattr(self.shows, name) for name in _SHOWN}}
         return {**told, "response": response, "conversation_history": history}
 
     @classmethod

@@ -224,22 +224,28 @@ async def items(
             await asyncio.wait([task], timeout=QUEUE_POLL_S)
 
 
-async def logged(
+def logged(
     engine: Any, run_id: str, rows: frozenset[str] = frozenset(), after: int = 0, sink: Sink | None = None
 ) -> AsyncGenerator[list[Item], None]:
     """A run's log in batches, with the rows of those events that are to bring them."""
-    async with contextlib.aclosing(engine.batches(run_id, after, sink)) as batches:
+    batches: AsyncGenerator[list[Item], None] = engine.batches(run_id, after, sink)
+    return _with_rows(engine, run_id, rows, batches) if rows else batches
+
+
+async def _with_rows(
+    engine: Any, run_id: str, rows: frozenset[str], batches: AsyncGenerator[list[Any], None]
+) -> AsyncGenerator[list[Item], None]:
+    async with contextlib.aclosing(batches):
         async for batch in batches:
-            if rows:
-                for at, event in enumerate(batch):
-                    row_id = event.data.get("row", event.data.get("partial_row")) if event.type in rows else None
-                    if row_id is None:
-                        continue
-                    row = event.brings if event.brings is not None else await engine.row(run_id, row_id)
-                    if row is not None:
-                        told = {"content": row.content, "reasoning": row.reasoning, "opaque": row.opaque}
-                        data = {**event.data, **told}
-                        batch[at] = Event(event.run_id, event.type, event.step, data, event.seq, event.ts)
+            for at, event in enumerate(batch):
+                row_id = event.data.get("row", event.data.get("partial_row")) if event.type in rows else None
+                if row_id is None:
+                    continue
+                row = event.brings if event.brings is not None else await engine.row(run_id, row_id)
+                if row is not None:
+                    told = {"content": row.content, "reasoning": row.reasoning, "opaque": row.opaque}
+                    data = {**event.data, **told}
+                    batch[at] = Event(event.run_id, event.type, event.step, data, event.seq, event.ts)
             yield batch
 
 

@@ -107,12 +107,19 @@ def free_title(tx: Tx, owner: str, title: str | None) -> str | None:
 
 
 def next_title(tx: Tx, owner: str, title: str) -> str:
-    """The title with the next number behind it that is free."""
+    """The title with the next number behind it that is free, found without asking for each that is not."""
     stem = re.sub(r" #\d+$", "", title)
-    number = 2
-    while title_holder(tx, owner, numbered(stem, number)) is not None:
-        number += 1
-    return numbered(stem, number)
+
+    def is_taken(number: int) -> bool:
+        return title_holder(tx, owner, numbered(stem, number)) is not None
+
+    taken, free = 1, 2
+    while is_taken(free):
+        taken, free = free, 2 * free
+    while free - taken > 1:
+        middle = (taken + free) // 2
+        taken, free = (middle, free) if is_taken(middle) else (taken, middle)
+    return numbered(stem, free)
 
 
 def title_holder(tx: Tx, owner: str, title: str) -> str | None:

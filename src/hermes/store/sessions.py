@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes.home import resolve
+from hermes.ids import random_hex
 from hermes.limits import PENDING_CALLS_KEPT_S, SESSION_ID_CHARS_MAX
 from hermes.store import rows as messages
 from hermes.store.base import SessionBusy, SessionExists
@@ -50,7 +51,7 @@ _FOLDERS = ("uploads", "sandbox", "cache/tool_results")
 
 def new_session_id() -> str:
     """An id of our own: the time it began, and enough chance that nobody guesses it."""
-    return f"{time.strftime('%Y%m%d_%H%M%S')}_{secrets.token_hex(6)}"
+    return f"{time.strftime('%Y%m%d_%H%M%S')}_{random_hex(6)}"
 
 
 class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):

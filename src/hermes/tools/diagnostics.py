@@ -6,7 +6,6 @@ import ast
 import json
 import os
 import re
-import tomllib
 from collections.abc import Callable
 from typing import Any
 
@@ -50,6 +49,12 @@ def _yaml(text: str) -> None:
         raise _Fault(mark.line + 1 if mark else 1, mark.column + 1 if mark else 1, said) from None
 
 
+def _toml(text: str) -> None:
+    import tomllib
+
+    tomllib.loads(text)
+
+
 def _python(text: str) -> None:
     compile(text, "<content>", "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
 
@@ -58,7 +63,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     ".json": json.loads,
     ".yaml": _yaml,
     ".yml": _yaml,
-    ".toml": tomllib.loads,
+    ".toml": _toml,
     ".py": _python,
     ".pyi": _python,
 }
