@@ -58,6 +58,8 @@ class App:
         self._notice: str | None = None
         self._looked_at = 0.0
         self._background: set[asyncio.Task[None]] = set()
+        # Stores that others have opened for it, closed with its own.
+        self.also_closed: list[Any] = []
         self._guard: AsyncGenerator[None, None] | None = None
         self._closed = False
         self.own_ports: tuple[int, ...] = ()
@@ -198,7 +200,7 @@ class App:
         await self.services.http.close()
         if self._traces is not None:
             await self.services.files.call(self._traces.close)
-        for store in (self.store, self._ephemeral):
+        for store in (*self.also_closed, self.store, self._ephemeral):
             await self.services.files.call(store.close)
         for threads in (self.services.threads, self.services.files, self._names):
             threads.close()

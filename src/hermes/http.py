@@ -8,11 +8,13 @@ import re
 import socket
 import ssl
 import zlib
+from asyncio.staggered import staggered_race
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, NamedTuple, Protocol, cast
+from ipaddress import ip_address
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import httptools
 from multidict import CIMultiDict
@@ -26,7 +28,10 @@ from hermes.limits import (
     HEAD_BYTES_MAX,
     KEPT_ALIVE_S,
     NAMES_KEPT_S,
+    NEXT_ADDRESS_S,
 )
+
+_P = TypeVar("_P", bound=asyncio.Protocol)
 
 
 class TransportError(Exception):
@@ -163,6 +168,7 @@ class _Place(NamedTuple):
     port: int
     authority: str
     target: str
+    url: str
 
 
 @lru_cache(maxsize=256)
@@ -176,21 +182,27 @@ def _place(url: str) -> _Place:
         raise ConnectFailed("The address is no URL of http or https.") from None
     named = f"[{host}]" if ":" in host else host
     authority = named if found.is_default_port() else f"{named}:{port}"
-    return _Place(found.scheme, host, port, authority, found.raw_path_qs)
+    return _Place(found.scheme, host, port, authority, found.raw_path_qs, url)
 
 
 # --- one connection --------------------------------------------------------------------------------------------------
 
 
+_LONG_HEAD = "The head of the answer is too long."
+
+
 class _Connection(asyncio.Protocol):
     """A connection and the one exchange that it is used for at a time."""
 
-    __slots__ = ("_client", "_parser", "_size", "answer", "gone", "key", "method", "resting", "transport")
+    __slots__ = ("_client", "_fed", "_parser", "_size", "answer", "gone", "key", "method", "resting", "transport")
 
     def __init__(self, client: HttpClient, key: tuple[str, ...]) -> None:
         self._client, self.key = client, key
         self._parser = httptools.HttpResponseParser(self)
-        self._size = 0
+        self._parser.set_dangerous_leniencies(
+            lenient_headers=True, lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True
+        )
+        self._size = self._fed = 0
         self.answer: Answer | None = None
         self.transport: asyncio.Transport | None = None
         self.resting: asyncio.TimerHandle | None = None
@@ -200,8 +212,11 @@ class _Connection(asyncio.Protocol):
     def ask(self, method: str, answer: Answer, data: bytes) -> None:
         """Begin an exchange."""
         assert self.transport is not None
-        self.method, self.answer, self._size = method, answer, 0
-        self.transport.write(data)
+        self.method, self.answer, self._size, self._fed = method, answer, 0, 0
+        if self.gone:
+            answer.cut(None)
+        else:
+            self.transport.write(data)
 
     def drop(self) -> None:
         """Use it no more."""
@@ -220,10 +235,15 @@ class _Connection(asyncio.Protocol):
         if self.answer is None:  # nobody has asked for anything
             self.drop()
             return
+        self._fed += len(data)
         try:
             self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(StreamBroken(f"The answer is no HTTP: {error}", answered=True))
+        except httptools.HttpParserUpgrade:
+            self._fail("The server went over to another protocol.")
+        except httptools.HttpParserError as error:
+            self._fail(f"The answer is no HTTP: {error}")
+        if self._fed > HEAD_BYTES_MAX:  # none of it was body
+            self._fail(_LONG_HEAD)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.gone = True
@@ -231,17 +251,21 @@ class _Connection(asyncio.Protocol):
         if self.answer is not None:
             self.answer.cut(error)
 
-    def _fail(self, error: TransportError) -> None:
+    def _fail(self, words: str) -> None:
         answer, self.answer = self.answer, None
         self.drop()
         if answer is not None:
-            answer.fail(error)
+            answer.fail(StreamBroken(words, answered=True) if answer.status else ConnectFailed(words))
 
     # --- told by the parser
 
+    def on_message_begin(self) -> None:
+        if self.answer is None:
+            self.drop()
+
     def on_header(self, name: bytes, value: bytes) -> None:
         self._size += len(name) + len(value)
-        if self.answer is not None and self._size <= HEAD_BYTES_MAX:
+        if self.answer is not None and not self.answer.status and self._size <= HEAD_BYTES_MAX:
             self.answer.headers.add(name.decode("latin-1"), value.decode("utf-8", "surrogateescape"))
 
     def on_headers_complete(self) -> None:
@@ -249,15 +273,17 @@ class _Connection(asyncio.Protocol):
         if answer is None:
             return
         if self._size > HEAD_BYTES_MAX:
-            self._fail(StreamBroken(f"The head of the answer is longer than {HEAD_BYTES_MAX} bytes."))
+            self._fail(_LONG_HEAD)
         elif status < 200:  # the answer itself follows
             answer.headers.clear()
         else:
+            self._fed = 0
             answer.begun(status)
             if self.method == "HEAD":
                 self._end(answer, reusable=False)
 
     def on_body(self, data: bytes) -> None:
+        self._fed = 0
         if self.answer is not None:
             self.answer.came(data)
 
@@ -266,8 +292,8 @@ class _Connection(asyncio.Protocol):
             self._end(self.answer, reusable=self._parser.should_keep_alive())
 
     def _end(self, answer: Answer, *, reusable: bool) -> None:
-        self.answer = None
-        if reusable and not self.gone:
+        self.answer, self._fed = None, 0
+        if reusable and not self.gone and not self.transport.get_write_buffer_size():  # type: ignore[union-attr]
             self._client._rest(self)
         else:
             self.drop()
@@ -284,6 +310,7 @@ class Answer:
         # Is given what comes while `read` waits, and says whether it has taken it: then nobody needs to be woken.
         self.sink: Callable[[bytes], bool] | None = None
         self._connection, self._timeouts, self._unpacks = connection, timeouts, unpacks
+        self._packed = ""
         self._unpacker: Any = None
         self._loop = asyncio.get_running_loop()
         self._began_at, self._heard_at = began_at, self._loop.time()
@@ -292,7 +319,9 @@ class Answer:
         self._over = self._closed = self._paused = False
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._timer = self._loop.call_later(min(timeouts.stale_s, timeouts.total_s), self._look)
+        self._timer = self._loop.call_at(
+            min(self._heard_at + timeouts.stale_s, began_at + timeouts.total_s), self._look
+        )
 
     async def head(self) -> None:
         """Wait until the answer begins."""
@@ -308,9 +337,7 @@ class Answer:
         if self._chunks:
             data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
             self._chunks, self._ahead = [], 0
-            if self._paused and not self._connection.gone:
-                self._paused = False
-                self._connection.transport.resume_reading()  # type: ignore[union-attr]
+            self._resume()
             return data
         if self._error is not None:
             raise self._error
@@ -335,6 +362,12 @@ class Answer:
             self._connection.answer = None
             self._connection.drop()
 
+    def _resume(self) -> None:
+        if self._paused and not self._connection.gone:
+            self._connection.transport.resume_reading()  # type: ignore[union-attr]
+            self._heard_at = self._loop.time()
+        self._paused = False
+
     async def _wait(self) -> None:
         self._waiter = self._loop.create_future()
         try:
@@ -355,22 +388,16 @@ class Answer:
         self.is_stream, self.is_json = kind == "text/event-stream", kind == "application/json"
         packed = self.headers.get("Content-Encoding", "").strip().lower().removeprefix("identity")
         if self._unpacks and packed:
-            if packed in ("gzip", "x-gzip", "deflate"):
-                self._unpacker = zlib.decompressobj(47 if packed != "deflate" else zlib.MAX_WBITS)
-            else:
+            self._packed = packed
+            if packed not in ("gzip", "x-gzip", "deflate"):
                 self.fail(StreamBroken("The answer is compressed in an unknown way.", answered=True))
         self._wake()
 
     def came(self, data: bytes) -> None:
         """A piece of the body."""
         self._heard_at = self._loop.time()
-        if self._unpacker is not None:
-            try:
-                data = self._unpacker.decompress(data)
-            except zlib.error as error:
-                self.fail(StreamBroken(f"The answer cannot be unpacked: {error}", answered=True))
-            if not data:
-                return
+        if self._packed and not (data := self._unpacked(data)):
+            return
         if self.sink is not None and self._waiter is not None and not self._chunks and self.sink(data):
             return
         self._chunks.append(data)
@@ -380,9 +407,28 @@ class Answer:
             self._connection.transport.pause_reading()  # type: ignore[union-attr]
         self._wake()
 
+    def _unpacked(self, data: bytes) -> bytes:
+        out = b""
+        try:
+            while data and self._error is None:
+                if self._unpacker is None or self._unpacker.eof:  # some send what is called deflate without its header
+                    bare = self._packed == "deflate" and data[0] & 0x0F != 8
+                    self._unpacker = zlib.decompressobj(-zlib.MAX_WBITS if bare else zlib.MAX_WBITS | 32)
+                out += self._unpacker.decompress(data, ANSWER_BYTES_MAX + 1 - len(out))
+                if len(out) > ANSWER_BYTES_MAX:
+                    self.fail(StreamBroken(f"The answer is longer than {ANSWER_BYTES_MAX} bytes.", answered=True))
+                data = self._unpacker.unused_data
+        except zlib.error as error:
+            self.fail(StreamBroken(f"The answer cannot be unpacked: {error}", answered=True))
+        return out if self._error is None else b""
+
     def ended(self) -> None:
         """All of it is there."""
+        if self._unpacker is not None and not self._unpacker.eof:
+            self.fail(StreamBroken("The compressed answer was cut.", answered=True))
+            return
         self._over = True
+        self._resume()
         self._timer.cancel()
         self._wake()
 
@@ -390,7 +436,8 @@ class Answer:
         """The connection is gone. A body without a length ends so."""
         if self._over or self._error is not None:
             return
-        whole = "Content-Length" not in self.headers and "chunked" not in self.headers.get("Transfer-Encoding", "")
+        framed = ",".join(self.headers.getall("Transfer-Encoding", [])).lower()
+        whole = "Content-Length" not in self.headers and "chunked" not in framed
         if self.status and whole and error is None:
             self.ended()
         elif self.status:
@@ -410,10 +457,10 @@ class Answer:
     def _look(self) -> None:
         """One timer that looks now and then, not one that is set anew for every packet."""
         now, limits = self._loop.time(), self._timeouts
+        if self._paused or self._connection.transport.get_write_buffer_size():  # type: ignore[union-attr]
+            self._heard_at = now  # what is silent is us, or has not heard us yet
         stale_s = self._heard_at + limits.stale_s - now
         left_s = self._began_at + limits.total_s - now
-        if self._paused:  # what is silent is us
-            stale_s = limits.stale_s
         if left_s <= 0:
             words = f"The exchange took longer than {limits.total_s:g} s."
             self.fail(RequestTimeout(words, answered=bool(self.status)))
@@ -486,28 +533,37 @@ class HttpClient:
 
     async def _ask(self, method: str, url: str, headers: Mapping[str, str], body: bytes, timeouts: Timeouts) -> Answer:
         place, began_at = _place(url), asyncio.get_running_loop().time()
-        key = (place.scheme, place.authority)
-        connection = self._rested(key)
-        if connection is None:
+        data = _head(method, place, headers, body, self._through(place)) + body
+
+        async def over(connection: _Connection) -> Answer:
+            answer = Answer(connection, timeouts, began_at, unpacks=self._unpacks)
             try:
-                async with asyncio.timeout(min(self._connect_s(), timeouts.total_s)):
-                    connection = await self._open(place, _Connection(self, key))
-            except TimeoutError:
-                if timeouts.total_s < self._connect_s():
-                    raise RequestTimeout(f"The exchange took longer than {timeouts.total_s:g} s.") from None
-                raise ConnectFailed("No connection within the time allowed.") from None
-            except ssl.SSLCertVerificationError:
-                raise TlsFailed("The certificate could not be verified.") from None
-            except OSError as error:
-                raise ConnectFailed(_plain(error)) from error
-        answer = Answer(connection, timeouts, began_at, unpacks=self._unpacks)
+                connection.ask(method, answer, data)
+                await answer.head()
+            except BaseException:
+                answer.close()
+                raise
+            return answer
+
+        key = (place.scheme, place.authority)
+        if (rested := self._rested(key)) is not None:
+            try:
+                return await over(rested)
+            except ConnectFailed:  # it may have been on its way out
+                if method not in _REPEATABLE:
+                    raise
         try:
-            connection.ask(method, answer, _head(method, place, headers, body, self._through(place)) + body)
-            await answer.head()
-        except BaseException:
-            answer.close()
-            raise
-        return answer
+            async with asyncio.timeout(min(self._connect_s(), timeouts.total_s)):
+                opened = await self._open(place, partial(_Connection, self, key))
+        except TimeoutError:
+            if timeouts.total_s < self._connect_s():
+                raise RequestTimeout(f"The exchange took longer than {timeouts.total_s:g} s.") from None
+            raise ConnectFailed("No connection within the time allowed.") from None
+        except ssl.SSLCertVerificationError:
+            raise TlsFailed("The certificate could not be verified.") from None
+        except (OSError, UnicodeError) as error:
+            raise ConnectFailed(_plain(error)) from error
+        return await over(opened)
 
     def _through(self, place: _Place) -> str | None:
         """The proxy that is told the whole address."""
@@ -545,46 +601,38 @@ class HttpClient:
         with suppress(ValueError, KeyError):
             self._resting[connection.key].remove(connection)
 
-    async def _open(self, place: _Place, connection: _Connection) -> _Connection:
-        loop = asyncio.get_running_loop()
+    async def _open(self, place: _Place, make: Callable[[], _Connection]) -> _Connection:
         if self._unix is not None:
-            await loop.create_unix_connection(lambda: connection, self._unix)
-            return connection
-        secure = place.scheme == "https"
-        if secure and self._tls is None:
-            self._tls = await self._context()
+            return (await asyncio.get_running_loop().create_unix_connection(make, self._unix))[1]
         if self._proxy is None:
-            await self._dial(place.host, place.port, connection, self._tls if secure else None)
-        elif secure:
-            await self._tunnel(place, connection)
-        else:
-            proxy = _place(self._proxy)
-            await self._dial(proxy.host, proxy.port, connection, None)
-        return connection
+            return await self._dial(place, make)
+        if place.scheme == "http":
+            return await self._dial(_place(self._proxy), make)
+        return await self._tunnel(place, make())
 
     async def _context(self) -> ssl.SSLContext:
-        assert self._lookup is not None
-        made: ssl.SSLContext = await self._lookup(partial(ssl.create_default_context, cafile=self._ca_bundle)).future
-        return made
+        if self._tls is None:
+            assert self._lookup is not None
+            self._tls = await self._lookup(partial(ssl.create_default_context, cafile=self._ca_bundle)).future
+        return self._tls
 
-    async def _dial(self, host: str, port: int, protocol: asyncio.Protocol, tls: ssl.SSLContext | None) -> None:
-        """Connect to the first address that can be had."""
-        loop, failed = asyncio.get_running_loop(), OSError("the name has no address")
-        for at, number in await self._addresses(host, port):
-            try:
-                named = host.rstrip(".") if tls is not None else None
-                await loop.create_connection(lambda: protocol, at, number, ssl=tls, server_hostname=named)
-                return
-            except ssl.SSLCertVerificationError:
-                raise
-            except OSError as error:
-                failed = error
-        raise failed
+    async def _dial(self, place: _Place, make: Callable[[], _P]) -> _P:
+        """Connect to the first address that can be had; one that is silent for a moment is not waited for alone."""
+        how: dict[str, Any] = {}
+        if place.scheme == "https":
+            how = {"ssl": await self._context(), "server_hostname": place.host.rstrip(".")}
+        connect = partial(asyncio.get_running_loop().create_connection, make, **how)
+        ways = [partial(connect, *at) for at in await self._addresses(place.host, place.port)]
+        made, _, failed = await staggered_race(ways, NEXT_ADDRESS_S)
+        if made is None:
+            untrusted = (error for error in failed if isinstance(error, ssl.SSLCertVerificationError))
+            raise next(untrusted, None) or (failed[-1] if failed else None) or OSError("the name has no address")
+        return cast("_P", made[1])
 
     async def _addresses(self, host: str, port: int) -> list[tuple[str, int]]:
         """Where a name leads, as it was told within the last minute."""
-        if re.fullmatch(r"[0-9.]+|.*:.*", host):
-            return [(host, port)]
+        with suppress(ValueError):
+            return [(str(ip_address(host)), port)]
         kept_until, found = self._known.get((host, port), (0.0, []))
         if asyncio.get_running_loop().time() > kept_until:
             told = await self._looked_up(host, port)
@@ -609,24 +657,28 @@ class HttpClient:
             elif waiting > 1:
                 self._asked[host, port] = job, waiting - 1
 
-    async def _tunnel(self, place: _Place, connection: _Connection) -> None:
+    async def _tunnel(self, place: _Place, connection: _Connection) -> _Connection:
         """Through the proxy to the other side, and TLS with that."""
         assert self._proxy is not None
-        loop, proxy, tunnel = asyncio.get_running_loop(), _place(self._proxy), _Tunnel()
-        await self._dial(proxy.host, proxy.port, tunnel, None)
+        loop, tls = asyncio.get_running_loop(), await self._context()
+        tunnel = await self._dial(_place(self._proxy), _Tunnel)
         assert tunnel.transport is not None
         named = f"[{place.host}]" if ":" in place.host else place.host
-        lines = [f"CONNECT {named}:{place.port} HTTP/1.1", f"Host: {named}:{place.port}", *_allowed(self._proxy)]
+        lines = [
+            f"CONNECT {named}:{place.port} HTTP/1.1",
+            f"Host: {named}:{place.port}",
+            *_known("Proxy-Authorization", self._proxy),
+        ]
         try:
             tunnel.transport.write("\r\n".join([*lines, "", ""]).encode())
             await tunnel.opened
-            assert self._tls is not None
-            made = await loop.start_tls(tunnel.transport, connection, self._tls, server_hostname=place.host.rstrip("."))
+            made = await loop.start_tls(tunnel.transport, connection, tls, server_hostname=place.host.rstrip("."))
         except BaseException:
             tunnel.transport.abort()
             raise
         assert made is not None
         connection.connection_made(made)
+        return connection
 
 
 class _Tunnel(asyncio.Protocol):
@@ -656,13 +708,12 @@ class _Tunnel(asyncio.Protocol):
             self.opened.set_exception(ConnectFailed("The proxy closed the connection."))
 
 
-def _allowed(proxy: str) -> list[str]:
-    """The header by which a proxy knows us."""
-    url = URL(proxy)
+def _known(name: str, address: str) -> list[str]:
+    """The header by which we are known to whom an address names a user."""
+    url = URL(address)
     if url.user is None:
         return []
-    known = base64.b64encode(f"{url.user}:{url.password or ''}".encode()).decode()
-    return [f"Proxy-Authorization: Basic {known}"]
+    return [f"{name}: Basic " + base64.b64encode(f"{url.user}:{url.password or ''}".encode()).decode()]
 
 
 def _head(method: str, place: _Place, headers: Mapping[str, str], body: bytes, proxy: str | None) -> bytes:
@@ -674,13 +725,17 @@ def _head(method: str, place: _Place, headers: Mapping[str, str], body: bytes, p
     lines += [f"{name}: {value}" for name, value in headers.items() if name.lower() not in _OURS]
     if body or method in ("POST", "PUT", "PATCH"):
         lines.append(f"Content-Length: {len(body)}")
-    lines += _allowed(proxy) if proxy is not None else ()
-    if any("\r" in line or "\n" in line or "\0" in line for line in lines):
-        raise ConnectFailed("A header of the request holds a line break.")
+    lines += _known("Authorization", place.url) if "authorization" not in names else ()
+    lines += _known("Proxy-Authorization", proxy) if proxy is not None else ()
+    if not all(map(_NAME.fullmatch, headers)) or any(map(_UNFIT.search, lines)):
+        raise ConnectFailed("A header of the request has no fit name, or holds a line break.")
     return "\r\n".join([*lines, "", ""]).encode("utf-8", "surrogateescape")
 
 
 _USUAL = {"User-Agent": "hermes", "Accept": "*/*", "Accept-Encoding": "gzip, deflate"}
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_UNFIT = re.compile("[\r\n\0\ud800-\udc7f\udd00-\udfff]")
+_REPEATABLE = frozenset({"GET", "HEAD"})
 _OURS = frozenset({"host", "content-length", "transfer-encoding", "connection"})
 
 

@@ -10,6 +10,8 @@ ANSWER_AHEAD_BYTES_MAX = 1024 * 1024
 # How long an unused connection is kept, and what was told of a name.
 KEPT_ALIVE_S = 30.0
 NAMES_KEPT_S = 60.0
+# How long an address of several is waited for before the next is tried too.
+NEXT_ADDRESS_S = 0.25
 
 # Readers of a log
 QUEUE_EVENTS_MAX = 1024

@@ -62,6 +62,39 @@ def test_no_cut_changes_what_is_read(pieces: list[bytes], data: st.DataObject) -
     assert decode(any_cut(data, body)) == decode([body])
 
 
+def read_quickly(chunks: Iterable[bytes]) -> Events:
+    """The same by way of what needs no feeding, where there is something."""
+    decoder, events = SseDecoder(), Events()
+    for chunk in chunks:
+        whole = decoder.whole(chunk)
+        events += [("", data) for data in whole] if whole else decoder.feed(chunk)
+    return events
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [b"data: x\n\n", b"data: \n\n", b"data: y", b"data:z", b"event: e", b": c", b"\r", b"\n", b"\xef\xbb\xbf"]
+        ),
+        max_size=14,
+    ),
+    st.data(),
+)
+@settings(max_examples=300)
+def test_what_needs_no_feeding_is_what_feeding_gives(pieces: list[bytes], data: st.DataObject) -> None:
+    for chunks in (pieces, any_cut(data, b"".join(pieces))):
+        single = [bytes([byte]) for chunk in chunks for byte in chunk]
+        assert read_quickly(chunks) == decode(chunks) == decode(single)
+
+
+def test_most_chunks_need_no_feeding() -> None:
+    decoder = SseDecoder()
+    assert decoder.whole(b"data: a\n\n") == []  # a mark of byte order may yet come
+    assert decoder.feed(b"data: a\n\n") == [("", b"a")]
+    assert decoder.whole(b"data: b\n\ndata: c\n\n") == [b"b", b"c"]
+    assert [decoder.whole(chunk) for chunk in (b"data: b\n", b"event: e\ndata: b\n\n", b"data: b\r\n\r\n")] == [[]] * 3
+
+
 def test_an_empty_chunk_changes_nothing() -> None:
     assert decode([b"", b"data: x\r", b"", b"\n\r", b"", b"\n", b""]) == [("", b"x")]
 

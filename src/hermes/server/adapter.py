@@ -151,6 +151,7 @@ class APIServerAdapter:
             self._response_store.close()
             limits = self._options["responses.max_stored"], self._options["responses.max_age_days"]
             self._response_store = ResponseStore(limits[0], path, max_age_days=limits[1])
+            app.also_closed.append(self._response_store)
         self._limit(app)
         app.engine.listeners += (self._spent, self.metrics.hear)
         app.services.background(level(self))

@@ -338,7 +338,7 @@ def _limits(adapter: APIServerAdapter, settings: Settings) -> Json:
 def _sandbox(settings: Settings) -> Json:
     """Where commands run; a backend that is named and not there runs none."""
     try:
-        backend = exposure.sandbox_backend(settings)
+        backend = exposure.sandbox_backend(settings, trying=True)
     except ConfigError:
         backend = settings.get("terminal.backend")
     return {"backend": backend, "isolated": backend != "local"}

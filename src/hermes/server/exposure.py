@@ -94,7 +94,7 @@ def check_exposure(settings: config.Settings, host: str, *, loopback: bool, allo
             raise ConfigError(f"{where} {fault}, and {host} can be reached from other machines.", hint=remedy)
         log.warning("%s %s. Try: %s", where, fault, remedy)
     allowed = loopback or allow_local_exec or settings.get("terminal.allow_exposed_local")
-    if sandbox_backend(settings) == "local" and not allowed:
+    if sandbox_backend(settings, trying=not allowed) == "local" and not allowed:
         raise ConfigError(
             f"Commands would run without a sandbox, and {host} can be reached from other machines.",
             where="terminal.backend",
@@ -111,11 +111,15 @@ def _weakness(key: str) -> str:
     return ""
 
 
-def sandbox_backend(settings: config.Settings) -> str:
-    """The sandbox that commands run in. One that is named and does not work is an error, never a silent step down."""
-    from hermes.sandbox.choose import choice
+def sandbox_backend(settings: config.Settings, *, trying: bool = False) -> str:
+    """The sandbox that commands run in. One that is named and does not work is an error, never a silent step down.
 
-    return choice(settings).name
+    What worked the last time, with machine and settings as they are now, is tried again only where it decides something.
+    """
+    from hermes.sandbox.choose import choice
+    from hermes.sandbox.remembered import told
+
+    return (None if trying else told(settings)) or choice(settings).name
 
 
 # --- the address ------------------------------------------------------------------------------------------------------

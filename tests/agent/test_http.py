@@ -1,0 +1,1232 @@
+"""The HTTP client against servers that do what they should, and against those that do not."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gzip
+import re
+import socket
+import struct
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from guards.stage import certificate
+from hermes import http as module
+from hermes.http import (
+    Answer,
+    ConnectFailed,
+    HttpClient,
+    RequestTimeout,
+    StaleStream,
+    StreamBroken,
+    Timeouts,
+    TlsFailed,
+    TransportError,
+)
+from hermes.threads import Threads
+from pure.cutting import any_cut, cut
+from support.gateway import until
+
+Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
+PATIENT = Timeouts(30, 30)
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+CLOSE, RESET = object(), object()
+pytestmark = pytest.mark.filterwarnings("ignore:Overriding the .event_loop_policy. fixture")
+
+
+@pytest.fixture(params=[asyncio.DefaultEventLoopPolicy, uvloop.EventLoopPolicy], ids=["asyncio", "uvloop"])
+def event_loop_policy(request: pytest.FixtureRequest) -> Any:
+    """The product runs on either loop."""
+    return request.param()
+
+
+@pytest.fixture
+def one_tls_context() -> None:
+    """Certificates are verified here."""
+
+
+# --- the other side --------------------------------------------------------------------------------------------------
+
+
+class Scene:
+    """A server, and what has happened at it."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.connections = self.left = 0
+        self.requests: list[bytes] = []
+        self.faults: list[BaseException] = []
+        self.writers: list[Writer] = []
+
+    def url(self, path: str = "/", host: str = "127.0.0.1", scheme: str = "http") -> str:
+        return f"{scheme}://{host}:{self.port}{path}"
+
+    async def hear(self, reader: Reader) -> bytes:
+        """One request."""
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = re.search(rb"(?i)\r\ncontent-length: (\d+)", head)
+        self.requests.append(head + (await reader.readexactly(int(length[1])) if length else b""))
+        return self.requests[-1]
+
+
+Part = Callable[[Scene, Reader, Writer], Awaitable[None]]
+
+
+@asynccontextmanager
+async def playing(part: Part, *, unix: Path | None = None, **how: Any) -> AsyncIterator[Scene]:
+    """A server that plays a part with everyone who comes."""
+    scene, tasks = Scene(), set[asyncio.Task[Any]]()
+
+    async def play(reader: Reader, writer: Writer) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        scene.writers.append(writer)
+        scene.connections += 1
+        try:
+            await part(scene, reader, writer)
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass
+        except Exception as fault:
+            scene.faults.append(fault)
+        finally:
+            scene.left += 1
+            writer.close()
+
+    if unix is not None:
+        server = await asyncio.start_unix_server(play, unix)
+    else:
+        server = await asyncio.start_server(play, how.pop("host", "127.0.0.1"), how.pop("port", 0), **how)
+        scene.port = server.sockets[0].getsockname()[1]
+    try:
+        yield scene
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for writer in scene.writers:
+            writer.transport.abort()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert scene.faults == []
+
+
+async def perform(writer: Writer, pieces: Any) -> bool:
+    """Say something in pieces that come one by one; whether there is somebody left to talk to."""
+    for piece in pieces if isinstance(pieces, list | tuple) else [pieces]:
+        if isinstance(piece, asyncio.Event):
+            await piece.wait()
+        elif piece is RESET:
+            linger = struct.pack("ii", 1, 0)
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            writer.transport.abort()
+            return False
+        elif piece is CLOSE:
+            writer.close()
+            return False
+        else:
+            writer.write(piece)
+            await writer.drain()
+            for _ in range(3):
+                await asyncio.sleep(0)
+    return True
+
+
+def answers(*scripts: Any) -> Part:
+    """To every request the next of these, to all further ones the last."""
+
+    async def part(scene: Scene, reader: Reader, writer: Writer) -> None:
+        while True:
+            await scene.hear(reader)
+            if not await perform(writer, scripts[min(len(scene.requests), len(scripts)) - 1]):
+                return
+
+    return part
+
+
+async def silent(scene: Scene, reader: Reader, writer: Writer) -> None:
+    """Hear a request, say nothing, and wait for the other to leave."""
+    await scene.hear(reader)
+    while await reader.read(65536):
+        pass
+
+
+class Pending:
+    """A lookup whose answer the test gives."""
+
+    def __init__(self) -> None:
+        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.abandoned = False
+
+    def abandon(self) -> None:
+        self.abandoned = True
+
+
+class Names:
+    """Names with scripted addresses; what is asked of the system otherwise goes to a thread."""
+
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
+        self.known: dict[str, list[str] | Exception | None] = {}
+        self.asked: list[str] = []
+        self.pending: list[Pending] = []
+
+    def __call__(self, function: Callable[[], Any]) -> Any:
+        assert isinstance(function, partial)
+        if function.func is not socket.getaddrinfo:
+            return self._threads.submit(function)
+        host, port = function.args[:2]
+        self.asked.append(host)
+        if host not in self.known:
+            return self._threads.submit(function)
+        self.pending.append(Pending())
+        if self.known[host] is not None:
+            self.tell(host, port)
+        return self.pending[-1]
+
+    def tell(self, host: str, port: int) -> None:
+        found, future = self.known[host], self.pending[-1].future
+        if isinstance(found, Exception):
+            future.set_exception(found)
+        else:
+            future.set_result([(socket.AF_INET, socket.SOCK_STREAM, 6, "", (at, port)) for at in found or ()])
+
+
+@pytest.fixture
+def threads() -> Iterator[Threads]:
+    made = Threads(2)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+async def names(threads: Threads) -> Names:
+    return Names(threads)
+
+
+@pytest.fixture
+async def http(names: Names) -> AsyncIterator[HttpClient]:
+    made = HttpClient(names)
+    yield made
+    await made.close()
+
+
+@pytest.fixture(autouse=True)
+async def nothing_stays() -> AsyncIterator[None]:
+    """No test leaves a task behind."""
+    before = asyncio.all_tasks()
+    yield
+    await until(lambda: asyncio.all_tasks() <= before | {asyncio.current_task()})  # type: ignore[operator]
+
+
+async def ask(
+    http: HttpClient, url: str, method: str = "GET", body: bytes = b"", limits: Timeouts = PATIENT, **headers: str
+) -> tuple[int, bytes]:
+    """Status and body."""
+    sent = {name.replace("_", "-"): value for name, value in headers.items()}
+    async with http.send(method, url, sent, body, limits) as answer:
+        return answer.status, await answer.body()
+
+
+async def failure(http: HttpClient, url: str, **more: Any) -> tuple[type[TransportError], bool]:
+    """The kind of failure, and whether an answer had begun."""
+    with pytest.raises(TransportError) as raised:
+        await ask(http, url, **more)
+    return type(raised.value), raised.value.answered
+
+
+def chunked(*pieces: bytes, end: bytes = b"0\r\n\r\n", more: bytes = b"") -> bytes:
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked\r\n" + more + b"\r\n"
+    return head + b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + end
+
+
+def sized(body: bytes, *more: bytes) -> bytes:
+    return b"\r\n".join([b"HTTP/1.1 200 OK", b"Content-Length: %d" % len(body), *more, b"", body])
+
+
+def fields(request: bytes) -> list[tuple[str, str]]:
+    lines = request.partition(b"\r\n\r\n")[0].decode().split("\r\n")[1:]
+    return [(name.lower(), value.strip()) for name, _, value in (line.partition(":") for line in lines)]
+
+
+# --- what is sent ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_plain_get(http: HttpClient) -> None:
+    async with playing(answers(OK)) as scene:
+        assert await ask(http, scene.url("/v1/models?a=b&c=%20d")) == (200, b"ok")
+    assert scene.requests[0].startswith(b"GET /v1/models?a=b&c=%20d HTTP/1.1\r\n")
+    sent = dict(fields(scene.requests[0]))
+    assert sent == {
+        "host": f"127.0.0.1:{scene.port}",
+        "user-agent": "hermes",
+        "accept": "*/*",
+        "accept-encoding": "gzip, deflate",
+    }
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH"])
+@pytest.mark.parametrize("body", [b"", b"{}", b"\0" * 300_000], ids=["empty", "short", "long"])
+async def test_a_body_has_its_length(http: HttpClient, method: str, body: bytes) -> None:
+    async with playing(answers(OK)) as scene:
+        assert await ask(http, scene.url(), method, body) == (200, b"ok")
+    head, _, sent = scene.requests[0].partition(b"\r\n\r\n")
+    assert head.startswith(method.encode() + b" / HTTP/1.1\r\n") and sent == body
+    assert [value for name, value in fields(head) if name == "content-length"] == [str(len(body))]
+
+
+async def test_given_headers_override_ours(http: HttpClient) -> None:
+    async with playing(answers(OK)) as scene:
+        headers = {"user-agent": "other", "ACCEPT": "text/plain", "X-Name": "größe"}
+        async with http.send("GET", scene.url(), headers, b"", PATIENT):
+            pass
+    sent = fields(scene.requests[0])
+    assert [pair for pair in sent if pair[0] != "host"] == [
+        ("accept-encoding", "gzip, deflate"),
+        ("user-agent", "other"),
+        ("accept", "text/plain"),
+        ("x-name", "größe"),
+    ]
+
+
+async def test_what_frames_a_request_is_ours(http: HttpClient) -> None:
+    headers = {"content-LENGTH": "7", "Transfer-Encoding": "chunked", "CONNECTION": "close", "host": "evil.test"}
+    async with playing(answers(OK)) as scene, http.send("POST", scene.url(), headers, b"body", PATIENT) as answer:
+        assert answer.status == 200
+    sent = fields(scene.requests[0])
+    assert [pair for pair in sent if pair[0] in {name.lower() for name in headers}] == [
+        ("host", f"127.0.0.1:{scene.port}"),
+        ("content-length", "4"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(f"X{mark}Y", "a") for mark in "\r\n\0: \t"]
+    + [("X", f"a{mark}b") for mark in ("\r", "\n", "\0", "\r\nHost: evil", "\ud800")]
+    + [("", "a"), (" X", "a"), ("Größe", "a")],
+)
+async def test_a_header_that_would_be_another_is_refused_unsent(http: HttpClient, name: str, value: str) -> None:
+    async with playing(answers(OK)) as scene:
+        with pytest.raises(ConnectFailed, match="header"):
+            async with http.send("GET", scene.url(), {name: value}, b"", PATIENT):
+                pass
+    assert scene.connections == 0
+
+
+@pytest.mark.parametrize(
+    ("url", "line", "host"),
+    [
+        ("http://here.test:{}", "/", "here.test:{}"),
+        ("http://here.test:{}?q", "/?q", "here.test:{}"),
+        ("http://here.test:{}/a#part", "/a", "here.test:{}"),
+        ("http://here.test:{}/ü/a b?ö=ß d", "/%C3%BC/a%20b?%C3%B6=%C3%9F+d", "here.test:{}"),
+        ("http://here.test:{}/%2F%3f?a=%26", "/%2F%3F?a=%26", "here.test:{}"),
+        ("http://HERE.test:{}/", "/", "here.test:{}"),
+        ("http://bücher.test:{}/", "/", "xn--bcher-kva.test:{}"),
+        ("http://here.test:{}/a\r\nX: y", "/aX:%20y", "here.test:{}"),
+    ],
+)
+async def test_urls_are_quoted(http: HttpClient, names: Names, url: str, line: str, host: str) -> None:
+    names.known = {"here.test": ["127.0.0.1"], "xn--bcher-kva.test": ["127.0.0.1"]}
+    async with playing(answers(OK)) as scene:
+        assert await ask(http, url.format(scene.port)) == (200, b"ok")
+    assert scene.requests[0].startswith(f"GET {line} HTTP/1.1\r\nHost: {host.format(scene.port)}\r\n".encode())
+
+
+def test_a_default_port_is_not_named() -> None:
+    hosts = ["http://a.test:80/", "https://a.test:443/", "http://a.test:443/", "https://[::1]/", "http://[::1]:81/"]
+    assert [module._place(url).authority for url in hosts] == ["a.test", "a.test", "a.test:443", "[::1]", "[::1]:81"]
+
+
+@pytest.mark.parametrize("url", ["", "/path", "ftp://a.test/", "http://", "http://a.test:99999/", "http://[::1/"])
+async def test_what_is_no_address_is_refused(http: HttpClient, url: str) -> None:
+    assert await failure(http, url) == (ConnectFailed, False)
+
+
+async def test_a_user_in_the_address_is_told_to_the_server(http: HttpClient) -> None:
+    async with playing(answers(OK)) as scene:
+        await ask(http, scene.url(host="me:p%40ss@127.0.0.1"))
+        await ask(http, scene.url(host="me:p%40ss@127.0.0.1"), Authorization="Bearer key")
+    told = [[v for n, v in fields(request) if n in ("host", "authorization")] for request in scene.requests]
+    here = f"127.0.0.1:{scene.port}"
+    assert told == [[here, "Basic " + base64.b64encode(b"me:p@ss").decode()], [here, "Bearer key"]]
+
+
+# --- bodies ----------------------------------------------------------------------------------------------------------
+
+DEFLATED = zlib.compress(b"text" * 50)
+BARE = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+BARE_DEFLATED = BARE.compress(b"text" * 50) + BARE.flush()
+GZIPPED = gzip.compress(b"text" * 50, mtime=0)
+HEAD = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "body"),
+    [
+        (sized(b"hello"), b"hello"),
+        (sized(b""), b""),
+        (chunked(b"he", b"llo"), b"hello"),
+        (chunked(), b""),
+        (chunked(b"hello", end=b"0\r\nX-Sum: 5\r\nContent-Type: text/event-stream\r\n\r\n"), b"hello"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: CHUNKED\r\n\r\n5;a=b\r\nhello\r\n0\r\n\r\n", b"hello"),
+        ([HEAD + b"\r\n", b"hel", b"lo", CLOSE], b"hello"),
+        ([HEAD + b"Transfer-Encoding: identity\r\n\r\nhello", CLOSE], b"hello"),
+        ([b"HTTP/1.0 200 OK\r\n\r\nhello", CLOSE], b"hello"),
+        ([HEAD + b"\r\n", CLOSE], b""),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" + sized(b"hello"), b"hello"),
+        (b"HTTP/1.1 103 Early Hints\r\nContent-Length: 9\r\nLink: x\r\n\r\n" * 3 + sized(b"hello"), b"hello"),
+        (b"HTTP/1.1 200\r\nContent-Length: 5\r\n\r\nhello", b"hello"),
+        (b"HTTP/1.1 200 OK\nContent-Length: 5\n\nhello", b"hello"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5  \r\nhello\r\n0\r\n\r\n", b"hello"),
+        (b"HTTP/1.1 200 OK\r\nX: a\x01\r\n b\r\nContent-Length: 5\r\n\r\nhello", b"hello"),
+        (sized(GZIPPED, b"Content-Encoding: gzip"), b"text" * 50),
+        (sized(GZIPPED + GZIPPED, b"Content-Encoding: X-GZIP"), b"text" * 100),
+        (sized(DEFLATED, b"Content-Encoding: deflate"), b"text" * 50),
+        (sized(BARE_DEFLATED, b"Content-Encoding: deflate"), b"text" * 50),
+        (sized(b"hello", b"Content-Encoding: identity"), b"hello"),
+        (sized(b"", b"Content-Encoding: gzip"), b""),
+        ([HEAD + b"Content-Encoding: gzip\r\n\r\n" + GZIPPED, CLOSE], b"text" * 50),
+    ],
+)
+async def test_a_body_is_read_however_it_is_cut(http: HttpClient, said: Any, body: bytes) -> None:
+    first, *rest = said if isinstance(said, list) else [said]
+    ways = [cut(first, [place]) for place in range(1, len(first))] + [[first], cut(first, range(1, len(first)))]
+    async with playing(answers(*[[*way, *rest] for way in ways])) as scene:
+        for way in ways:
+            async with http.send("GET", scene.url(), {}, b"", PATIENT) as answer:
+                assert (answer.status, await answer.body()) == (200, body), way
+                assert not answer.is_stream and "X-Sum" not in answer.headers and "Link" not in answer.headers
+                assert await answer.read() == b""
+    assert scene.connections == (len(ways) if rest else 1)
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("GET", b"HTTP/1.1 204 No Content\r\n\r\n"),
+        ("GET", b"HTTP/1.1 304 Not Modified\r\nContent-Length: 9\r\nContent-Encoding: gzip\r\n\r\n"),
+        ("HEAD", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\nContent-Encoding: gzip\r\n\r\n"),
+        ("HEAD", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"),
+        ("HEAD", b"HTTP/1.1 200 OK\r\n\r\n"),
+    ],
+)
+async def test_an_answer_without_a_body_is_over_at_once(http: HttpClient, method: str, said: bytes) -> None:
+    async with playing(answers(said)) as scene:
+        for _ in range(2):
+            assert await ask(http, scene.url(), method) == (int(said[9:12]), b"")
+
+
+@pytest.mark.parametrize(
+    ("kind", "stream", "json"),
+    [
+        (b"text/event-stream", True, False),
+        (b"Text/Event-Stream ; charset=utf-8", True, False),
+        (b"application/json;charset=utf-8", False, True),
+        (b"text/plain", False, False),
+    ],
+)
+async def test_an_answer_tells_what_it_is(http: HttpClient, kind: bytes, stream: bool, json: bool) -> None:
+    async with (
+        playing(answers(sized(b"", b"Content-Type: " + kind, b"Set-Cookie: a", b"set-cookie: b"))) as scene,
+        http.send("GET", scene.url(), {}, b"", PATIENT) as answer,
+    ):
+        assert (answer.is_stream, answer.is_json) == (stream, json)
+        assert answer.headers["CONTENT-TYPE"] == kind.decode()
+        assert answer.headers.getall("Set-Cookie") == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("said", "before"),
+    [
+        (sized(b"no gzip at all", b"Content-Encoding: gzip"), b""),
+        (sized(GZIPPED[:-1], b"Content-Encoding: gzip"), b"text" * 50),
+        (sized(GZIPPED[:-3] + b"abc", b"Content-Encoding: gzip"), None),
+        (sized(GZIPPED + b"more", b"Content-Encoding: gzip"), None),
+        (sized(DEFLATED[:-1], b"Content-Encoding: deflate"), b"text" * 50),
+        (sized(b"hello", b"Content-Encoding: br"), b""),
+        (sized(b"hello", b"Content-Encoding: gzip, br"), b""),
+    ],
+)
+async def test_what_cannot_be_unpacked_is_not_passed_on(http: HttpClient, said: bytes, before: bytes | None) -> None:
+    came = b""
+    async with (
+        playing(answers([said[:-1], said[-1:]])) as scene,
+        http.send("GET", scene.url(), {}, b"", PATIENT) as answer,
+    ):
+        with pytest.raises(StreamBroken) as raised:
+            while data := await answer.read():
+                came += data
+        assert raised.value.answered
+        assert (b"text" * 50).startswith(came) if before is None else came == before
+        await until(lambda: scene.left == 1)
+
+
+async def test_a_bomb_is_not_unpacked(http: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ANSWER_BYTES_MAX", 100_000)
+    bomb = sized(gzip.compress(b"x" * 10_000_000), b"Content-Encoding: gzip")
+    async with playing(answers(bomb)) as scene, http.send("GET", scene.url(), {}, b"", PATIENT) as answer:
+        with pytest.raises(StreamBroken):
+            assert all([len(piece) <= 100_000 async for piece in pieces(answer)])
+
+
+async def test_a_body_has_a_largest_size(http: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ANSWER_BYTES_MAX", 10)
+    async with playing(answers(sized(b"x" * 10), sized(b"x" * 11))) as scene:
+        assert await ask(http, scene.url()) == (200, b"x" * 10)
+        assert await failure(http, scene.url()) == (StreamBroken, True)
+
+
+# --- cuts ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", [CLOSE, RESET], ids=["close", "reset"])
+@pytest.mark.parametrize("said", [chunked(b"he", b"llo"), sized(b"hello")], ids=["chunked", "sized"])
+async def test_a_cut_answer_is_not_a_whole_one(http: HttpClient, said: bytes, end: object) -> None:
+    head = said.index(b"\r\n\r\n") + 4
+    expected = [(ConnectFailed, False) if at < head else (StreamBroken, True) for at in range(len(said))]
+    async with playing(answers(*[[said[:at], end] for at in range(len(said))])) as scene:
+        assert [await failure(http, scene.url()) for _ in said] == expected
+
+
+async def test_a_cut_answer_gives_what_has_come(http: HttpClient) -> None:
+    async with (
+        playing(answers([chunked(b"he", b"llo", end=b""), CLOSE])) as scene,
+        http.send("GET", scene.url(), {}, b"", PATIENT) as answer,
+    ):
+        await until(lambda: scene.left == 1)
+        came = b""
+        with pytest.raises(StreamBroken):
+            while data := await answer.read():
+                came += data
+        assert came == b"hello"
+        with pytest.raises(StreamBroken):
+            await answer.read()
+
+
+@pytest.mark.parametrize("goodbye", [b"", b"SSH-2.0-server\r\n", RESET])
+async def test_a_server_that_does_not_listen(http: HttpClient, goodbye: Any) -> None:
+    async def part(scene: Scene, reader: Reader, writer: Writer) -> None:
+        await perform(writer, [goodbye])
+
+    async with playing(part) as scene:
+        for _ in range(20):
+            assert await failure(http, scene.url()) == (ConnectFailed, False)
+
+
+@pytest.mark.parametrize(
+    ("said", "outcome"),
+    [
+        (b"garbage\r\n\r\n", (ConnectFailed, False)),
+        (b"HTTP/2 200 OK\r\n\r\n", (ConnectFailed, False)),
+        (b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n", (ConnectFailed, False)),
+        (HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n", (ConnectFailed, False)),
+        (HEAD + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", (ConnectFailed, False)),
+        (b"HTTP/1.1 101 Switching\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n\0\0", (ConnectFailed, False)),
+        (chunked(end=b"no length\r\n"), (StreamBroken, True)),
+        (chunked(b"hello", end=b"5\r\nhello!!"), (StreamBroken, True)),
+    ],
+)
+async def test_what_is_no_http(http: HttpClient, said: bytes, outcome: Any) -> None:
+    async with playing(answers(said)) as scene:
+        assert await failure(http, scene.url()) == outcome
+        await until(lambda: scene.left == 1)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [b"X: " + b"x" * 1000 + b"\r\n", b"x" * 1000, b": " + b"x" * 1000, b"X:\r\n\t" + b"\t" * 1000],
+    ids=["many", "a name", "a value", "blanks"],
+)
+@pytest.mark.parametrize("where", [HEAD, b"HTTP/1.1 200 ", chunked(end=b"0\r\nY: 1\r\n"), chunked(end=b"5;")])
+async def test_a_head_without_end_is_refused(http: HttpClient, where: bytes, piece: bytes) -> None:
+    async def part(scene: Scene, reader: Reader, writer: Writer) -> None:
+        await scene.hear(reader)
+        writer.write(where)
+        for _ in range(10_000):
+            writer.write(piece)
+            await writer.drain()
+        scene.faults.append(AssertionError("all of it was taken"))
+
+    async with playing(part) as scene:
+        begun = where.startswith(b"HTTP/1.1 200 OK\r\nTransfer")
+        assert await failure(http, scene.url()) == ((StreamBroken, True) if begun else (ConnectFailed, False))
+
+
+@pytest.mark.parametrize("more", [0, 100])
+async def test_a_head_has_a_largest_size(http: HttpClient, monkeypatch: pytest.MonkeyPatch, more: int) -> None:
+    monkeypatch.setattr(module, "HEAD_BYTES_MAX", 1000)
+    said = sized(b"y" * 5000, b"X: " + b"x" * (900 + more))
+    async with playing(answers(said)) as scene:
+        if more:
+            assert await failure(http, scene.url()) == (ConnectFailed, False)
+        else:
+            assert await ask(http, scene.url()) == (200, b"y" * 5000)
+
+
+# --- time ------------------------------------------------------------------------------------------------------------
+
+STALE, SHORT = Timeouts(30, 0.05), Timeouts(0.05, 30)
+BEGUN = HEAD + b"Content-Length: 9\r\n\r\n"
+
+
+@pytest.mark.parametrize(("limits", "kind"), [(STALE, StaleStream), (SHORT, RequestTimeout)])
+@pytest.mark.parametrize(
+    ("said", "answered"), [(b"", False), (b"HTTP/1.1 2", False), (BEGUN, True), (BEGUN + b"x", True)]
+)
+async def test_silence(http: HttpClient, limits: Timeouts, kind: Any, said: bytes, answered: bool) -> None:
+    async with playing(answers([said, asyncio.Event()])) as scene:
+        assert await failure(http, scene.url(), limits=limits) == (kind, answered)
+
+
+async def test_the_whole_time_is_used_up_by_a_server_that_goes_on_and_on(http: HttpClient) -> None:
+    async def part(scene: Scene, reader: Reader, writer: Writer) -> None:
+        await scene.hear(reader)
+        writer.write(HEAD + b"\r\n")
+        while True:
+            writer.write(b"x")
+            await writer.drain()
+            await asyncio.sleep(0.005)
+
+    async with playing(part) as scene:
+        assert await failure(http, scene.url(), limits=Timeouts(0.1, 30)) == (RequestTimeout, True)
+
+
+@asynccontextmanager
+async def full(address: str = "127.0.0.1", port: int = 0) -> AsyncIterator[int]:
+    """A port at which nobody is let in, nor turned away."""
+    with socket.socket() as listening, socket.socket() as one, socket.socket() as two:
+        listening.bind((address, port))
+        listening.listen(0)
+        for waiting in (one, two):
+            waiting.setblocking(False)
+            with suppress(BlockingIOError):
+                waiting.connect(listening.getsockname())
+        yield listening.getsockname()[1]
+
+
+async def test_a_connection_has_its_time(http: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with full() as port:
+        url = f"http://127.0.0.1:{port}/"
+        assert await failure(http, url, limits=SHORT) == (RequestTimeout, False)
+        monkeypatch.setattr(module, "CONNECT_S_MAX", 0.05)
+        assert await failure(http, url) == (ConnectFailed, False)
+        assert await failure(http, f"https://127.0.0.1:{port}/") == (ConnectFailed, False)
+
+
+async def test_the_time_for_the_connection_counts(http: HttpClient, names: Names) -> None:
+    names.known["slow.test"] = None
+    async with playing(silent) as scene:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        asking = asyncio.create_task(failure(http, scene.url(host="slow.test"), limits=Timeouts(0.6, 30)))
+        await until(lambda: names.asked == ["slow.test"])
+        await asyncio.sleep(0.5)
+        names.known["slow.test"] = ["127.0.0.1"]
+        names.tell("slow.test", scene.port)
+        assert await asking == (RequestTimeout, False)
+        assert loop.time() - began < 1
+
+
+MUCH = 8 * 1024 * 1024
+
+
+async def test_a_reader_that_does_not_read_stops_the_sender(http: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ANSWER_AHEAD_BYTES_MAX", 1000)
+    sent = 0
+
+    async def part(scene: Scene, reader: Reader, writer: Writer) -> None:
+        nonlocal sent
+        await scene.hear(reader)
+        writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % (MUCH * 4))
+        while sent < MUCH * 4:
+            writer.write(b"%08d" % sent * 8192)
+            sent += 65536
+            await writer.drain()
+        await reader.read()
+
+    async with playing(part) as scene, http.send("GET", scene.url(), {}, b"", Timeouts(30, 0.2)) as answer:
+        await asyncio.sleep(0.5)  # more than is allowed of silence
+        assert sent < MUCH * 4
+        came = b"".join([piece async for piece in pieces(answer)])
+    assert came == b"".join(b"%08d" % at * 8192 for at in range(0, MUCH * 4, 65536))
+
+
+async def pieces(answer: Answer) -> AsyncIterator[bytes]:
+    while data := await answer.read():
+        yield data
+
+
+async def test_silence_is_counted_from_when_the_sender_may_speak(
+    http: HttpClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ANSWER_AHEAD_BYTES_MAX", 10)
+    async with (
+        playing(answers([chunked(b"x" * 100, end=b""), asyncio.Event()])) as scene,
+        http.send("GET", scene.url(), {}, b"", Timeouts(30, 0.3)) as answer,
+    ):
+        await asyncio.sleep(0.45)
+        began = asyncio.get_running_loop().time()
+        assert await answer.read() == b"x" * 100
+        with pytest.raises(StaleStream):
+            await answer.read()
+        assert asyncio.get_running_loop().time() - began > 0.29
+
+
+async def test_a_server_that_takes_its_time_to_hear_is_not_silent(http: HttpClient) -> None:
+    may = asyncio.Event()
+
+    async def part(scene: Scene, reader: Reader, writer: Writer) -> None:
+        await may.wait()
+        await scene.hear(reader)
+        writer.write(OK)
+        await reader.read()
+
+    async with playing(part) as scene:
+        asking = asyncio.create_task(ask(http, scene.url(), "POST", b"x" * MUCH * 4, Timeouts(30, 0.2)))
+        await until(lambda: scene.connections == 1)
+        await asyncio.wait([asking], timeout=0.5)  # more than is allowed of silence
+        may.set()
+        assert await asking == (200, b"ok")
+
+
+# --- the pool --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_connection_is_used_again(http: HttpClient) -> None:
+    async with playing(
+        answers(OK, chunked(b"ok"), b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\nok")
+    ) as scene:
+        for _ in range(6):
+            assert await ask(http, scene.url(), "POST", b"body") == (200, b"ok")
+        assert (scene.connections, scene.left) == (1, 0)
+        await http.close()
+        await until(lambda: scene.left == 1)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        sized(b"ok", b"Connection: close"),
+        b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok",
+        OK + b"HTTP/1.1 200 OK\r\nContent-Le",
+        OK + sized(b"evil"),
+        OK + b"garbage",
+        [OK, b"HTTP/1.1 408 Request Timeout\r\n\r\n"],
+    ],
+    ids=["close", "old", "half an answer", "another answer", "garbage", "later"],
+)
+async def test_a_connection_that_is_of_no_more_use(http: HttpClient, said: Any) -> None:
+    async with playing(answers(said)) as scene:
+        for turn in range(1, 4):
+            assert await ask(http, scene.url()) == (200, b"ok")
+            await until(lambda turn=turn: scene.left == turn)  # type: ignore[misc]
+        assert scene.connections == 3
+
+
+async def test_an_answer_that_is_not_read_to_its_end_takes_its_connection_along(http: HttpClient) -> None:
+    async with playing(answers([chunked(b"hello", end=b""), asyncio.Event()])) as scene:
+        for turn in (1, 2):
+            async with http.send("GET", scene.url(), {}, b"", PATIENT) as answer:
+                assert await answer.read() == b"hello"
+            await until(lambda: scene.connections == turn)  # noqa: B023
+
+
+async def test_an_answer_that_has_come_whole_leaves_its_connection(
+    http: HttpClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ANSWER_AHEAD_BYTES_MAX", 10)
+    async with playing(answers(sized(b"x" * 100))) as scene:
+        for _ in range(3):
+            async with http.send("GET", scene.url(), {}, b"", Timeouts(5, 5)) as answer:
+                await until(lambda: answer._over)
+        assert await ask(http, scene.url()) == (200, b"x" * 100)
+        assert scene.connections == 1
+
+
+async def test_an_answer_that_comes_before_its_request_was_heard_takes_its_connection_along(http: HttpClient) -> None:
+    async def part(scene: Scene, reader: Reader, writer: Writer) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        await perform(writer, OK)
+        await asyncio.Event().wait()
+
+    async with playing(part) as scene:
+        for turn in (1, 2):
+            assert await ask(http, scene.url(), "POST", b"x" * MUCH * 4, Timeouts(5, 5)) == (200, b"ok")
+            assert scene.connections == turn
+
+
+async def test_a_connection_that_the_server_closed_is_not_used(http: HttpClient) -> None:
+    async with playing(answers([OK, CLOSE])) as scene:
+        for turn in (1, 2, 3):
+            assert await ask(http, scene.url(), "POST", b"body") == (200, b"ok")
+            await until(lambda: not http._resting[next(iter(http._resting))])
+            assert scene.connections == turn
+
+
+@pytest.mark.parametrize(("method", "outcome"), [("GET", (200, b"ok")), ("POST", ConnectFailed)])
+async def test_a_connection_that_goes_when_it_is_used_again(http: HttpClient, method: str, outcome: Any) -> None:
+    async with playing(answers(OK, [CLOSE], OK)) as scene:
+        assert await ask(http, scene.url()) == (200, b"ok")
+        if outcome is ConnectFailed:  # it may have been heard
+            assert await failure(http, scene.url(), method=method) == (ConnectFailed, False)
+        else:
+            assert await ask(http, scene.url(), method) == outcome
+        assert scene.connections == (1 if outcome is ConnectFailed else 2)
+
+
+async def test_an_unused_connection_is_closed_after_a_while(http: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KEPT_ALIVE_S", 0.02)
+    async with playing(answers(OK)) as scene:
+        assert await ask(http, scene.url()) == (200, b"ok")
+        await until(lambda: scene.left == 1)
+
+
+async def test_a_connection_in_use_is_not_closed_after_that_while(
+    http: HttpClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may = asyncio.Event()
+    async with playing(answers(OK, [BEGUN, may, b"123456789"])) as scene:
+        monkeypatch.setattr(module, "KEPT_ALIVE_S", 0.3)
+        assert await ask(http, scene.url()) == (200, b"ok")
+        async with http.send("GET", scene.url(), {}, b"", PATIENT) as answer:
+            asyncio.get_running_loop().call_later(0.4, may.set)
+            assert await answer.body() == b"123456789"
+        assert scene.connections == 1
+
+
+async def test_two_at_once_are_two_connections(http: HttpClient) -> None:
+    async def part(scene: Scene, reader: Reader, writer: Writer) -> None:
+        while True:
+            await scene.hear(reader)
+            await until(lambda: len(scene.requests) >= 2)
+            writer.write(OK)
+
+    async with playing(part) as scene:
+        found = await asyncio.gather(*[ask(http, scene.url()) for _ in range(2)])
+        assert found == [(200, b"ok")] * 2 and scene.connections == 2
+        assert await ask(http, scene.url()) == (200, b"ok")
+        assert (scene.connections, scene.left) == (2, 0)
+        await http.close()
+        await until(lambda: scene.left == 2)
+
+
+async def test_origins_do_not_share_connections(http: HttpClient, names: Names) -> None:
+    names.known = {"one.test": ["127.0.0.1"], "two.test": ["127.0.0.1"]}
+    async with playing(answers(OK)) as scene:
+        for host in ("one.test", "two.test", "one.test"):
+            assert await ask(http, scene.url(host=host)) == (200, b"ok")
+        assert scene.connections == 2
+
+
+@pytest.mark.parametrize("said", [b"", BEGUN, BEGUN + b"x"], ids=["no answer", "a head", "a body"])
+async def test_who_gives_up_leaves_nothing_behind(http: HttpClient, said: bytes) -> None:
+    async def part(scene: Scene, reader: Reader, writer: Writer) -> None:
+        await scene.hear(reader)
+        await perform(writer, said)
+        assert await reader.read() == b""
+
+    async with playing(part) as scene:
+        asking = asyncio.create_task(ask(http, scene.url()))
+        await until(lambda: len(scene.requests) == 1)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await until(lambda: scene.left == 1)
+
+
+async def test_who_gives_up_before_there_is_a_connection_leaves_nothing_behind(http: HttpClient) -> None:
+    async def part(scene: Scene, reader: Reader, writer: Writer) -> None:
+        scene.requests.append(await reader.read(65536))  # the hello of TLS, that is not answered
+        with suppress(ConnectionError):
+            assert await reader.read() == b""
+
+    async with full() as port, playing(part) as scene:
+        for url in (f"http://127.0.0.1:{port}/", scene.url(scheme="https")):
+            asking = asyncio.create_task(ask(http, url))
+            if "https" in url:
+                await until(lambda: len(scene.requests) == 1)
+            else:
+                for _ in range(5):
+                    await asyncio.sleep(0)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+        await until(lambda: scene.left == 1)
+
+
+# --- proxies ---------------------------------------------------------------------------------------------------------
+
+
+async def relay(reader: Reader, writer: Writer) -> None:
+    with suppress(ConnectionError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
+
+def tunnel(to: Callable[[], int]) -> Part:
+    """A proxy that lets everybody through."""
+
+    async def part(scene: Scene, reader: Reader, writer: Writer) -> None:
+        await scene.hear(reader)
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", to())
+        scene.writers.append(far_writer)
+        writer.write(b"HTTP/1.1 200 Connection established\r\nVia: x\r\n\r\n")
+        await asyncio.gather(relay(reader, far_writer), relay(far_reader, writer))
+
+    return part
+
+
+@pytest.fixture
+async def through(names: Names) -> AsyncIterator[Callable[..., HttpClient]]:
+    """Clients that go through a proxy."""
+    made: list[HttpClient] = []
+
+    def make(proxy: str, **more: Any) -> HttpClient:
+        made.append(HttpClient(names, proxy=proxy, **more))
+        return made[-1]
+
+    yield make
+    for http in made:
+        await http.close()
+
+
+MakeHttp = Callable[..., HttpClient]
+KNOWN = "Basic " + base64.b64encode(b"me:p@ss").decode()
+
+
+async def test_a_plain_request_through_a_proxy(through: MakeHttp, names: Names) -> None:
+    async with playing(answers(OK)) as proxy:
+        http = through(proxy.url(host="me:p%40ss@127.0.0.1"))
+        for _ in range(2):
+            assert await ask(http, "http://far.test/a?b=ü") == (200, b"ok")
+        assert await ask(http, "http://far.test:81/") == (200, b"ok")
+        assert await ask(through(proxy.url()), "http://far.test/") == (200, b"ok")
+    lines = [request.partition(b"\r\n")[0] for request in proxy.requests]
+    first = b"GET http://far.test/a?b=%C3%BC HTTP/1.1"
+    assert lines == [first, first, b"GET http://far.test:81/ HTTP/1.1", b"GET http://far.test/ HTTP/1.1"]
+    known = [dict(fields(request)).get("proxy-authorization") for request in proxy.requests]
+    assert known == [KNOWN, KNOWN, KNOWN, None]
+    assert [dict(fields(request))["host"] for request in proxy.requests[1:3]] == ["far.test", "far.test:81"]
+    assert proxy.connections == 3 and names.asked == []
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 2\r\n\r\nno",
+        b"HTTP/1.1 200 OK\r\n\r\nspeaks too soon",
+        b"garbage\r\n\r\n",
+        b"x" * 70_000,
+        [CLOSE],
+        [b"HTTP/1.1 200", CLOSE],
+        [RESET],
+        [b"HTTP/1.1 200 OK\r\n\r\n", CLOSE],
+        [b"HTTP/1.1 200 OK\r\n\r\n", RESET],
+    ],
+)
+async def test_a_tunnel_that_does_not_come_about(through: MakeHttp, names: Names, said: Any) -> None:
+    async with playing(answers(said)) as proxy:
+        assert await failure(through(proxy.url()), "https://far.test/") == (ConnectFailed, False)
+        await until(lambda: proxy.left == 1)
+    assert proxy.requests[0].startswith(b"CONNECT far.test:443 HTTP/1.1\r\nHost: far.test:443\r\n")
+    assert names.asked == []
+
+
+async def test_a_refusal_by_the_proxy_is_told(through: MakeHttp) -> None:
+    async with playing(answers(b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n")) as proxy:
+        with pytest.raises(ConnectFailed, match="407 Proxy Authentication Required"):
+            await ask(through(proxy.url()), "https://far.test/")
+
+
+async def test_a_tunnel_has_its_time(through: MakeHttp, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CONNECT_S_MAX", 0.1)
+    async with playing(silent) as proxy:
+        assert await failure(through(proxy.url()), "https://far.test/") == (ConnectFailed, False)
+        await until(lambda: proxy.left == 1)
+
+
+async def test_a_request_through_a_tunnel(through: MakeHttp, names: Names, tmp_path: Path) -> None:
+    tls, bundle = certificate(tmp_path, "far.test")
+    async with playing(answers(OK), ssl=tls) as far, playing(tunnel(lambda: far.port)) as proxy:
+        http = through(proxy.url(host="me:p%40ss@127.0.0.1"), ca_bundle=bundle)
+        for _ in range(2):
+            assert await ask(http, f"https://far.test:{far.port}/a") == (200, b"ok")
+        assert await failure(http, f"https://other.test:{far.port}/") == (TlsFailed, False)
+        assert await failure(through(proxy.url()), f"https://far.test:{far.port}/") == (TlsFailed, False)
+        await until(lambda: proxy.left == 2)
+    assert far.requests[0].startswith(b"GET /a HTTP/1.1\r\n") and len(far.requests) == 2
+    assert [dict(fields(request)).get("proxy-authorization") for request in proxy.requests] == [KNOWN, KNOWN, None]
+    assert "proxy-authorization" not in dict(fields(far.requests[0]))
+    assert names.asked == []
+
+
+async def test_a_proxy_may_speak_tls(through: MakeHttp, names: Names, tmp_path: Path) -> None:
+    names.known["near.test"] = ["127.0.0.1"]
+    tls, bundle = certificate(tmp_path, "near.test")
+    async with playing(answers(OK), ssl=tls) as proxy:
+        http = through(proxy.url(host="near.test", scheme="https"), ca_bundle=bundle)
+        assert await ask(http, "http://far.test/") == (200, b"ok")
+    assert proxy.requests[0].startswith(b"GET http://far.test/ HTTP/1.1\r\n")
+    async with playing(answers(OK), ssl=tls) as far, playing(tunnel(lambda: far.port), ssl=tls) as proxy:
+        http = through(proxy.url(host="near.test", scheme="https"), ca_bundle=bundle)
+        assert await ask(http, f"https://near.test:{far.port}/") == (200, b"ok")
+        await http.close()
+        await until(lambda: proxy.left == 1)
+
+
+# --- TLS -------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_certificate_is_verified(names: Names, http: HttpClient, tmp_path: Path) -> None:
+    names.known = {"here.test": ["127.0.0.1"], "here.test.": ["127.0.0.1"], "there.test": ["127.0.0.1"]}
+    tls, bundle = certificate(tmp_path, "here.test")
+    knowing = HttpClient(names, ca_bundle=bundle)
+    async with playing(answers(OK), ssl=tls) as scene:
+        for host in ("here.test", "here.test", "here.test."):
+            assert await ask(knowing, scene.url(host=host, scheme="https")) == (200, b"ok")
+        assert await failure(knowing, scene.url(host="there.test", scheme="https")) == (TlsFailed, False)
+        assert await failure(knowing, scene.url(scheme="https")) == (TlsFailed, False)
+        assert await failure(http, scene.url(host="here.test", scheme="https")) == (TlsFailed, False)
+        assert len(scene.requests) == 3
+        await knowing.close()
+
+
+async def test_a_server_that_speaks_no_tls(http: HttpClient) -> None:
+    async def part(scene: Scene, reader: Reader, writer: Writer) -> None:
+        await reader.read(100)
+        await perform(writer, [b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+
+    async with playing(part) as scene:
+        assert await failure(http, scene.url(scheme="https")) == (ConnectFailed, False)
+
+
+async def test_a_bundle_that_is_not_there(names: Names, tmp_path: Path) -> None:
+    http = HttpClient(names, ca_bundle=str(tmp_path / "none.pem"))
+    assert await failure(http, "https://127.0.0.1/") == (ConnectFailed, False)
+
+
+async def test_much_comes_through_tls(names: Names, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ANSWER_AHEAD_BYTES_MAX", 1000)
+    names.known["here.test"] = ["127.0.0.1"]
+    tls, bundle = certificate(tmp_path, "here.test")
+    body = b"".join(b"%08d" % at for at in range(MUCH // 32))
+    http = HttpClient(names, ca_bundle=bundle)
+    async with playing(answers(sized(body)), ssl=tls) as scene:
+        for _ in range(2):
+            assert await ask(http, scene.url(host="here.test", scheme="https"), "POST", body) == (200, body)
+        assert scene.connections == 1 and scene.requests[0].endswith(body)
+        await http.close()
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+async def test_an_address_that_refuses_is_passed_over(http: HttpClient, names: Names) -> None:
+    names.known["many.test"] = ["127.0.0.2", "127.0.0.3", "127.0.0.1"]
+    async with playing(answers(OK)) as scene:
+        assert await ask(http, scene.url(host="many.test")) == (200, b"ok")
+    assert await failure(http, scene.url(host="many.test")) == (ConnectFailed, False)
+
+
+async def test_an_address_that_is_silent_is_not_waited_for(http: HttpClient, names: Names) -> None:
+    names.known["many.test"] = ["127.0.0.2", "127.0.0.1"]
+    async with playing(answers(OK)) as scene, full("127.0.0.2", scene.port):
+        assert await ask(http, scene.url(host="many.test")) == (200, b"ok")
+
+
+async def test_a_name_is_looked_up_once(http: HttpClient, names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
+    names.known["slow.test"] = None
+    async with playing(answers(OK)) as scene:
+        asking = [asyncio.create_task(ask(http, scene.url(host="slow.test"))) for _ in range(4)]
+        await until(lambda: [waiting for _, waiting in http._asked.values()] == [4])
+        asking[0].cancel()
+        await asyncio.wait([asking[0]])
+        names.known["slow.test"] = ["127.0.0.1"]
+        names.tell("slow.test", scene.port)
+        assert await asyncio.gather(*asking[1:]) == [(200, b"ok")] * 3
+        await http.close()
+        assert await ask(http, scene.url(host="slow.test")) == (200, b"ok")
+        assert names.asked == ["slow.test"] and not names.pending[0].abandoned and http._asked == {}
+        monkeypatch.setattr(module, "NAMES_KEPT_S", -1)
+        http._known.clear()
+        await http.close()
+        assert await ask(http, scene.url(host="slow.test")) == (200, b"ok")
+        await http.close()
+        assert await ask(http, scene.url(host="slow.test")) == (200, b"ok")
+        assert len(names.asked) == 3
+
+
+async def test_a_lookup_that_nobody_waits_for_is_given_up(http: HttpClient, names: Names) -> None:
+    names.known["slow.test"] = None
+    asking = [asyncio.create_task(ask(http, "http://slow.test/")) for _ in range(2)]
+    await until(lambda: [waiting for _, waiting in http._asked.values()] == [2])
+    for task, abandoned in zip(asking, (False, True), strict=True):
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled() and names.pending[0].abandoned == abandoned
+    assert http._asked == {} and names.pending[0].future.cancelled()
+    names.known["slow.test"] = OSError("unknown")
+    assert await failure(http, "http://slow.test/") == (ConnectFailed, False)
+    assert len(names.asked) == 2
+
+
+async def test_a_lookup_has_its_time(http: HttpClient, names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CONNECT_S_MAX", 0.05)
+    names.known["slow.test"] = None
+    assert await failure(http, "http://slow.test/") == (ConnectFailed, False)
+    assert names.pending[0].abandoned
+
+
+@pytest.mark.parametrize(
+    "found", [[], socket.gaierror(-2, "Name or service not known"), UnicodeError("label too long")]
+)
+async def test_a_name_that_stands_for_nothing(http: HttpClient, names: Names, found: Any) -> None:
+    names.known["none.test"] = found
+    for _ in range(2):
+        assert await failure(http, "http://none.test/") == (ConnectFailed, False)
+    assert http._asked == {}
+
+
+async def test_the_system_is_asked_for_names_but_not_for_addresses(http: HttpClient, names: Names) -> None:
+    async with playing(answers(OK)) as scene:
+        for host in ("127.0.0.1", "localhost", "127.1"):
+            assert await ask(http, scene.url(host=host)) == (200, b"ok")
+    assert names.asked == ["localhost", "127.1"]
+
+
+# --- reading without waking ------------------------------------------------------------------------------------------
+
+
+async def test_a_sink_is_given_what_comes_while_somebody_waits(http: HttpClient) -> None:
+    may = asyncio.Event()
+    took: list[bytes] = []
+
+    def sink(data: bytes) -> bool:
+        took.append(data)
+        return data != b"no"
+
+    async with (
+        playing(
+            answers([chunked(b"before", end=b""), may, *(b"2\r\n%b\r\n" % x for x in (b"aa", b"bb", b"no"))])
+        ) as scene,
+        http.send("GET", scene.url(), {}, b"", PATIENT) as answer,
+    ):
+        answer.sink = sink
+        await until(lambda: bool(answer._chunks))
+        assert (await answer.read(), took) == (b"before", [])
+        may.set()
+        assert (await answer.read(), took) == (b"no", [b"aa", b"bb", b"no"])
+
+
+async def test_what_is_set_as_failure_is_raised_where_it_is_read(http: HttpClient) -> None:
+    async with (
+        playing(answers([chunked(b"a", end=b""), asyncio.Event()])) as scene,
+        http.send("GET", scene.url(), {}, b"", PATIENT) as answer,
+    ):
+        assert await answer.read() == b"a"
+
+        def sink(data: bytes) -> bool:
+            raise AssertionError
+
+        answer.sink = sink
+        reading = asyncio.create_task(answer.read())
+        await asyncio.sleep(0)
+        answer.fail(LookupError("from elsewhere"))
+        with pytest.raises(LookupError, match="from elsewhere"):
+            await reading
+        with pytest.raises(LookupError):
+            await answer.read()
+
+
+async def test_a_sink_may_fail_the_answer(http: HttpClient) -> None:
+    may = asyncio.Event()
+    async with (
+        playing(answers([chunked(end=b""), may, b"1\r\na\r\n1\r\nb\r\n0\r\n\r\n"])) as scene,
+        http.send("GET", scene.url(), {}, b"", PATIENT) as answer,
+    ):
+        took: list[bytes] = []
+
+        def sink(data: bytes) -> bool:
+            took.append(data)
+            answer.fail(LookupError("no more"))
+            return True
+
+        answer.sink = sink
+        asyncio.get_running_loop().call_soon(may.set)
+        with pytest.raises(LookupError):
+            await answer.read()
+            assert took == [b"a"]
+        await until(lambda: scene.left == 1)
+
+
+async def test_a_reader_may_give_up_and_come_back(http: HttpClient) -> None:
+    may = asyncio.Event()
+    async with (
+        playing(answers([chunked(end=b""), may, b"2\r\nab\r\n0\r\n\r\n"])) as scene,
+        http.send("GET", scene.url(), {}, b"", PATIENT) as answer,
+    ):
+        reading = asyncio.create_task(answer.read())
+        await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.wait([reading])
+        may.set()
+        assert (await answer.read(), await answer.read()) == (b"ab", b"")
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_a_sink_and_a_reader_get_everything_once_and_in_order(data: st.DataObject) -> None:
+    parts = data.draw(st.lists(st.binary(min_size=1, max_size=5), max_size=8))
+    script = any_cut(data, chunked(*parts))
+    takes = data.draw(st.lists(st.booleans(), max_size=12))
+    pauses = data.draw(st.lists(st.integers(0, 6), max_size=12))
+    came: list[bytes] = []
+
+    def sink(piece: bytes) -> bool:
+        if taken := bool(takes and takes.pop()):
+            came.append(piece)
+        return taken
+
+    async def main() -> None:
+        http = HttpClient()
+        async with playing(answers(script)) as scene:
+            async with http.send("GET", scene.url(), {}, b"", PATIENT) as answer:
+                answer.sink = sink
+                async for piece in pieces(answer):
+                    came.append(piece)
+                    for _ in range(pauses.pop() if pauses else 0):
+                        await asyncio.sleep(0)
+            await http.close()
+
+    asyncio.run(main())
+    assert b"".join(came) == b"".join(parts)
+
+
+# --- sockets of this machine -----------------------------------------------------------------------------------------
+
+
+async def test_a_unix_socket(tmp_path: Path) -> None:
+    http = HttpClient(unix=str(tmp_path / "s"))
+    assert await failure(http, "http://local/health") == (ConnectFailed, False)
+    async with playing(answers(OK, OK, [OK[:-1], CLOSE]), unix=tmp_path / "s") as scene:
+        for _ in range(2):
+            assert await ask(http, "http://local/health", "POST", b"{}") == (200, b"ok")
+        assert await failure(http, "http://local/health") == (StreamBroken, True)
+        assert scene.connections == 1
+    assert scene.requests[0].startswith(b"POST /health HTTP/1.1\r\nHost: local\r\n")
+    await http.close()
