@@ -25,7 +25,7 @@ from bench.provider import chunk_bytes, end_bytes, frames
 from hermes.agent.assembler import Assembler
 from hermes.agent.call import Caller
 from hermes.bus.memory import MemoryBus
-from hermes.http import Timeouts
+from hermes.exchange import Timeouts
 from hermes.providers.base import WireRequest
 from hermes.providers.registry import provider_for
 from hermes.runs.control import Stop

@@ -21,11 +21,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guards.stage import certificate
+from hermes import exchange
 from hermes import http as module
-from hermes.http import (
+from hermes.exchange import (
     Answer,
     ConnectFailed,
-    HttpClient,
     RequestTimeout,
     StaleStream,
     StreamBroken,
@@ -33,6 +33,7 @@ from hermes.http import (
     TlsFailed,
     TransportError,
 )
+from hermes.http import HttpClient
 from hermes.threads import Threads
 from pure.cutting import any_cut, cut
 from support.gateway import until
@@ -475,7 +476,7 @@ async def test_what_cannot_be_unpacked_is_not_passed_on(http: HttpClient, said: 
 
 
 async def test_a_bomb_is_not_unpacked(http: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ANSWER_BYTES_MAX", 100_000)
+    monkeypatch.setattr(exchange, "ANSWER_BYTES_MAX", 100_000)
     bomb = sized(gzip.compress(b"x" * 10_000_000), b"Content-Encoding: gzip")
     async with playing(answers(bomb)) as scene, http.send("GET", scene.url(), {}, b"", PATIENT) as answer:
         with pytest.raises(StreamBroken):
@@ -483,7 +484,7 @@ async def test_a_bomb_is_not_unpacked(http: HttpClient, monkeypatch: pytest.Monk
 
 
 async def test_a_body_has_a_largest_size(http: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ANSWER_BYTES_MAX", 10)
+    monkeypatch.setattr(exchange, "ANSWER_BYTES_MAX", 10)
     async with playing(answers(sized(b"x" * 10), sized(b"x" * 11))) as scene:
         assert await ask(http, scene.url()) == (200, b"x" * 10)
         assert await failure(http, scene.url()) == (StreamBroken, True)
@@ -567,7 +568,7 @@ async def test_a_head_without_end_is_refused(http: HttpClient, where: bytes, pie
 
 @pytest.mark.parametrize("more", [0, 100])
 async def test_a_head_has_a_largest_size(http: HttpClient, monkeypatch: pytest.MonkeyPatch, more: int) -> None:
-    monkeypatch.setattr(module, "HEAD_BYTES_MAX", 1000)
+    monkeypatch.setattr(exchange, "HEAD_BYTES_MAX", 1000)
     said = sized(b"y" * 5000, b"X: " + b"x" * (900 + more))
     async with playing(answers(said)) as scene:
         if more:
@@ -644,7 +645,7 @@ MUCH = 8 * 1024 * 1024
 
 
 async def test_a_reader_that_does_not_read_stops_the_sender(http: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ANSWER_AHEAD_BYTES_MAX", 1000)
+    monkeypatch.setattr(exchange, "ANSWER_AHEAD_BYTES_MAX", 1000)
     sent = 0
 
     async def part(scene: Scene, reader: Reader, writer: Writer) -> None:
@@ -672,7 +673,7 @@ async def pieces(answer: Answer) -> AsyncIterator[bytes]:
 async def test_silence_is_counted_from_when_the_sender_may_speak(
     http: HttpClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "ANSWER_AHEAD_BYTES_MAX", 10)
+    monkeypatch.setattr(exchange, "ANSWER_AHEAD_BYTES_MAX", 10)
     async with (
         playing(answers([chunked(b"x" * 100, end=b""), asyncio.Event()])) as scene,
         http.send("GET", scene.url(), {}, b"", Timeouts(30, 0.3)) as answer,
@@ -747,7 +748,7 @@ async def test_an_answer_that_is_not_read_to_its_end_takes_its_connection_along(
 async def test_an_answer_that_has_come_whole_leaves_its_connection(
     http: HttpClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "ANSWER_AHEAD_BYTES_MAX", 10)
+    monkeypatch.setattr(exchange, "ANSWER_AHEAD_BYTES_MAX", 10)
     async with playing(answers(sized(b"x" * 100))) as scene:
         for _ in range(3):
             async with http.send("GET", scene.url(), {}, b"", Timeouts(5, 5)) as answer:
@@ -1021,7 +1022,7 @@ async def test_a_bundle_that_is_not_there(names: Names, tmp_path: Path) -> None:
 
 
 async def test_much_comes_through_tls(names: Names, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ANSWER_AHEAD_BYTES_MAX", 1000)
+    monkeypatch.setattr(exchange, "ANSWER_AHEAD_BYTES_MAX", 1000)
     names.known["here.test"] = ["127.0.0.1"]
     tls, bundle = certificate(tmp_path, "here.test")
     body = b"".join(b"%08d" % at for at in range(MUCH // 32))

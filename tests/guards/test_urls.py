@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from guards.stage import ELSEWHERE, WORLD, WORLD_6, Stage, certificate, serving
 from hermes import config
+from hermes.exchange import Timeouts
 from hermes.guards import network as network_module
 from hermes.guards.addresses import kinds
 from hermes.guards.network import Network
@@ -30,7 +31,6 @@ from hermes.guards.secrets import Secrets
 from hermes.guards.url_text import parse
 from hermes.guards.urls import DOCUMENTS, FETCHED_BYTES_MAX, IMAGES, FetchFailed, UrlGuard, UrlRefused
 from hermes.home import Home
-from hermes.http import Timeouts
 from hermes.threads import Threads
 
 SECRET = "correct-horse-9"

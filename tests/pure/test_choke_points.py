@@ -21,9 +21,19 @@ MAY_START = {"cli/gateway_command.py": {"execv"}}
 # The user's own editor, at the user's own terminal.
 MAY_START["cli/editor.py"] = {"subprocess"}
 
-CONNECTING = {"aiohttp", "httpx", "requests", "urllib.request", "http.client", "socket", "ssl", "hermes.http"}
+CONNECTING = {
+    "aiohttp",
+    "httpx",
+    "requests",
+    "urllib.request",
+    "http.client",
+    "socket",
+    "ssl",
+    "httptools",
+    "hermes.http",
+}
 # The tools' own server of calls is a socket in a private folder; the protocol's own client goes through the URL guard.
-MAY_CONNECT = {"tools/code.py": {"socket"}, "tools/mcp_link.py": {"hermes.http"}}
+MAY_CONNECT = {"tools/code.py": {"socket"}}
 
 FILE_METHODS = {"open", "read_text", "read_bytes", "write_text", "write_bytes", "fdopen"}
 # Files of our own making, in our own folders: no path of the model's leads there.

@@ -23,7 +23,7 @@ from hermes.agent.failures import (
     rejected_option,
     sentence,
 )
-from hermes.http import ConnectFailed, RequestTimeout, StaleStream, StreamBroken, TlsFailed
+from hermes.exchange import ConnectFailed, RequestTimeout, StaleStream, StreamBroken, TlsFailed
 from hermes.providers.base import refusal_facts
 
 # --- classify: what the servers say ----------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes import http
-from hermes.http import SseDecoder, StreamBroken
+from hermes import sse
+from hermes.exchange import StreamBroken
+from hermes.sse import SseDecoder
 from pure.cutting import all_cuts, any_cut
 
 Events = list[tuple[str, bytes]]
@@ -104,7 +105,7 @@ def test_a_name_that_is_no_text_does_no_harm() -> None:
 
 
 def test_an_event_may_be_as_large_as_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "EVENT_BYTES_MAX", 100)
+    monkeypatch.setattr(sse, "EVENT_BYTES_MAX", 100)
     assert decode([b"data: " + b"x" * 90 + b"\n\n"] * 3) == [("", b"x" * 90)] * 3
 
 
@@ -114,7 +115,7 @@ def test_an_event_may_be_as_large_as_the_limit(monkeypatch: pytest.MonkeyPatch) 
     ids=["a line", "many short lines", "many lines"],
 )
 def test_an_event_without_end_is_refused(chunks: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "EVENT_BYTES_MAX", 100)
+    monkeypatch.setattr(sse, "EVENT_BYTES_MAX", 100)
     with pytest.raises(StreamBroken) as refused:
         decode(chunks)
     assert refused.value.answered

@@ -14,7 +14,7 @@ from hermes.agent.call import Caller
 from hermes.agent.failures import classify
 from hermes.agent.turn import Turn
 from hermes.errors import ConfigError
-from hermes.http import Timeouts
+from hermes.exchange import Timeouts
 from hermes.limits import AUXILIARY_TRIES_MAX, BYTES_PER_TOKEN, SUMMARY_TOKENS_MAX, TITLE_CHARS_MAX
 from hermes.providers.base import Message, Prompt, Route
 from hermes.providers.registry import provider_for

@@ -13,10 +13,12 @@ import msgspec
 from hermes.agent.assembler import Assembler, Delta
 from hermes.agent.failures import FailureFacts
 from hermes.agent.parts import Finish, Text
-from hermes.http import Answer, SseDecoder, StaleStream, StreamBroken, Timeouts, Transport, TransportError
+from hermes.exchange import Answer, StaleStream, StreamBroken, Timeouts, TransportError
+from hermes.http import Transport
 from hermes.limits import COMMENTS_STRETCH, MODEL_WAITING_S
 from hermes.providers.base import Encoded, Provider, WireEvent, WireRequest
 from hermes.runs.control import Stop, Stopped
+from hermes.sse import SseDecoder
 from hermes.text import whole_tree
 
 # What is to be done with a piece of an answer; some pieces take their time.

@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
+from hermes.exchange import Timeouts, TransportError
 from hermes.home import write_private
-from hermes.http import HttpClient, Timeouts, TransportError
+from hermes.http import HttpClient
 from hermes.limits import MODEL_LIST_BYTES_MAX, MODEL_LIST_FETCH_S_MAX, MODEL_LIST_KEPT_S, MODEL_LIST_RETRY_S
 from hermes.providers.base import Route
 from hermes.providers.registry import available, provider_for

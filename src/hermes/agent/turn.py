@@ -13,7 +13,8 @@ from hermes.agent.compress import estimate
 from hermes.agent.images import unseen
 from hermes.agent.model_lists import ModelLists
 from hermes.agent.parts import Usage
-from hermes.http import HttpClient, Timeouts, Transport
+from hermes.exchange import Timeouts
+from hermes.http import HttpClient, Transport
 from hermes.limits import LARGE_PROMPT_TOKENS, STALE_LARGE_S, STALE_LOCAL_S
 from hermes.providers.base import Capabilities, Credential, Message, Prompt, Provider, Route, ToolSchema
 from hermes.providers.registry import capabilities_of, is_private, provider_for

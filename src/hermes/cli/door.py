@@ -12,8 +12,9 @@ from typing import Any
 
 from hermes.app import App
 from hermes.errors import HermesError
+from hermes.exchange import Timeouts, TransportError
 from hermes.home import Home, is_served
-from hermes.http import Exchange, HttpClient, SseDecoder, Timeouts, TransportError
+from hermes.http import Exchange, HttpClient
 from hermes.limits import SERVER_BACK_S_MAX, SERVER_HEALTH_S_MAX, SERVER_POLL_S
 from hermes.runs.engine import LiveRun, Refused, Result
 from hermes.runs.events import FINAL
@@ -22,6 +23,7 @@ from hermes.server import status
 from hermes.server.render_run import ROWS, THOUGHTS, RunRenderer
 from hermes.server.sse import logged
 from hermes.server.stored_result import stored_result
+from hermes.sse import SseDecoder
 from hermes.store.base import RunRecord, SessionBusy, StoreError
 from hermes.threads import Threads
 

@@ -152,7 +152,7 @@ async def fetched(home: Home, settings: Settings, route: Route) -> Json:
     """What a provider tells of its models, as it is kept."""
     from hermes.agent.model_lists import windows
     from hermes.app import App
-    from hermes.http import Timeouts, TransportError
+    from hermes.exchange import Timeouts, TransportError
     from hermes.limits import MODEL_LIST_FETCH_S_MAX as SECONDS
     from hermes.providers.registry import provider_for
 

@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urljoin
 
+from hermes.exchange import Answer, RequestTimeout, StaleStream, Timeouts, TlsFailed, TransportError
 from hermes.guards.addresses import kinds as kinds_of_address
 from hermes.guards.network import Network
 from hermes.guards.secrets import Secrets
 from hermes.guards.url_text import FetchFailed, Target, UrlRefused, has_secret, parse
-from hermes.http import Answer, RequestTimeout, StaleStream, Timeouts, TlsFailed, TransportError
 
 if TYPE_CHECKING:
     from hermes.config import Settings

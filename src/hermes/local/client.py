@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hermes import local
+from hermes.exchange import Answer, Timeouts, TransportError
 from hermes.home import make_private_folder
-from hermes.http import Answer, HttpClient, SseDecoder, Timeouts, TransportError
+from hermes.http import HttpClient
 from hermes.limits import LOCAL_CONTEXT_TOKENS_MIN, LOCAL_END_S_MAX, LOCAL_START_S_MAX, SOCKET_PATH_BYTES_MAX
 from hermes.local.reading import Reading
 from hermes.local.worker import TAKEN
 from hermes.sandbox.piped import piped
+from hermes.sse import SseDecoder
 
 if TYPE_CHECKING:
     from hermes.config import Settings

@@ -29,9 +29,9 @@ from mcp_types import (
 )
 
 from hermes import __version__
+from hermes.exchange import Timeouts
 from hermes.guards.url_text import FetchFailed
 from hermes.guards.urls import Opened, UrlGuard
-from hermes.http import Timeouts
 from hermes.limits import MCP_END_S_MAX, MCP_MESSAGE_BYTES_MAX, MCP_PAGES_MAX, MCP_TOOLS_MAX
 from hermes.sandbox.piped import piped
 

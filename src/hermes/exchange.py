@@ -1,0 +1,369 @@
+"""One exchange over a connection: what a server answers, as it comes, and every way in which that can go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import httptools
+from multidict import CIMultiDict
+
+from hermes.limits import ANSWER_AHEAD_BYTES_MAX, ANSWER_BYTES_MAX, HEAD_BYTES_MAX
+
+
+class TransportError(Exception):
+    """The exchange did not come to its end. `answered`: bytes of an answer had come."""
+
+    def __init__(self, message: str, *, answered: bool = False) -> None:
+        super().__init__(message)
+        self.answered = answered
+
+
+class ConnectFailed(TransportError):
+    """No connection, or it was gone before any byte of an answer."""
+
+
+class StreamBroken(TransportError):
+    """The answer was cut, or is not what it says it is."""
+
+
+class StaleStream(TransportError):
+    """Silence past the limit."""
+
+
+class RequestTimeout(TransportError):
+    """The time for the whole exchange is used up."""
+
+
+class TlsFailed(TransportError):
+    """The other side's certificate could not be verified."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds for the whole exchange, and of silence."""
+
+    total_s: float = 1800.0
+    stale_s: float = 180.0
+
+
+class Pool(Protocol):
+    """Where a connection goes after an exchange."""
+
+    def rest(self, connection: Connection) -> None: ...
+
+    def forget(self, connection: Connection) -> None: ...
+
+
+_LONG_HEAD = "The head of the answer is too long."
+
+
+class Connection(asyncio.Protocol):
+    """A connection and the one exchange that it is used for at a time."""
+
+    __slots__ = (
+        "_body",
+        "_fed",
+        "_parser",
+        "_pool",
+        "_size",
+        "answer",
+        "gone",
+        "key",
+        "method",
+        "resting",
+        "transport",
+    )
+
+    def __init__(self, pool: Pool, key: tuple[str, ...]) -> None:
+        self._pool, self.key = pool, key
+        self._parser = httptools.HttpResponseParser(self)
+        self._parser.set_dangerous_leniencies(
+            lenient_headers=True, lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True
+        )
+        self._size = self._fed = 0
+        self._body: list[bytes] = []
+        self.answer: Answer | None = None
+        self.transport: asyncio.Transport | None = None
+        self.resting: asyncio.TimerHandle | None = None
+        self.method = ""
+        self.gone = False
+
+    def ask(self, method: str, answer: Answer, data: bytes) -> None:
+        """Begin an exchange."""
+        assert self.transport is not None
+        self.method, self.answer, self._size, self._fed, self._body = method, answer, 0, 0, []
+        if self.gone:
+            answer.cut(None)
+        else:
+            self.transport.write(data)
+
+    def drop(self) -> None:
+        """Use it no more."""
+        self.gone = True
+        if self.resting is not None:
+            self.resting.cancel()
+        if self.transport is not None:
+            self.transport.abort()
+
+    # --- told by the loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self.answer is None:  # nobody has asked for anything
+            self.drop()
+            return
+        self._fed += len(data)
+        fault = ""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            fault = "The server went over to another protocol."
+        except httptools.HttpParserError as error:
+            fault = f"The answer is no HTTP: {error}"
+        self._give()
+        if fault:
+            self._fail(fault)
+        if self._fed > HEAD_BYTES_MAX:  # none of it was body
+            self._fail(_LONG_HEAD)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.gone = True
+        self._pool.forget(self)
+        if self.answer is not None:
+            self.answer.cut(error)
+
+    def _fail(self, words: str) -> None:
+        answer, self.answer = self.answer, None
+        self.drop()
+        if answer is not None:
+            answer.fail(StreamBroken(words, answered=True) if answer.status else ConnectFailed(words))
+
+    # --- told by the parser
+
+    def on_message_begin(self) -> None:
+        if self.answer is None:
+            self.drop()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._size += len(name) + len(value)
+        if self.answer is not None and not self.answer.status and self._size <= HEAD_BYTES_MAX:
+            self.answer.headers.add(name.decode("latin-1"), value.decode("utf-8", "surrogateescape"))
+
+    def on_headers_complete(self) -> None:
+        status, answer = self._parser.get_status_code(), self.answer
+        if answer is None:
+            return
+        if self._size > HEAD_BYTES_MAX:
+            self._fail(_LONG_HEAD)
+        elif status < 200:  # the answer itself follows
+            answer.headers.clear()
+        else:
+            self._fed = 0
+            answer.begun(status)
+            if self.method == "HEAD":
+                self._end(answer, reusable=False)
+
+    def on_body(self, data: bytes) -> None:
+        self._fed = 0
+        self._body.append(data)
+
+    def _give(self) -> None:
+        """What came together is one piece, however many the server had made of it."""
+        if self._body:
+            data, self._body = self._body[0] if len(self._body) == 1 else b"".join(self._body), []
+            if self.answer is not None:
+                self.answer.came(data)
+
+    def on_message_complete(self) -> None:
+        self._give()
+        if self.answer is not None and self.answer.status:
+            self._end(self.answer, reusable=self._parser.should_keep_alive())
+
+    def _end(self, answer: Answer, *, reusable: bool) -> None:
+        self.answer, self._fed = None, 0
+        if reusable and not self.gone and not self.transport.get_write_buffer_size():  # type: ignore[union-attr]
+            self._pool.rest(self)
+        else:
+            self.drop()
+        answer.ended()
+
+
+class Answer:
+    """An answer being received. Leaving its context closes it; a connection that is not read to its end is dropped."""
+
+    def __init__(self, connection: Connection, timeouts: Timeouts, began_at: float, *, unpacks: bool) -> None:
+        self.status = 0
+        self.headers: CIMultiDict[str] = CIMultiDict()
+        self.is_stream = self.is_json = False
+        # Is given what comes while `read` waits, and says whether it has taken it: then nobody needs to be woken.
+        self.sink: Callable[[bytes], bool] | None = None
+        self._connection, self._timeouts, self._unpacks = connection, timeouts, unpacks
+        self._packed = ""
+        self._unpacker: Any = None
+        self._loop = asyncio.get_running_loop()
+        self._began_at, self._heard_at = began_at, self._loop.time()
+        self._chunks: list[bytes] = []
+        self._ahead = 0
+        self._over = self._closed = self._paused = False
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer = self._loop.call_at(
+            min(self._heard_at + timeouts.stale_s, began_at + timeouts.total_s), self._look
+        )
+
+    async def head(self) -> None:
+        """Wait until the answer begins."""
+        while not self.status and self._error is None:
+            await self._wait()
+        if self._error is not None and not self.status:
+            raise self._error
+
+    async def read(self) -> bytes:
+        """What has come since the last read, waiting for it; empty at the end."""
+        while not self._chunks and not self._over and self._error is None:
+            await self._wait()
+        if self._chunks:
+            data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+            self._chunks, self._ahead = [], 0
+            self._resume()
+            return data
+        if self._error is not None:
+            raise self._error
+        return b""
+
+    async def body(self) -> bytes:
+        """The whole body."""
+        chunks: list[bytes] = []
+        size = 0
+        while chunk := await self.read():
+            size += len(chunk)
+            if size > ANSWER_BYTES_MAX:
+                raise StreamBroken(f"The answer is longer than {ANSWER_BYTES_MAX} bytes.", answered=True)
+            chunks.append(chunk)
+        return b"".join(chunks)
+
+    def close(self) -> None:
+        """The answer is of no use any more. One that has come to its end has already given its connection back."""
+        self._timer.cancel()
+        self._closed, self.sink = True, None
+        if not self._over and self._error is None:
+            self._connection.answer = None
+            self._connection.drop()
+
+    def _resume(self) -> None:
+        if self._paused and not self._connection.gone:
+            self._connection.transport.resume_reading()  # type: ignore[union-attr]
+            self._heard_at = self._loop.time()
+        self._paused = False
+
+    async def _wait(self) -> None:
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # --- told by the connection
+
+    def begun(self, status: int) -> None:
+        """The head is there."""
+        self.status, self._heard_at = status, self._loop.time()
+        kind = self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        self.is_stream, self.is_json = kind == "text/event-stream", kind == "application/json"
+        packed = self.headers.get("Content-Encoding", "").strip().lower().removeprefix("identity")
+        if self._unpacks and packed:
+            self._packed = packed
+            if packed not in ("gzip", "x-gzip", "deflate"):
+                self.fail(StreamBroken("The answer is compressed in an unknown way.", answered=True))
+        self._wake()
+
+    def came(self, data: bytes) -> None:
+        """A piece of the body."""
+        self._heard_at = self._loop.time()
+        if self._packed and not (data := self._unpacked(data)):
+            return
+        if self.sink is not None and self._waiter is not None and not self._chunks and self.sink(data):
+            return
+        self._chunks.append(data)
+        self._ahead += len(data)
+        if self._ahead > ANSWER_AHEAD_BYTES_MAX and not self._paused and not self._connection.gone:
+            self._paused = True
+            self._connection.transport.pause_reading()  # type: ignore[union-attr]
+        self._wake()
+
+    def _unpacked(self, data: bytes) -> bytes:
+        out = b""
+        try:
+            while data and self._error is None:
+                if self._unpacker is None or self._unpacker.eof:  # some send what is called deflate without its header
+                    bare = self._packed == "deflate" and data[0] & 0x0F != 8
+                    self._unpacker = zlib.decompressobj(-zlib.MAX_WBITS if bare else zlib.MAX_WBITS | 32)
+                out += self._unpacker.decompress(data, ANSWER_BYTES_MAX + 1 - len(out))
+                if len(out) > ANSWER_BYTES_MAX:
+                    self.fail(StreamBroken(f"The answer is longer than {ANSWER_BYTES_MAX} bytes.", answered=True))
+                data = self._unpacker.unused_data
+        except zlib.error as error:
+            self.fail(StreamBroken(f"The answer cannot be unpacked: {error}", answered=True))
+        return out if self._error is None else b""
+
+    def ended(self) -> None:
+        """All of it is there."""
+        if self._unpacker is not None and not self._unpacker.eof:
+            self.fail(StreamBroken("The compressed answer was cut.", answered=True))
+            return
+        self._over = True
+        self._resume()
+        self._timer.cancel()
+        self._wake()
+
+    def cut(self, error: Exception | None) -> None:
+        """The connection is gone. A body without a length ends so."""
+        if self._over or self._error is not None:
+            return
+        framed = ",".join(self.headers.getall("Transfer-Encoding", [])).lower()
+        whole = "Content-Length" not in self.headers and "chunked" not in framed
+        if self.status and whole and error is None:
+            self.ended()
+        elif self.status:
+            self.fail(StreamBroken(plain(error) if error else "The answer was cut.", answered=True))
+        else:
+            self.fail(ConnectFailed(plain(error) if error else "The connection was closed before an answer came."))
+
+    def fail(self, error: Exception) -> None:
+        """It will not come to its end."""
+        if self._error is None and not self._over:
+            self._error = error
+            self._timer.cancel()
+            self._connection.answer = None
+            self._connection.drop()
+            self._wake()
+
+    def _look(self) -> None:
+        """One timer that looks now and then, not one that is set anew for every packet."""
+        now, limits = self._loop.time(), self._timeouts
+        if self._paused or self._connection.transport.get_write_buffer_size():  # type: ignore[union-attr]
+            self._heard_at = now  # what is silent is us, or has not heard us yet
+        stale_s = self._heard_at + limits.stale_s - now
+        left_s = self._began_at + limits.total_s - now
+        if left_s <= 0:
+            words = f"The exchange took longer than {limits.total_s:g} s."
+            self.fail(RequestTimeout(words, answered=bool(self.status)))
+        elif stale_s <= 0:
+            self.fail(StaleStream(f"Nothing came for {limits.stale_s:g} s.", answered=bool(self.status)))
+        else:
+            self._timer = self._loop.call_later(min(stale_s, left_s), self._look)
+
+
+def plain(error: Exception) -> str:
+    """What an error says."""
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

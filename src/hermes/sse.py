@@ -1,0 +1,80 @@
+"""Events of a stream, as `text/event-stream` frames them."""
+
+from __future__ import annotations
+
+from hermes.exchange import StreamBroken
+from hermes.limits import EVENT_BYTES_MAX
+
+
+class SseDecoder:
+    """Bytes of a `text/event-stream` in, `(event, data)` out, whatever the packets look like."""
+
+    __slots__ = ("_began", "_between", "_buffer", "_data", "_name", "_size", "_skip_lf")
+
+    def __init__(self) -> None:
+        self._began = self._between = False
+        self._size = 0
+        self._buffer = b""
+        self._name = ""
+        self._data: list[bytes] = []
+        self._skip_lf = False
+
+    def feed(self, chunk: bytes) -> list[tuple[str, bytes]]:
+        """The events that this chunk completes."""
+        if found := self.whole(chunk):
+            return [("", data) for data in found]
+        events = self._read(chunk) if chunk else []
+        self._between = self._began and not (self._buffer or self._data or self._name or self._skip_lf)
+        return events
+
+    def whole(self, chunk: bytes) -> list[bytes]:
+        """The data of a chunk that is nothing but whole events of one line, as most are; then it need not be fed."""
+        if not self._between or not chunk.endswith(b"\n\n") or b"\r" in chunk or len(chunk) > EVENT_BYTES_MAX:
+            return []
+        return self._lines(chunk[:-2])
+
+    @staticmethod
+    def _lines(whole: bytes) -> list[bytes]:
+        found = whole[6:].split(b"\n\ndata: ")
+        return found if whole.startswith(b"data: ") and whole.count(b"\n") == 2 * len(found) - 2 else []
+
+    def _read(self, chunk: bytes) -> list[tuple[str, bytes]]:
+        # A line may end in two characters that come in two packets.
+        skip, self._skip_lf = self._skip_lf and chunk[:1] == b"\n", chunk.endswith(b"\r")
+        if skip:
+            chunk = chunk[1:]
+        if b"\r" in chunk:
+            chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        events: list[tuple[str, bytes]] = []
+        self._began = self._began or (self._buffer or chunk)[:1] != b"\xef"
+        if self._began and not self._data and not self._name:
+            chunk, self._buffer = self._quickly(self._buffer + chunk, events), b""
+        *lines, self._buffer = (self._buffer + chunk).split(b"\n")
+        if not self._began and lines:
+            self._began = True
+            lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")
+        for line in lines:
+            self._size += len(line)
+            if not line:
+                if self._data:
+                    events.append((self._name, b"\n".join(self._data)))
+                    self._data = []
+                self._name = ""
+                self._size = 0
+            elif line.startswith(b"data:"):
+                self._data.append(line[6:] if line.startswith(b"data: ") else line[5:])
+            elif line.startswith(b"event:"):
+                self._name = line[6:].strip().decode("utf-8", "replace")
+            if self._size > EVENT_BYTES_MAX:
+                break
+        if self._size + len(self._buffer) > EVENT_BYTES_MAX:
+            raise StreamBroken(f"An event is longer than {EVENT_BYTES_MAX} bytes.", answered=True)
+        return events
+
+    def _quickly(self, chunk: bytes, events: list[tuple[str, bytes]]) -> bytes:
+        """Take whole events of one line of data from the beginning of a chunk; what is left of it."""
+        whole, end, _ = chunk.rpartition(b"\n\n")
+        if end and len(chunk) <= EVENT_BYTES_MAX and (found := self._lines(whole)):
+            events += [("", data) for data in found]
+            return chunk[len(whole) + 2 :]
+        return chunk
