@@ -12,7 +12,7 @@ class SseDecoder:
     __slots__ = ("_began", "_between", "_buffer", "_data", "_name", "_size", "_skip_lf")
 
     def __init__(self) -> None:
-        self._began = self._between = False
+        self._began, self._between = False, True
         self._size = 0
         self._buffer = b""
         self._name = ""
@@ -31,7 +31,9 @@ class SseDecoder:
         """The data of a chunk that is nothing but whole events of one line, as most are; then it need not be fed."""
         if not self._between or not chunk.endswith(b"\n\n") or b"\r" in chunk or len(chunk) > EVENT_BYTES_MAX:
             return []
-        return self._lines(chunk[:-2])
+        found = self._lines(chunk[:-2])
+        self._began = self._began or bool(found)
+        return found
 
     @staticmethod
     def _lines(whole: bytes) -> list[bytes]:

@@ -125,15 +125,17 @@ class Caller:
             silence.broken()
             over = brought = False
             texts: list[str] = []  # those that come together are one
-            events, at = decoder.feed(chunk), 0
-            wires = [data for _, data in events] if plain else []
+            wires, names, at = decoder.whole(chunk), [], 0
+            if not wires:
+                events = decoder.feed(chunk)
+                wires, names = [data for _, data in events], [name for name, _ in events]
             try:
-                while at < len(events):
+                while at < len(wires):
                     if plain is not None and (found := plain(wires, at)):
                         texts += found
                         at += len(found)
                         continue
-                    name, data = events[at]
+                    name, data = names[at] if names else "", wires[at]
                     at += 1
                     if data == b"[DONE]":
                         over = True

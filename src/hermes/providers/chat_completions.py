@@ -132,11 +132,11 @@ class ChatCompletions:
 PROVIDER: Provider = ChatCompletions()
 
 
-class _Said(msgspec.Struct, forbid_unknown_fields=True):
+class _Said(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     content: str
 
 
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, gc=False):
     delta: _Said
     index: Literal[0] = 0
     finish_reason: None = None
@@ -144,7 +144,7 @@ class _Choice(msgspec.Struct):
     usage: None = None
 
 
-class _Chunk(msgspec.Struct):
+class _Chunk(msgspec.Struct, gc=False):
     choices: tuple[_Choice]
     usage: None = None
     error: None = None

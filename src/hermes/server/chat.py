@@ -115,7 +115,7 @@ async def write_stream(
                 items(stream_q, task, turn.admission if turn else None, sink=sink)
             ) as source:
                 await pump(source, renderer, stream)
-            await stream.write(renderer.finish(await ended_of(adapter, task, turn)))
+            await stream.write(renderer.finish(await ended_of(adapter, task, turn)), last=True)
     except ClientGone:
         await gone()
     except asyncio.CancelledError:

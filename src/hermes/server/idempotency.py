@@ -140,7 +140,7 @@ class RecordedStream(EventStream):
     async def __aexit__(self, *_: object) -> None:
         """Its end is that of the work."""
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: bytes, *, last: bool = False) -> None:
         """Some frames; a pause lets those go on who wait for them."""
         self._recording.frames.append(data)
         self._recording.change()

@@ -206,7 +206,7 @@ async def write_stream(
             sink = direct(renderer, stream)
             async with contextlib.aclosing(items(stream_q, agent_task, admission, ROWS, sink)) as source:
                 await _carry(adapter, source, renderer, kept, agent_task, turn, stream.write)
-            await stream.write(renderer.done())
+            await stream.write(renderer.done(), last=True)
     except ClientGone:
         await to_its_end(_left(adapter, work, kept, agent_task, agent_ref, stream_q, renderer))
     except asyncio.CancelledError:
@@ -301,7 +301,7 @@ async def _replayed(
                     if data:
                         await stream.write(data)
             if renderer.ended:
-                await stream.write(renderer.done())
+                await stream.write(renderer.done(), last=True)
     return stream.response
 
 

@@ -69,7 +69,7 @@ async def _write(
             sink = direct(renderer, written)
             async with contextlib.aclosing(items(turn.queue, task, turn.admission, rows, sink)) as source:
                 await pump(source, renderer, written)
-            await written.write(renderer.finish(await ended_of(turn.adapter, task, turn)))
+            await written.write(renderer.finish(await ended_of(turn.adapter, task, turn)), last=True)
     except ClientGone:
         await turn.leave(task)
     except asyncio.CancelledError:

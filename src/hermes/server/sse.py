@@ -94,16 +94,16 @@ class EventStream:
         self._spoke_at = self._loop.time()
         self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))  # type: ignore[union-attr]
 
-    async def write(self, data: bytes) -> None:
-        """Hand over some frames; waits while the reader is behind, but not for ever."""
-        if self.ready:
+    async def write(self, data: bytes, *, last: bool = False) -> None:
+        """Hand over some frames; waits while the reader is behind, but not for ever. With the last the stream ends."""
+        if self.ready and not last:
             if data:  # an empty chunk would end the stream
                 self.write_now(data)
             return
         self._spoke_at = self._loop.time()
         try:
             async with asyncio.timeout(self._stall_s):
-                await self.response.write(data)
+                await (self.response.write_eof(data) if last else self.response.write(data))
                 if self._writer is not None:
                     self._transport = self._writer.transport
                     await self._writer.drain()
