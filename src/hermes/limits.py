@@ -90,8 +90,10 @@ BATCH_JOBS_MAX = 256
 ROWS_COUNTED_S = 60.0
 FREE_BYTES_MIN = 256 * 1024
 WAL_KEPT_BYTES_MAX = 64 * 1024 * 1024
-# How many changed pages are gathered before they are folded into the file.
-WAL_PAGES = 4_000
+# After so many changed rows the log of changes is folded into the file by a thread of its own; at so many pages by
+# whoever writes.
+WAL_ROWS = 8_000
+WAL_PAGES_MAX = 16_000
 UPKEEP_IDLE_S = 2.0
 UPKEEP_BATCHES = 500
 UPKEEP_STEP_S_MAX = 0.05

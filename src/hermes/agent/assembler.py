@@ -62,6 +62,7 @@ _OPENING = re.compile(r"<(" + "|".join(sorted(_TAGS, key=len, reverse=True)) + r
 _CLOSINGS = {tag: re.compile(f"</{tag}>", re.I | re.A) for tag in _TAGS}
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)", re.S)
 _LINE_HEAD_CHARS = 100
+_PIECES_MAX = 64
 
 
 class InlineReasoning:
@@ -307,6 +308,8 @@ class Assembler:
     def _feed_text(self, text: str) -> Sequence[Delta]:
         if text and self._lead is None and not self._again and self._overlap is None and self._split.passes(text):
             self._text.append(text)
+            if len(self._text) == _PIECES_MAX:  # many small ones take much more room than one
+                self._text = ["".join(self._text)]
             self.delivered += len(text)
             return (TextDelta(text),)
         out: list[Delta] = []

@@ -21,6 +21,7 @@ from hermes.limits import (
     UPKEEP_BATCHES,
     UPKEEP_IDLE_S,
     UPKEEP_STEP_S_MAX,
+    WAL_ROWS,
 )
 from hermes.store import opening
 from hermes.store.base import StoreError, StoreReadOnly
@@ -93,6 +94,8 @@ class Engine:
         self._writer: threading.Thread | None = None
         self._db: sqlite3.Connection | None = None
         self._synced: bool | None = None
+        self._folding: threading.Thread | None = None
+        self._folded_at = 0
         self._ready = self._was_opened = False
         self._closed = self._forked = False
         self._here = threading.local()
@@ -277,6 +280,7 @@ class Engine:
             if together:
                 self._carry_out(together)
                 self._tell(together)
+                self._fold_if_due()
             for bare in [one for one in batch if one.bare]:
                 self._carry_out_bare(bare)
                 self._tell([bare])
@@ -287,6 +291,21 @@ class Engine:
         if self._db is not None:
             self._db.close()
             self._db = None
+
+    def _fold_if_due(self) -> None:
+        """Have somebody else fold the log of changes into the file: that waits for the disk, and no turn should."""
+        if self._db is None or self._db.total_changes - self._folded_at < WAL_ROWS or self.path is None:
+            return
+        if self._folding is None or not self._folding.is_alive():
+            self._folded_at = self._db.total_changes
+            self._folding = threading.Thread(target=self._fold, args=(self.path,), name="hermes-fold", daemon=True)
+            self._folding.start()
+
+    def _fold(self, path: Path) -> None:
+        with suppress(sqlite3.Error, OSError):  # then whoever writes does it
+            opening.fold(path)
+        # What has come meanwhile is little. With that the log can begin anew.
+        self._queue.put(_Job(lambda db: db.execute("PRAGMA wal_checkpoint(PASSIVE)").close(), bare=True))
 
     def _fail_left(self) -> None:
         """Whatever came after the end is told so."""
@@ -427,7 +446,7 @@ class Engine:
         if self._db is None or not self._ready:
             if self._db is not None:
                 self._db.close()
-            self._was_opened, self._synced = True, None
+            self._was_opened, self._synced, self._folded_at = True, None, 0
             self._db = opening.connect_writer(self.path)
             opening.make_ready(self._db, self.path, self.schema, self._notice)
             self.index.check(self._db)
@@ -501,7 +520,9 @@ class Engine:
         with self._lock:
             self._closed = True
             writer = self._writer
-        # The writer is the last to close: it folds the log of changes into the file.
+        # The writer is the last to close: it folds what is left of the log of changes into the file.
+        if self._folding is not None:
+            self._folding.join()
         held = [self._slots.acquire(timeout=CLOSE_S_MAX / self._read_threads) for _ in range(self._read_threads)]
         while self._idle_readers:
             self._idle_readers.pop().close()

@@ -6,11 +6,11 @@ import errno
 import os
 import sqlite3
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from hermes.home import make_private_folder, private_opener
-from hermes.limits import WAL_KEPT_BYTES_MAX, WAL_PAGES
+from hermes.limits import WAL_KEPT_BYTES_MAX, WAL_PAGES_MAX
 from hermes.store import connections
 from hermes.store.base import StoreError, StoreReadOnly, StoreTooNew
 from hermes.store.connections import Connection, Schema, connect, in_one, patiently, require_fts5, stamp_of, uri
@@ -23,7 +23,7 @@ _PRAGMAS = (
     "secure_delete=ON",
     "temp_store=MEMORY",
     "analysis_limit=400",
-    f"wal_autocheckpoint={WAL_PAGES}",
+    f"wal_autocheckpoint={WAL_PAGES_MAX}",
     f"journal_size_limit={WAL_KEPT_BYTES_MAX}",
 )
 
@@ -48,6 +48,12 @@ def connect_writer(path: Path | None) -> Connection:
             hint="check the rights of the folder, or set HERMES_HOME to another one",
         ) from error
     return connect(uri(path, "rw"))
+
+
+def fold(path: Path) -> None:
+    """Take what can be taken of the log of changes into the file; nobody has to wait for that."""
+    with closing(connect(uri(path, "rw"))) as db:
+        db.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
 
 def connect_reader(path: Path, schema: Schema, *, alone: bool) -> Connection:
