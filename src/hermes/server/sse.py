@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import StreamWriter
 
 from hermes.bus.memory import Sink
@@ -39,6 +40,11 @@ class Renderer(Protocol):
         ...
 
 
+class _Streamed(web.StreamResponse):
+    # Its head goes out with what is written first.
+    _send_headers_immediately = False
+
+
 class EventStream:
     """The writer of one stream: its head, keepalives, back-pressure, and the end of a reader that takes nothing."""
 
@@ -53,7 +59,7 @@ class EventStream:
     ) -> None:
         self._request = request
         self._among: set[EventStream] = set() if among is None else among
-        self.response = web.StreamResponse(status=200, headers={**HEADERS, **headers})
+        self.response = _Streamed(status=200, headers={**HEADERS, **headers})
         self._keepalive_s, self._stall_s = keepalive_s, stall_s
         self._loop = asyncio.get_running_loop()
         self._spoke_at = self._loop.time()
@@ -66,6 +72,7 @@ class EventStream:
         try:
             writer = await self.response.prepare(self._request)
             self._writer = writer if type(writer) is StreamWriter and writer.chunked else None
+            self._loop.call_soon(_send_head, writer)  # if nothing is written at once
         except (ConnectionError, RuntimeError) as error:
             raise ClientGone from error
         self._timer = self._loop.call_later(self._keepalive_s, self._keep)
@@ -101,8 +108,10 @@ class EventStream:
                 self.write_now(data)
             return
         self._spoke_at = self._loop.time()
+        transport = self._request.transport
+        idle = transport is not None and not transport.get_write_buffer_size() and len(data) < AHEAD_BYTES_MAX
         try:
-            async with asyncio.timeout(self._stall_s):
+            async with contextlib.nullcontext() if idle else asyncio.timeout(self._stall_s):
                 await (self.response.write_eof(data) if last else self.response.write(data))
                 if self._writer is not None:
                     self._transport = self._writer.transport
@@ -110,7 +119,7 @@ class EventStream:
         except (ConnectionError, RuntimeError) as error:
             raise ClientGone from error
         except TimeoutError:
-            if (transport := self._request.transport) is not None:
+            if transport is not None:
                 transport.abort()
             raise ClientGone from None
 
@@ -124,6 +133,12 @@ class EventStream:
     async def _say_alive(self) -> None:
         with contextlib.suppress(ClientGone):
             await self.write(KEEPALIVE)
+
+
+def _send_head(writer: AbstractStreamWriter | None) -> None:
+    if writer is not None:
+        with contextlib.suppress(ConnectionError, RuntimeError):
+            writer.send_headers()
 
 
 class TurnQueue:
