@@ -16,13 +16,13 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from bench.provider import chunk_bytes, end_bytes, frames
-from hermes.agent.assembler import Assembler
+from hermes.agent.assembler import Assembler, Delta, TextDelta
 from hermes.agent.call import Caller
 from hermes.bus.memory import MemoryBus
 from hermes.exchange import Timeouts
@@ -41,9 +41,10 @@ COUNTED = re.compile(rb"Collected\s*:\s*(\d+)")
 
 
 class Replayed:
-    """An answer of the model that is already here: so many chunks, one at a time, and its end."""
+    """An answer of the model that is already here: so many chunks, one at a time, each to the sink first, and its end."""
 
     status, headers, is_stream, is_json = 200, {}, True, False  # type: ignore[var-annotated]
+    sink: Callable[[bytes], bool] | None = None
 
     def __init__(self, chunks: int) -> None:
         self._packets = itertools.chain(itertools.repeat(frames([chunk_bytes()]), chunks), [end_bytes(chunks)])
@@ -53,7 +54,10 @@ class Replayed:
         yield self
 
     async def read(self) -> bytes:
-        return next(self._packets, b"")
+        for packet in self._packets:
+            if self.sink is None or not self.sink(packet):
+                return packet
+        return b""
 
 
 async def way(chunks: int) -> int:
@@ -71,7 +75,12 @@ async def way(chunks: int) -> int:
     await asyncio.sleep(0)  # from here on the reader waits, and what comes goes to its sink
     # No window: what the clock joins is another number of deltas each time.
     writer = RunWriter("r", store.runs, bus, window_s=0.0, clock=lambda: 1_790_000_000.0)
-    caller = Caller(Stop(), lambda delta: writer.text("msg", delta.text), lambda _: None, joins=True)  # type: ignore[union-attr]
+
+    def deliver(delta: Delta) -> None:
+        assert isinstance(delta, TextDelta)
+        writer.text("msg", delta.text)
+
+    caller = Caller(Stop(), deliver, lambda _: None, joins=True, at_once=lambda _: True)
     asked = provider_for("chat_completions"), WireRequest("POST", "http://model", {}, {}), Timeouts(), Assembler("r:1")
     ended = await caller.ask(Replayed(chunks), *asked, streaming=True)
     assert ended.facts is None, ended.facts
