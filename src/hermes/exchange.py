@@ -53,6 +53,8 @@ class Timeouts:
 class Pool(Protocol):
     """Where a connection goes after an exchange."""
 
+    def opened(self, connection: Connection) -> None: ...
+
     def rest(self, connection: Connection) -> None: ...
 
     def forget(self, connection: Connection) -> None: ...
@@ -113,6 +115,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
+        self._pool.opened(self)
 
     def data_received(self, data: bytes) -> None:
         if self.answer is None:  # nobody has asked for anything

@@ -27,7 +27,7 @@ from hermes.exchange import (
 )
 from hermes.limits import CONNECT_S_MAX, HEAD_BYTES_MAX, KEPT_ALIVE_S, NAMES_KEPT_S, NEXT_ADDRESS_S
 
-_P = TypeVar("_P", bound=asyncio.Protocol)
+_P = TypeVar("_P", "Connection", "_Tunnel")
 
 
 class Transport(Protocol):
@@ -115,6 +115,7 @@ class HttpClient:
         self._proxy = proxy or None
         self._tls: ssl.SSLContext | None = None
         self._resting: dict[tuple[str, ...], list[Connection]] = {}
+        self._open_ones: set[Connection] = set()
         self._known: dict[tuple[str, int], tuple[float, list[tuple[str, int]]]] = {}
         self._asked: dict[tuple[str, int], tuple[Pending, int]] = {}
 
@@ -123,10 +124,9 @@ class HttpClient:
         return Exchange(self, method, url, headers, body, timeouts)
 
     async def close(self) -> None:
-        """Close every connection that is not in use."""
-        for connections in self._resting.values():
-            for connection in connections:
-                connection.drop()
+        """Close every connection."""
+        for connection in tuple(self._open_ones):
+            connection.drop()
         self._resting.clear()
         await asyncio.sleep(0)
 
@@ -196,7 +196,13 @@ class HttpClient:
         else:
             connection.drop()
 
+    def opened(self, connection: Connection) -> None:
+        """There is one more."""
+        self._open_ones.add(connection)
+
     def forget(self, connection: Connection) -> None:
+        """There is one less."""
+        self._open_ones.discard(connection)
         if connection.resting is not None:
             connection.resting.cancel()
         with suppress(ValueError, KeyError):
@@ -222,9 +228,21 @@ class HttpClient:
         how: dict[str, Any] = {}
         if place.scheme == "https":
             how = {"ssl": await self._context(), "server_hostname": place.host.rstrip(".")}
-        connect = partial(asyncio.get_running_loop().create_connection, make, **how)
+        tried: list[_P] = []
+
+        def attempt() -> _P:
+            tried.append(make())
+            return tried[-1]
+
+        connect = partial(asyncio.get_running_loop().create_connection, attempt, **how)
         ways = [partial(connect, *at) for at in await self._addresses(place.host, place.port)]
-        made, _, failed = await staggered_race(ways, NEXT_ADDRESS_S)
+        made = None
+        try:
+            made, _, failed = await staggered_race(ways, NEXT_ADDRESS_S)
+        finally:
+            for other in tried:  # two may have got through
+                if other.transport is not None and (made is None or other is not made[1]):
+                    other.transport.abort()
         if made is None:
             untrusted = (error for error in failed if isinstance(error, ssl.SSLCertVerificationError))
             raise next(untrusted, None) or (failed[-1] if failed else None) or OSError("the name has no address")
