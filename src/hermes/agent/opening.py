@@ -19,7 +19,7 @@ from hermes.agent.surroundings import gather
 from hermes.agent.turn import Services, Turn
 from hermes.config import Settings
 from hermes.errors import ConfigError
-from hermes.limits import BUSY_TURNS, LEAN_WINDOW_TOKENS, SAME_MOMENT_S
+from hermes.limits import BUSY_TURNS, GATHERED_MAX, LEAN_WINDOW_TOKENS, SAME_MOMENT_S
 from hermes.providers.base import Message, Route, ToolSchema
 from hermes.runs.control import Stopped
 from hermes.runs.engine import LiveRun
@@ -224,10 +224,10 @@ async def _gathered(turn: Turn, facts: dict[str, Any]) -> PromptInputs:
     if inputs is None or not busy or now - looked_at > SAME_MOMENT_S:
         async with live.controls.stop.scope():
             inputs = await services.files.call(partial(gather, services.home, turn.settings, spec, **facts))
+        if not busy or len(services.gathered) >= GATHERED_MAX:
+            services.gathered.clear()
         if busy:
             services.gathered[key] = now, inputs
-        else:
-            services.gathered.clear()
     return inputs
 
 

@@ -81,8 +81,8 @@ class Engine:
     """Everything that happens to one database, for all who use it in this process.
 
     Whatever waits for the writer is committed together. Where something fails it is done again, each in a savepoint of
-    its own, so that one failure hurts nobody else; every caller goes on after the commit that holds its work. Readers never wait for the writer. A
-    database in memory has one connection and no threads: whoever asks does the work.
+    its own, so that one failure hurts nobody else; every caller goes on after the commit that holds its work. Readers
+    never wait for the writer. A database in memory has one connection and no threads: whoever asks does the work.
     """
 
     def __init__(self, path: Path | None, schema: Schema, *, read_only: bool = False, read_threads: int = 4) -> None:
