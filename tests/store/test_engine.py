@@ -16,6 +16,7 @@ import pytest
 
 from hermes.errors import HermesError
 from hermes.store import connections
+from hermes.store import engine as engine_module
 from hermes.store.base import LeaseLost, StoreBusy, StoreError
 from hermes.store.bundle import Async, open_store
 from hermes.store.sessions import SessionDB
@@ -709,3 +710,35 @@ def test_what_was_deleted_is_not_in_the_file_any_more(path: Path) -> None:
     # The words of an index stand there one after the other, each without what it shares with the one before.
     assert b"secretwordgone" not in path.read_bytes()
     assert b"wordgone" not in path.read_bytes()
+
+
+# ---- the log of changes
+
+
+def test_the_log_of_changes_is_folded_into_the_file_while_it_is_written(
+    db: SessionDB, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "WAL_ROWS", 50)
+    empty = path.stat().st_size
+    for number in range(400):
+        db.append_message("s", "user", f"message {number} " + "words " * 200)
+    folding = db.engine._folding
+    assert folding is not None
+    folding.join(PATIENCE_S)
+    db.set_session_title("s", "Afterwards")  # behind what the folding has left to the writer
+    assert path.stat().st_size > empty + 400_000
+    log = path.with_name("state.db-wal").stat().st_size
+    for number in range(400):
+        db.append_message("s", "user", f"more {number} " + "words " * 200)
+    assert path.with_name("state.db-wal").stat().st_size < 4 * log, "the log begins anew"
+    assert len(db.get_messages("s")) == 800
+
+
+def test_closing_waits_for_the_folding(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "WAL_ROWS", 1)
+    for number in range(30):
+        db = SessionDB(path)
+        db.create_session(f"s{number}", "cli")
+        db.append_message(f"s{number}", "user", "hello")
+        db.close()
+        assert [file.name for file in path.parent.iterdir()] == ["state.db"]

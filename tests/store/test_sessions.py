@@ -11,6 +11,7 @@ import pytest
 
 from hermes.runs.events import Event
 from hermes.runs.spec import RunSpec
+from hermes.store import records
 from hermes.store.base import Row, SessionBusy, SessionExists
 from hermes.store.bundle import Store
 from hermes.store.sessions import SessionDB
@@ -578,3 +579,21 @@ def test_reading_only_needs_a_file_and_changes_nothing(file_db: SessionDB, tmp_p
     with pytest.raises(Exception, match=r"\w"):
         SessionDB(tmp_path / "missing.db", read_only=True).get_session("s")
     assert (file_db.get_session("t"), (tmp_path / "missing.db").exists()) == (None, False)
+
+
+def test_the_next_number_of_a_title_is_found_without_asking_for_each(
+    db: SessionDB, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(200):
+        db.create_session(f"n{number}", "cli")
+        db.set_auto_title_if_empty(f"n{number}", "Plans")
+    titles = {db.get_session(f"n{number}")["title"] for number in range(200)}  # type: ignore[index]
+    assert titles == {"Plans", *(f"Plans #{number}" for number in range(2, 201))}
+    asked: list[str] = []
+    original = records.title_holder
+    monkeypatch.setattr(
+        records, "title_holder", lambda tx, owner, title: asked.append(title) or original(tx, owner, title)
+    )
+    db.create_session("last", "cli")
+    db.set_auto_title_if_empty("last", "Plans")
+    assert (db.get_session("last") or {})["title"] == "Plans #201" and len(asked) < 25

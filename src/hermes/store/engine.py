@@ -296,10 +296,13 @@ class Engine:
         """Have somebody else fold the log of changes into the file: that waits for the disk, and no turn should."""
         if self._db is None or self._db.total_changes - self._folded_at < WAL_ROWS or self.path is None:
             return
-        if self._folding is None or not self._folding.is_alive():
+        with self._lock:
+            if self._closed or (self._folding is not None and self._folding.is_alive()):
+                return
             self._folded_at = self._db.total_changes
-            self._folding = threading.Thread(target=self._fold, args=(self.path,), name="hermes-fold", daemon=True)
-            self._folding.start()
+            folding = threading.Thread(target=self._fold, args=(self.path,), name="hermes-fold", daemon=True)
+            folding.start()
+            self._folding = folding
 
     def _fold(self, path: Path) -> None:
         with suppress(sqlite3.Error, OSError):  # then whoever writes does it
