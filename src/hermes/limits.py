@@ -94,6 +94,8 @@ WAL_KEPT_BYTES_MAX = 64 * 1024 * 1024
 # whoever writes.
 WAL_ROWS = 8_000
 WAL_PAGES_MAX = 16_000
+# What a reader knows of the file is of no use any more once somebody has written.
+READER_CACHE_KB = 1_000
 UPKEEP_IDLE_S = 2.0
 UPKEEP_BATCHES = 500
 UPKEEP_STEP_S_MAX = 0.05

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -49,6 +50,7 @@ class Shell:
         if len(data) > SHELL_STATE_BYTES_MAX or not data.endswith(b"\0\0"):
             return
         cwd, *exported = os.fsdecode(data[:-2]).split("\0")
-        pairs = (text.partition("=") for text in exported)
+        # Most of it is the same in every session, and kept once.
+        pairs = (tuple(map(sys.intern, text.partition("="))) for text in exported)
         self.env = {name: value for name, equals, value in pairs if name and equals and name not in _OWN}
         self.cwd = cwd or self.cwd

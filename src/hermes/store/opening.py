@@ -10,7 +10,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from hermes.home import make_private_folder, private_opener
-from hermes.limits import WAL_KEPT_BYTES_MAX, WAL_PAGES_MAX
+from hermes.limits import READER_CACHE_KB, WAL_KEPT_BYTES_MAX, WAL_PAGES_MAX
 from hermes.store import connections
 from hermes.store.base import StoreError, StoreReadOnly, StoreTooNew
 from hermes.store.connections import Connection, Schema, connect, in_one, patiently, require_fts5, stamp_of, uri
@@ -64,6 +64,7 @@ def connect_reader(path: Path, schema: Schema, *, alone: bool) -> Connection:
     # A file that nobody has open is read without leaving anything beside it, as long as it stays as it is.
     stamp = stamp_of(path) if alone else None
     db = connect(uri(path, "ro" if stamp is None else "ro&immutable=1"))
+    db.execute(f"PRAGMA cache_size=-{READER_CACHE_KB}")
     db.stamp = stamp
     try:
         db.execute("PRAGMA query_only=ON")
