@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiohttp import web
-from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import StreamWriter
 
 from hermes.bus.memory import Sink
@@ -40,11 +39,6 @@ class Renderer(Protocol):
         ...
 
 
-class _Streamed(web.StreamResponse):
-    # Its head goes out with what is written first.
-    _send_headers_immediately = False
-
-
 class EventStream:
     """The writer of one stream: its head, keepalives, back-pressure, and the end of a reader that takes nothing."""
 
@@ -59,7 +53,8 @@ class EventStream:
     ) -> None:
         self._request = request
         self._among: set[EventStream] = set() if among is None else among
-        self.response = _Streamed(status=200, headers={**HEADERS, **headers})
+        self.response = web.StreamResponse(status=200, headers={**HEADERS, **headers})
+        self.response._send_headers_immediately = False  # the head goes out with what is written first
         self._keepalive_s, self._stall_s = keepalive_s, stall_s
         self._loop = asyncio.get_running_loop()
         self._spoke_at = self._loop.time()
@@ -71,8 +66,9 @@ class EventStream:
     async def __aenter__(self) -> EventStream:
         try:
             writer = await self.response.prepare(self._request)
-            self._writer = writer if type(writer) is StreamWriter and writer.chunked else None
-            self._loop.call_soon(_send_head, writer)  # if nothing is written at once
+            if type(writer) is StreamWriter:
+                self._writer = writer if writer.chunked else None
+                self._loop.call_soon(_send_head, writer)  # if nothing is written at once
         except (ConnectionError, RuntimeError) as error:
             raise ClientGone from error
         self._timer = self._loop.call_later(self._keepalive_s, self._keep)
@@ -112,7 +108,8 @@ class EventStream:
         idle = transport is not None and not transport.get_write_buffer_size() and len(data) < AHEAD_BYTES_MAX
         try:
             async with contextlib.nullcontext() if idle else asyncio.timeout(self._stall_s):
-                await (self.response.write_eof(data) if last else self.response.write(data))
+                ends = last and self._writer is not None
+                await (self.response.write_eof(data) if ends else self.response.write(data))
                 if self._writer is not None:
                     self._transport = self._writer.transport
                     await self._writer.drain()
@@ -135,10 +132,9 @@ class EventStream:
             await self.write(KEEPALIVE)
 
 
-def _send_head(writer: AbstractStreamWriter | None) -> None:
-    if writer is not None:
-        with contextlib.suppress(ConnectionError, RuntimeError):
-            writer.send_headers()
+def _send_head(writer: StreamWriter) -> None:
+    with contextlib.suppress(ConnectionError, RuntimeError):
+        writer.send_headers()
 
 
 class TurnQueue:
