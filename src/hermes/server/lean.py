@@ -7,7 +7,7 @@ import ssl
 from importlib import import_module
 from typing import Any
 
-_THRESHOLDS = (5_000, 10, 10)
+_THRESHOLDS = (10_000, 20, 50)
 _NEEDED = ("hermes.agent.loop", "hermes.providers.table")
 
 
