@@ -5,6 +5,8 @@ from __future__ import annotations
 from hermes.exchange import StreamBroken
 from hermes.limits import EVENT_BYTES_MAX
 
+_TAKEN_BACK_MAX = 64 * 1024
+
 
 class SseDecoder:
     """Bytes of a `text/event-stream` in, `(event, data)` out, whatever the packets look like."""
@@ -26,6 +28,20 @@ class SseDecoder:
         events = self._read(chunk) if chunk else []
         self._between = self._began and not (self._buffer or self._data or self._name or self._skip_lf)
         return events
+
+    @property
+    def between(self) -> bool:
+        """Whether nothing is left of an event before the next chunk."""
+        return self._between
+
+    def taken_back(self, chunk: bytes) -> bytes | None:
+        """A chunk with the beginning of its first event, where that has come before and is all that is left."""
+        if self._between:
+            return chunk
+        if self._data or self._name or self._skip_lf or not self._began or len(self._buffer) > _TAKEN_BACK_MAX:
+            return None
+        before, self._buffer, self._between = self._buffer, b"", True
+        return before + chunk
 
     def whole(self, chunk: bytes) -> list[bytes]:
         """The data of a chunk that is nothing but whole events of one line, as most are; then it need not be fed."""

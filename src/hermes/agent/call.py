@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
+from hermes.agent.alike import Alike
 from hermes.agent.assembler import Assembler, Delta
 from hermes.agent.failures import FailureFacts
 from hermes.agent.parts import Finish, Text
@@ -101,14 +102,19 @@ class Caller:
         last_part = loop.time()
         parts, ends = provider.parts, provider.ends
         plain = provider.texts if self._joins else None
+        alike = Alike(plain) if plain is not None else None
 
         def take(chunk: bytes) -> bool:
             """Text that comes while it is waited for goes on at once, without a task that has to be woken for it."""
             nonlocal last_part
-            wires = decoder.whole(chunk)
-            found = plain(wires, 0) if plain is not None and wires else []
+            found, size = alike.texts(chunk) if alike is not None and decoder.between else ([], 0)
+            if size != len(chunk):
+                wires = decoder.whole(chunk)
+                found = plain(wires, 0) if plain is not None and wires else []
+                if len(found) != len(wires):
+                    return False
             text = "".join(found)
-            if not text or len(found) != len(wires) or self._at_once is None or not self._at_once(text):
+            if not text or self._at_once is None or not self._at_once(text):
                 return False
             silence.broken()
             last_part = loop.time()
@@ -125,33 +131,34 @@ class Caller:
             silence.broken()
             over = brought = False
             texts: list[str] = []  # those that come together are one
-            wires, names, at = decoder.whole(chunk), [], 0
-            if not wires:
-                events = decoder.feed(chunk)
-                wires, names = [data for _, data in events], [name for name, _ in events]
             try:
-                while at < len(wires):
-                    if plain is not None and (found := plain(wires, at)):
-                        texts += found
-                        at += len(found)
-                        continue
-                    name, data = names[at] if names else "", wires[at]
-                    at += 1
-                    if data == b"[DONE]":
-                        over = True
-                        break
-                    event = WireEvent(name, _decode(data))
-                    for part in parts(event):
-                        brought = True
-                        if self._joins and type(part) is Text:
-                            texts.append(part.text)
+                for found, names, wires in _runs(decoder, alike, chunk):
+                    texts += found
+                    at = 0
+                    while at < len(wires):
+                        if plain is not None and (found := plain(wires, at)):
+                            texts += found
+                            at += len(found)
                             continue
-                        if texts:
-                            await carry(assembler.feed(Text("".join(texts))), self._deliver)
-                            texts = []
-                        await carry(assembler.feed(part), self._deliver)
-                    if assembler.error is not None or (ends and (name or _type_of(event)) in ends):
-                        return
+                        name, data = names[at] if names else "", wires[at]
+                        at += 1
+                        if data == b"[DONE]":
+                            over = True
+                            break
+                        event = WireEvent(name, _decode(data))
+                        for part in parts(event):
+                            brought = True
+                            if self._joins and type(part) is Text:
+                                texts.append(part.text)
+                                continue
+                            if texts:
+                                await carry(assembler.feed(Text("".join(texts))), self._deliver)
+                                texts = []
+                            await carry(assembler.feed(part), self._deliver)
+                        if assembler.error is not None or (ends and (name or _type_of(event)) in ends):
+                            return
+                    if over:
+                        break
             finally:
                 if texts:
                     brought = True
@@ -178,6 +185,29 @@ class Caller:
             )
         await carry(assembler.finish(), self._deliver)
         return None
+
+
+def _runs(decoder: SseDecoder, alike: Alike | None, chunk: bytes) -> Iterator[tuple[list[str], list[str], list[bytes]]]:
+    """What a chunk brings, in order: texts, or events, these with their names where any has one."""
+    if alike is not None and alike.looks and (whole := decoder.taken_back(chunk)) is not None:
+        chunk = whole
+        found, size = alike.texts(chunk)
+        if not size and 1 < (end := chunk.find(b"\n\n") + 2) < len(chunk):  # an answer may begin with something else
+            yield [], *_events(decoder, chunk[:end])
+            chunk = chunk[end:]
+            found, size = alike.texts(chunk)
+        if size:
+            yield found, [], []
+            chunk = chunk[size:]
+    if chunk:
+        yield [], *_events(decoder, chunk)
+
+
+def _events(decoder: SseDecoder, chunk: bytes) -> tuple[list[str], list[bytes]]:
+    if wires := decoder.whole(chunk):
+        return [], wires
+    events = decoder.feed(chunk)
+    return [name for name, _ in events], [data for _, data in events]
 
 
 async def carry(deltas: Iterable[Delta], deliver: Deliver) -> None:

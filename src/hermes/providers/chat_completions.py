@@ -111,7 +111,7 @@ class ChatCompletions:
             end -= 1
         try:  # all in one go
             chunks = _chunks(b"[%b]" % b",".join(events[at:end]))
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeError):
             chunks = []
         if len(chunks) == end - at:
             return [chunk.choices[0].delta.content for chunk in chunks]
@@ -160,7 +160,7 @@ _CLOSING_CHUNKS = 3
 def _alone(data: bytes) -> str | None:
     try:
         return _token(data).choices[0].delta.content
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeError):
         return None
 
 

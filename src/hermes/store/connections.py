@@ -20,6 +20,8 @@ from hermes.text import whole_text
 
 R = TypeVar("R")
 Params = Sequence[Any]
+# For a value whose type it does not know sqlite3 looks for two methods that nothing has, and it does not know None.
+sqlite3.register_adapter(type(None), {}.get)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

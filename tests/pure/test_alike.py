@@ -1,0 +1,200 @@
+"""Events that differ in their text alone are read like the first of them, and nothing else is."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hermes.agent.alike import LOOKS_MAX, Alike
+from hermes.agent.assembler import Assembler, Delta, TextDelta
+from hermes.agent.call import Caller
+from hermes.exchange import Timeouts
+from hermes.providers.base import WireRequest
+from hermes.providers.registry import provider_for
+from hermes.runs.control import Stop
+from pure.cutting import any_cut
+
+PROVIDER = provider_for("chat_completions")
+assert PROVIDER.texts is not None
+READ = PROVIDER.texts
+ODD = [
+    "",
+    " ",
+    "a",
+    "+",
+    "-",
+    '"',
+    "\\",
+    '\\"',
+    "\n",
+    "\n\ndata: ",
+    '"}}]}',
+    "é😀",
+    "\u2028",
+    "chat.completion.chunk",
+    "c1",
+]
+
+
+def chunk(text: str | None, *, ident: str = "c1", ascii_only: bool = True, tight: bool = False, **more: Any) -> bytes:
+    """A frame with a text, or, without one, with whatever `more` says."""
+    delta = {"content": text} if text is not None else {}
+    told = {"id": ident, "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": delta} | more]}
+    written = json.dumps(told, ensure_ascii=ascii_only, separators=(",", ":") if tight else None)
+    return b"data: " + written.encode() + b"\n\n"
+
+
+def frames(texts: Sequence[str], **how: Any) -> bytes:
+    return b"".join(chunk(text, **how) for text in texts)
+
+
+@pytest.mark.parametrize("ascii_only", [True, False])
+@pytest.mark.parametrize("tight", [True, False])
+@pytest.mark.parametrize("first", ODD)
+def test_any_text_is_found_whichever_came_first(first: str, ascii_only: bool, tight: bool) -> None:
+    body = frames([first, *ODD], ascii_only=ascii_only, tight=tight)
+    assert Alike(READ).texts(body) == ([first, *ODD], len(body))
+
+
+def test_what_follows_the_texts_is_left() -> None:
+    texts, rest = frames(["a", "b"]), chunk(None, finish_reason="stop") + b"data: [DONE]\n\n"
+    assert Alike(READ).texts(texts + rest) == (["a", "b"], len(texts))
+    for end in range(1, len(texts) // 2):  # nor is the beginning of an event taken for one
+        assert Alike(READ).texts(texts[:-end]) == (["a"], len(texts) // 2)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        chunk("b", ident="c2"),
+        chunk("b", finish_reason="stop"),
+        chunk(None, delta={"reasoning_content": "b"}),
+        chunk(None, delta={"content": "b", "role": "assistant"}),
+        b": a comment\n\n",
+        b"event: x\n" + chunk("b"),
+        b"\n" + chunk("b"),
+        chunk("b").replace(b"\n", b"\r\n"),
+        chunk("b").replace(b'"b"', b"null"),
+        chunk("b").replace(b'"b"', b'"\xff"'),
+        chunk("b").replace(b'"b"', b'"\\ud83d"'),
+        chunk("b").replace(b'"b"', b'"b\\"'),
+        chunk("b").replace(b'"b"', b'"b","refusal":"c"'),
+    ],
+)
+def test_what_is_not_alike_is_not_read(other: bytes) -> None:
+    """Everything up to it, or nothing, is found; a reader that goes on behind that misses nothing."""
+    known = frames(["a"])
+    alike = Alike(READ)
+    assert alike.texts(known) == (["a"], len(known))
+    for body in (known + other, known + other + frames(["c"])):
+        found, size = alike.texts(body)
+        assert (found, size) in ((["a"], len(known)), ([], 0))
+    assert alike.texts(known) == (["a"], len(known))
+
+
+@pytest.mark.parametrize(
+    "first", [b"", b"data: x\n\n", b"data: {}\n\n", b"data: [DONE]\n\n", chunk(None), b"event: e\n\n"]
+)
+def test_there_is_nothing_to_find_where_no_text_is(first: bytes) -> None:
+    assert Alike(READ).texts(first + frames(["a"])) == ([], 0) if first else Alike(READ).texts(first) == ([], 0)
+
+
+def test_an_answer_whose_events_are_never_alike_is_soon_left_alone() -> None:
+    asked: list[bytes] = []
+
+    def read(events: Sequence[bytes], at: int) -> list[str]:
+        asked.append(events[at])
+        return READ(events, at)
+
+    alike = Alike(read)
+    for n in range(100):
+        alike.texts(chunk("a", ident=f"c{n}"))
+    assert not alike.looks
+    assert len(asked) == 2 * LOOKS_MAX
+
+
+def test_one_that_changes_now_and_then_is_looked_at_again() -> None:
+    """Such as one that tells the second in which each event was made."""
+    alike = Alike(READ)
+    for second in range(3 * LOOKS_MAX):
+        for _ in range(2):
+            body = chunk("a", ident=f"at {second}")
+            assert alike.texts(body) == (["a"], len(body))
+    assert alike.looks
+
+
+# --- in a stream -----------------------------------------------------------------------------------------------------
+
+
+class Told:
+    """An answer that comes in these packets, to the sink first where it has one."""
+
+    status, headers, is_stream, is_json = 200, {}, True, False  # type: ignore[var-annotated]
+    sink: Callable[[bytes], bool] | None = None
+
+    def __init__(self, packets: Sequence[bytes]) -> None:
+        self._packets = [packet for packet in packets if packet]
+
+    @contextlib.asynccontextmanager
+    async def send(self, *_: object) -> AsyncIterator[Any]:
+        yield self
+
+    async def read(self) -> bytes:
+        while self._packets:
+            packet = self._packets.pop(0)
+            if self.sink is None or not self.sink(packet):
+                return packet
+        return b""
+
+    def fail(self, error: BaseException) -> None:
+        raise error
+
+
+async def heard(packets: Sequence[bytes], *, joins: bool) -> tuple[str, Any, Any]:
+    """The text that was delivered, the message, and what went wrong."""
+    delivered: list[str] = []
+
+    def deliver(delta: Delta) -> None:
+        if isinstance(delta, TextDelta):
+            delivered.append(delta.text)
+
+    caller = Caller(Stop(), deliver, lambda _: None, joins=joins, at_once=(lambda _: True) if joins else None)
+    wire = WireRequest("POST", "http://model", {}, {})
+    done = await caller.ask(Told(packets), PROVIDER, wire, Timeouts(), Assembler("r:1"), streaming=True)  # type: ignore[arg-type]
+    return "".join(delivered), done.assembler.message(), done.facts
+
+
+TOOL = [{"index": 0, "id": "t1", "function": {"name": "f", "arguments": "{}"}}]
+EVENTS = st.sampled_from(
+    [
+        *(chunk(text) for text in ODD),
+        chunk("b", ident="c2"),
+        chunk(None, delta={"role": "assistant", "content": ""}),
+        chunk(None, delta={"reasoning_content": "thought"}),
+        chunk(None, delta={"tool_calls": TOOL}),
+        chunk("b", tight=True),
+        chunk("b").replace(b"\n", b"\r\n"),
+        b": a comment\n\n",
+        b"event: x\n" + chunk("named"),
+        chunk("b").replace(b'"b"', b'"\xff"'),
+    ]
+)
+END = chunk(None, finish_reason="stop") + b"data: [DONE]\n\n"
+
+
+@given(st.lists(EVENTS, max_size=12), st.data())
+@settings(deadline=None, max_examples=400)
+def test_a_stream_is_heard_the_same_however_it_is_read_and_cut(events: list[bytes], data: st.DataObject) -> None:
+    body = b"".join([*events, END])
+    one_by_one = [*events, END]
+    expected = asyncio.run(heard(one_by_one, joins=False))
+    assert asyncio.run(heard([body], joins=True)) == expected
+    assert asyncio.run(heard(any_cut(data, body), joins=True)) == expected
+    assert asyncio.run(heard(one_by_one, joins=True)) == expected
