@@ -246,6 +246,25 @@ async def test_a_secret_is_known_where_the_shown_part_of_its_line_ends(filing: F
         assert KNOWN[:8] not in content
 
 
+@pytest.mark.parametrize("filler", [1, 63, 500, 4_095, 5_000])
+async def test_a_secret_is_hidden_wherever_it_stands_in_a_file(filing: Filing, filler: int) -> None:
+    """Secrets are looked for in many lines at once; that changes nothing."""
+    kinds = [(f"a {KNOWN} b", "a «redacted:known» b"), (f"url = {TOKEN}", "url = «redacted:credential»")]
+    lines = ["x" * filler, "plain", "é" * (filler % 700)]
+    whole, seen = [], []
+    for n in range(60):
+        secret, mark = kinds[n % 2]
+        whole += [*lines * (n % 7), secret]
+        seen += [*lines * (n % 7), mark]
+    filing.put("f", "\n".join(whole) + "\n")
+    seen = [line if len(line) <= LINE_CHARS_MAX else line[:LINE_CHARS_MAX] + " […]" for line in seen]
+    got: list[str] = []
+    while len(got) < len(seen):
+        content = (await filing.call(READ, path="f", offset=len(got) + 1, limit=READ_LINES_MAX))["content"]
+        got += [line.partition("|")[2] for line in content.split("\n")]
+    assert got == seen
+
+
 KEY = "-----BEGIN RSA PRIVATE KEY-----\n" + "MIIEvQIBADANBgkqhkiG9w0BAQEFAASC\n" * 5 + "-----END RSA PRIVATE KEY-----\n"
 
 

@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from hermes.guards.path_lists import APART, PRIVATE_KEY, Lists, Mode, below, plain
 from hermes.home import DEFAULT_PROFILE, Home
@@ -163,7 +163,7 @@ class Paths:
 
     # ---- files
 
-    def open(self, path: str) -> BinaryIO:
+    def open(self, path: str) -> BufferedReader:
         """A file for reading. Raises OSError as the built-in does."""
         return _file(self._look(self._decide(path, "read")))
 

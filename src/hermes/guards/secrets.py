@@ -105,16 +105,18 @@ class Secrets:
         text = self.mask(text)
         lower = text.lower()
         for needles, pattern, replacement in _PATTERNS:
-            if any(needle in lower for needle in needles):
-                text = pattern.sub(replacement, text)
+            for needle in needles:
+                if needle in lower:
+                    text = pattern.sub(replacement, text)
+                    break
         return text
 
     def mask(self, text: str) -> str:
         """The text without known values; otherwise as it is."""
-        # Looking for each is much quicker than looking for any.
-        if self._pattern is None or not any(form in text for form in self._forms):
-            return text
-        return self._pattern.sub(MARK, text)
+        for form in self._forms:  # looking for each is much quicker than looking for any
+            if form in text and self._pattern is not None:
+                return self._pattern.sub(MARK, text)
+        return text
 
     def stream(self) -> StreamMask:
         """A mask for text that comes in pieces."""

@@ -11,8 +11,9 @@ import re
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hermes.guards.paths import PathRefused, Paths
 from hermes.guards.secrets import MARK
@@ -156,11 +157,12 @@ async def writable(ctx: ToolContext, paths: Paths, path: str) -> str:
 class Lines:
     """The lines of a file in order. A file of any size takes little memory, and so does a line."""
 
-    def __init__(self, file: BinaryIO, cancelled: threading.Event) -> None:
+    def __init__(self, file: BufferedReader, cancelled: threading.Event) -> None:
         self._file, self._cancelled = file, cancelled
         self._sha, self._newlines, self._last, self._tail = hashlib.sha256(), 0, b"\n", b""
         self._in_key = False
         self.is_key = False
+        self.passed_bytes = 0
 
     @property
     def number(self) -> int:
@@ -192,6 +194,10 @@ class Lines:
         self.is_key = self._in_key or (was_in_key and b"-----END" in line)
         return line
 
+    def ahead(self) -> bytes:
+        """Some of what comes next; it is not passed yet."""
+        return self._file.peek()
+
     def finish(self) -> str:
         """Pass what is left; the digest of all that was passed."""
         while block := self._file.read(BLOCK_BYTES):
@@ -202,6 +208,7 @@ class Lines:
         if self._cancelled.is_set():
             raise ToolError("Reading was stopped.", "interrupted", "Read a smaller part.")
         self._sha.update(data)
+        self.passed_bytes += len(data)
         self._newlines += data.count(b"\n")
         self._last = data[-1:] or self._last
         text, start = self._tail + data, len(self._tail) if self._in_key else -1
@@ -223,11 +230,18 @@ class Shower:
     def __init__(self, ctx: ToolContext) -> None:
         self._secrets, self._all = ctx.secrets, ctx.settings.get("security.redact_secrets")
 
-    def line(self, raw: bytes, is_key: bool = False) -> tuple[str, bool]:
-        """A line without its end, and whether it was cut."""
+    def hides_nothing(self, lines: bytes) -> bool:
+        """Whether there is no secret in lines, and so none in any of them."""
+        text = lines.decode("utf-8", "replace")
+        return self.text(text) == text
+
+    def line(self, raw: bytes, is_key: bool = False, *, plain: bool = False) -> tuple[str, bool]:
+        """A line without its end, and whether it was cut. A plain one is known to hide nothing."""
         if is_key:
             return "«redacted:private_key»", False
         text = raw.removeprefix(BOM).decode("utf-8", "replace").rstrip("\r\n")
+        if plain and len(text) <= LINE_CHARS_MAX:
+            return text, False
         shown = self.text(text[: LINE_CHARS_MAX + _BEYOND_CHARS])
         cut = len(shown) > LINE_CHARS_MAX or len(text) > LINE_CHARS_MAX + _BEYOND_CHARS
         return (shown[:LINE_CHARS_MAX] + " […]" if cut else shown), cut

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 from collections import Counter
-from typing import BinaryIO
+from io import BufferedReader
 
 from hermes.guards.paths import PathRefused, Paths
 from hermes.limits import (
@@ -42,6 +42,8 @@ from hermes.tools.file_access import (
 from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
 from hermes.tools.vision import data_url
 
+_json = json.JSONEncoder(ensure_ascii=False).encode
+
 # ---- read_file
 
 
@@ -69,19 +71,23 @@ def _read(ctx: ToolContext, args: Args) -> Answer:
             return answer | {"type": kind, "bytes": size, "note": "The image itself comes with this answer."}
 
 
-def _slice(ctx: ToolContext, args: Args, file: BinaryIO, size: int, real: str) -> Answer:
+def _slice(ctx: ToolContext, args: Args, file: BufferedReader, size: int, real: str) -> Answer:
     offset, limit = args.get("offset", 1), args.get("limit", READ_LINES)
     lines, shower, left = Lines(file, ctx.cancelled), Shower(ctx), room(ctx)
     lines.skip_to(offset)
     content: list[str] = []
     cut_lines: list[int] = []
-    more = replaced = False
+    more = replaced = plain = False
+    looked_at = 0  # so far: secrets are looked for in many lines at once, and only where there are any in each
     while lines.number >= offset:
         number = lines.number
+        if lines.passed_bytes >= looked_at:
+            ahead = lines.ahead()
+            looked_at, plain = lines.passed_bytes + len(ahead), shower.hides_nothing(ahead)
         if not (raw := lines.next()):
             break
-        text, cut = shower.line(raw, lines.is_key)
-        left -= len(json.dumps(text, ensure_ascii=False)) + len(str(number))
+        text, cut = shower.line(raw, lines.is_key, plain=plain and lines.passed_bytes <= looked_at)
+        left -= len(_json(text)) + len(str(number))
         if more := len(content) == limit or (left < 0 and bool(content)):
             break
         content.append(f"{number}|{text}")
