@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
+
+# JSON as `json.dumps` writes it, which would make an encoder for every call.
+spaced_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def whole_text(text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import json
 import re
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
 _READ = web.RequestKey("body", bytes)
 M = TypeVar("M", bound=msgspec.Struct)
+_SHORT_BYTES = 4096
 _FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
 _WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 _PLACE = re.compile(r"^(?P<fault>.*?)(?: - at `(?:key in )?\$\.?(?P<path>.*)`)?$", re.DOTALL)
@@ -70,18 +70,23 @@ async def _read_bytes(request: web.Request, limit: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     try:
-        # What has come already need not be waited for.
-        async with contextlib.nullcontext() if request.content.is_eof() else asyncio.timeout(BODY_S_MAX):
-            async for part in request.content.iter_any():
-                size += len(part)
-                if size > limit:
-                    raise _too_large(limit)
-                parts.append(part)
+        if request.content.is_eof():  # what has come already need not be waited for
+            parts.append(request.content.read_nowait())
+        else:
+            async with asyncio.timeout(BODY_S_MAX):
+                async for part in request.content.iter_any():
+                    size += len(part)
+                    if size > limit:
+                        raise _too_large(limit)
+                    parts.append(part)
     except TimeoutError:
         raise ApiError(408, f"The body did not come within {BODY_S_MAX:.0f} seconds.", "request_timeout") from None
     except (web.RequestPayloadError, HTTPException, ValueError) as error:
         raise ApiError(400, f"The body could not be read: {error}", "bad_request") from None
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    data = parts[0] if len(parts) == 1 else b"".join(parts)
+    if len(data) > limit:
+        raise _too_large(limit)
+    return data
 
 
 def _too_large(limit: int) -> ApiError:
@@ -112,7 +117,8 @@ def _decoded(data: bytes | str) -> Any:
         except (ValueError, RecursionError) as error:
             what = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
             raise ApiError(400, f"Invalid JSON in the body: {what}.", "invalid_json") from None
-    if _deeper(value, JSON_DEPTH_MAX):
+    # What is nested begins that often.
+    if (len(data) > _SHORT_BYTES or _openings(data) > JSON_DEPTH_MAX) and _deeper(value, JSON_DEPTH_MAX):
         words = f"Invalid JSON in the body: it is nested deeper than {JSON_DEPTH_MAX} levels."
         raise ApiError(400, words, "invalid_json")
     return value
@@ -120,6 +126,12 @@ def _decoded(data: bytes | str) -> Any:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
+
+
+def _openings(data: bytes | str) -> int:
+    if isinstance(data, str):
+        return data.count("[") + data.count("{")
+    return data.count(b"[") + data.count(b"{")
 
 
 def _deeper(value: Any, depth: int) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,6 +10,7 @@ import msgspec
 from hermes.runs.events import Event
 from hermes.server.outcome import Outcome
 from hermes.server.sse import Item
+from hermes.text import spaced_json
 
 DONE = b"data: [DONE]\n\n"
 _EMOJI = {"terminal": "💻", "todo": "📝", "memory": "🧠", "clarify": "❓"}
@@ -173,7 +173,7 @@ def _calls(call: dict[str, Any]) -> dict[str, Any]:
 def _frame(payload: dict[str, Any], event: str | None = None) -> bytes:
     """One frame, spaced as `json.dumps` does it."""
     name = f"event: {event}\n" if event else ""
-    return f"{name}data: {json.dumps(payload, ensure_ascii=False)}\n\n".encode()
+    return f"{name}data: {spaced_json(payload)}\n\n".encode()
 
 
 def _around(chunk: dict[str, Any]) -> tuple[bytes, bytes]:

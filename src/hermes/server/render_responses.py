@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from hermes.server.errors import error_body
 from hermes.server.outcome import STATUS, Outcome, usage_object
 from hermes.server.render_chat import DONE, approval_request, clarify_request
 from hermes.server.sse import Item
+from hermes.text import spaced_json
 
 Json = dict[str, Any]
 # Events of the log that bring their message along.
@@ -34,12 +34,12 @@ _encode = msgspec.json.Encoder().encode
 
 def sse_frame(kind: str, payload: Json) -> bytes:
     """An event as a frame of a stream."""
-    return f"event: {kind}\ndata: {json.dumps(payload, ensure_ascii=False)}\n\n".encode()
+    return f"event: {kind}\ndata: {spaced_json(payload)}\n\n".encode()
 
 
 def socket_frame(_: str, payload: Json) -> bytes:
     """An event as a message of a WebSocket; messages are parted by a line break."""
-    return json.dumps(payload, ensure_ascii=False).encode() + b"\n"
+    return spaced_json(payload).encode() + b"\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class ResponseRenderer:
     @staticmethod
     def _delta_head(where: Json) -> bytes:
         """What stands before the text of a delta; a zero is in the place of its number."""
-        fixed = json.dumps(where, ensure_ascii=False)[1:-1]
+        fixed = spaced_json(where)[1:-1]
         return f'event: {_DELTA}\ndata: {{"type": "{_DELTA}", "sequence_number": \0, {fixed}, "delta": '.encode()
 
     def _close_text(self, phase: str, status: str = "completed") -> None:
@@ -282,7 +282,7 @@ class ResponseRenderer:
         data = event.data
         if data["call_id"] not in self._calls and not event.seq:
             self._close_text("commentary")
-            arguments = data.get("raw") or json.dumps(data["args"], ensure_ascii=False)
+            arguments = data.get("raw") or spaced_json(data["args"])
             self._server_call(data["call_id"], data["name"], arguments)
 
     def _tool_finished(self, event: Event) -> None:

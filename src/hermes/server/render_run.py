@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from hermes.server.outcome import usage_object
 from hermes.server.render_chat import approval_request, clarify_request
 from hermes.server.sse import Item
 from hermes.store.base import RunRecord
+from hermes.text import spaced_json
 
 Json = dict[str, Any]
 Redact = Callable[[str], str]
@@ -158,7 +158,7 @@ class RunRenderer:
     def _frame(self, event: Event, name: str, payload: Json) -> bytes:
         head = {"event": name, "run_id": self._run_id, "seq": event.seq, "timestamp": event.ts}
         named = f"event: {name}\n" if self._names else ""
-        data = json.dumps({**head, **payload}, ensure_ascii=False)
+        data = spaced_json({**head, **payload})
         return f"id: {event.seq}\n{named}data: {data}\n\n".encode()
 
     # --- payloads ---------------------------------------------------------------------------------------------------

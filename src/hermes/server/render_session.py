@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +16,7 @@ from hermes.server.outcome import Outcome
 from hermes.server.render_chat import approval_request, clarify_request
 from hermes.server.render_run import approval_responded, clarify_responded, result_of, tool_output
 from hermes.server.sse import Item
+from hermes.text import spaced_json
 
 Json = dict[str, Any]
 # Events whose payload needs the message that they announce.
@@ -152,7 +152,7 @@ class SessionRenderer:
     def __init__(self, session_id: str, run_id: str, user_message: Any, redact: Callable[[str], str]) -> None:
         self._session_id, self._run_id, self._user_message, self._redact = session_id, run_id, user_message, redact
         self._message_id = f"msg_{run_id.removeprefix('run_')[:24]}"
-        who = json.dumps({"session_id": session_id, "run_id": run_id}, ensure_ascii=False)[:-1]
+        who = spaced_json({"session_id": session_id, "run_id": run_id})[:-1]
         self._delta = (
             f'event: assistant.delta\ndata: {who}, "seq": ',
             f', "message_id": "{self._message_id}", "delta": ',
@@ -214,7 +214,7 @@ class SessionRenderer:
     def _frame(self, name: str, payload: Json, ts: float | None = None) -> bytes:
         self._seq += 1
         head = {"session_id": self._session_id, "run_id": self._run_id, "seq": self._seq, "ts": ts or time.time()}
-        data = json.dumps({**head, **payload}, ensure_ascii=False)
+        data = spaced_json({**head, **payload})
         return f"event: {name}\ndata: {data}\n\n".encode()
 
     def _say(self, text: str, message_id: str | None, ts: float, out: list[bytes]) -> None:

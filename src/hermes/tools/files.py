@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections import Counter
 from io import BufferedReader
@@ -16,6 +15,7 @@ from hermes.limits import (
     SEEN_BYTES_MAX,
     WRITTEN_BYTES_MAX,
 )
+from hermes.text import spaced_json
 from hermes.tools.diagnostics import diagnostics
 from hermes.tools.file_access import (
     BOM,
@@ -41,8 +41,6 @@ from hermes.tools.file_access import (
 )
 from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
 from hermes.tools.vision import data_url
-
-_json = json.JSONEncoder(ensure_ascii=False).encode
 
 # ---- read_file
 
@@ -87,7 +85,7 @@ def _slice(ctx: ToolContext, args: Args, file: BufferedReader, size: int, real: 
         if not (raw := lines.next()):
             break
         text, cut = shower.line(raw, lines.is_key, plain=plain and lines.passed_bytes <= looked_at)
-        left -= len(_json(text)) + len(str(number))
+        left -= len(spaced_json(text)) + len(str(number))
         if more := len(content) == limit or (left < 0 and bool(content)):
             break
         content.append(f"{number}|{text}")
