@@ -123,7 +123,9 @@ async def prepare(
         **fields,
         **_verbosity(asked, parameters(adapter, asked)),
     )
-    turn = await _placed(adapter, request, spec, wished, chain, [*added, *history], asked.truncation == "auto")
+    turn = await _placed(
+        adapter, request, spec, wished, chain, [*added, *history], asked.truncation == "auto", new=session_id is None
+    )
     shown = wished.reasoning or (asked.reasoning is not None and bool(asked.reasoning.summary))
     kept = Kept(
         response_id,
@@ -200,6 +202,8 @@ async def _placed(
     chain: Json | None,
     history: list[Message],
     truncates: bool,
+    *,
+    new: bool,
 ) -> Turn:
     """The turn in its session: the one that is named, the chain's, the one that waits for results, or a new one."""
     before: list[Message] = list((chain or {}).get("conversation_history") or ())
@@ -218,10 +222,9 @@ async def _placed(
     if chain is not None and spec.persist and not history and await _is_kept(adapter, chain):
         return Turn(adapter, request, spec, wished)
     if chain is not None and chain.get("run_id") and spec.persist:
-        spec = replace(spec, session_id=new_session_id())
-    return Turn(
-        adapter, request, replace(spec, history=whole, base_id=spec.session_id if spec.persist else None), wished
-    )
+        spec, new = replace(spec, session_id=new_session_id()), True
+    spec = replace(spec, history=whole, base_id=spec.session_id if spec.persist else None)
+    return Turn(adapter, request, spec, wished, bind=new)
 
 
 async def _is_kept(adapter: APIServerAdapter, chain: Json) -> bool:
