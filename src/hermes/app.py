@@ -7,7 +7,6 @@ import atexit
 import logging
 import os
 import threading
-import time
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import suppress
 from functools import partial
@@ -25,7 +24,8 @@ from hermes.guards.secrets import Secrets
 from hermes.home import Home, resolve
 from hermes.housekeeping import SWEEP_EVERY_S, sweep_if_due
 from hermes.http import HttpClient
-from hermes.limits import BUSY_TURNS, SAME_MOMENT_S
+from hermes.lately import Lately
+from hermes.limits import BUSY_TURNS
 from hermes.local import status
 from hermes.local.client import LocalModel
 from hermes.logs import known_secrets
@@ -56,7 +56,6 @@ class App:
         self.home = home
         self._settings = settings
         self._notice: str | None = None
-        self._looked_at = 0.0
         self._background: set[asyncio.Task[None]] = set()
         # Stores that others have opened for it, closed with its own.
         self.also_closed: list[Any] = []
@@ -88,6 +87,7 @@ class App:
             files=files,
             background=self._in_background,
             outside=outside,
+            lately=Lately(lambda: self.engine.active > BUSY_TURNS),
             mcp=Servers(outside.network, lambda: self.secrets, outside.own_ports, files.call),
         )
         log = RunLog(MemoryBus(), window_s=settings.get("agent.delta_window_ms") / 1000)
@@ -108,15 +108,15 @@ class App:
         notice, self._notice = self._notice, None
         return self._settings, notice
 
-    def _reload(self) -> None:
+    def _reload(self) -> config.Settings:
         self._settings, notice = config.reload_if_changed(self._settings)
         self._notice = notice or self._notice
+        return self._settings
 
     @property
     def settings(self) -> config.Settings:
         """The settings as they stand."""
-        self._reload()
-        return self._settings
+        return self._reload()
 
     @property
     def secrets(self) -> Secrets:
@@ -125,10 +125,7 @@ class App:
 
     def _secrets(self, spec: RunSpec) -> Secrets:
         """The same, and those that the run brings along. With every run the settings are looked at again."""
-        now = time.monotonic()
-        if self.engine.active <= BUSY_TURNS or now - self._looked_at > SAME_MOMENT_S:
-            self._looked_at = now
-            self._reload()
+        self.services.lately(config.reload_if_changed, self._reload)
         known = self.secrets
         if spec.route is None:
             return known

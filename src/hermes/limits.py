@@ -309,4 +309,4 @@ SOCKET_PATH_BYTES_MAX = 100
 # While more turns than this are at work, files that every turn looks at are looked at once for all that begin in a moment.
 BUSY_TURNS = 8
 SAME_MOMENT_S = 0.05
-GATHERED_MAX = 256
+LATELY_MAX = 256

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -19,10 +18,11 @@ from hermes.agent.surroundings import gather
 from hermes.agent.turn import Services, Turn
 from hermes.config import Settings
 from hermes.errors import ConfigError
-from hermes.limits import BUSY_TURNS, GATHERED_MAX, LEAN_WINDOW_TOKENS, SAME_MOMENT_S
+from hermes.limits import LEAN_WINDOW_TOKENS
 from hermes.providers.base import Message, Route, ToolSchema
 from hermes.runs.control import Stopped
 from hermes.runs.engine import LiveRun
+from hermes.runs.spec import RouteChoice
 from hermes.store.base import Row
 from hermes.store.rows import row_of_message
 from hermes.tools.mcp import PREFIX as SERVER_PREFIX
@@ -109,10 +109,17 @@ def _routes(
 ) -> tuple[list[Route], Failure | None]:
     chosen = live.spec.route
     try:
-        found = routes.routes(settings, chosen, session["model"] if session and chosen is None else None)
-        return [_with_window(route, services) for route in found], None
+        model = session["model"] if session and chosen is None else None
+        if chosen is not None:
+            return _found(services, settings, chosen, None), None
+        known = services.lately((_found, settings, model), lambda: _found(services, settings, None, model))
+        return [*known], None
     except ConfigError as error:
         return [routes.LOCAL], Failure("unknown", None, "", str(error), False, "agent_incomplete")
+
+
+def _found(services: Services, settings: Settings, chosen: RouteChoice | None, model: str | None) -> list[Route]:
+    return [_with_window(route, services) for route in routes.routes(settings, chosen, model)]
 
 
 async def _equip(turn: Turn, client_tools: dict[str, ToolSchema]) -> None:
@@ -153,7 +160,8 @@ async def _offered(turn: Turn) -> dict[str, ToolDef]:
         sets &= LEAN
     if not spec.answerable:
         sets -= {"clarify"}
-    tools = services.registry().offered(sets, settings)
+    known = services.lately((_offered, settings, frozenset(sets)), lambda: services.registry().offered(sets, settings))
+    tools = {**known}
     if any(name.startswith(SERVER_PREFIX) for name in sets):
         told = services.desks.of(spec.session_id, spec.parent_session_id if spec.parent else None).told
         with suppress(Stopped):  # then it ends with what there is, and says so by the usual way
@@ -218,16 +226,12 @@ async def _gathered(turn: Turn, facts: dict[str, Any]) -> PromptInputs:
     """What the prompt is made of, as it lies on the disk, or, when there is much to do, as it lay there a moment ago."""
     live, spec, services = turn.live, turn.live.spec, turn.services
     whose = (spec.source, spec.workdir, spec.context_files, spec.memory, spec.owner, spec.session_key)
-    key, now = (turn.settings, *whose, *facts.values()), time.monotonic()
-    looked_at, inputs = services.gathered.get(key, (0.0, None))
-    busy = services.outside.engine().active > BUSY_TURNS
-    if inputs is None or not busy or now - looked_at > SAME_MOMENT_S:
+    key = (gather, turn.settings, *whose, *facts.values())
+    inputs: PromptInputs | None = services.lately.get(key)
+    if inputs is None:
         async with live.controls.stop.scope():
             inputs = await services.files.call(partial(gather, services.home, turn.settings, spec, **facts))
-        if not busy or len(services.gathered) >= GATHERED_MAX:
-            services.gathered.clear()
-        if busy:
-            services.gathered[key] = now, inputs
+        services.lately.keep(key, inputs)
     return inputs
 
 

@@ -26,9 +26,9 @@ from hermes.tools.registry import Registry, ToolDef
 
 if TYPE_CHECKING:
     from hermes.agent.media import Deliverables
-    from hermes.agent.prompt import PromptInputs
     from hermes.config import Settings
     from hermes.home import Home
+    from hermes.lately import Lately
     from hermes.tools.mcp import Servers
     from hermes.tools.world import Outside
 
@@ -83,10 +83,9 @@ class Services:
     background: Callable[[Coroutine[Any, Any, None]], None]
     outside: Outside
     mcp: Servers
+    lately: Lately
     learnt: Learnt = field(default_factory=Learnt)
     desks: Desks = field(default_factory=Desks)
-    # What prompts are made of, and when that was looked at.
-    gathered: dict[Any, tuple[float, PromptInputs | None]] = field(default_factory=dict)
     jitter: Callable[[], float] = random.random
 
 
