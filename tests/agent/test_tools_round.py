@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from hermes.threads import Threads
 from hermes.tools import clarify
 from hermes.tools import round as tool_round
 from hermes.tools.registry import ToolError
+from hermes.tools.round import ToolRound
+from support.gateway import until
 from support.model_server import Call, ModelServer, Protocol, Reply
 
 from .conftest import MakeHouse
@@ -381,6 +386,37 @@ async def test_a_tool_past_its_time_is_cancelled_and_told_as_timeout(
     assert ran.tool_results()[0]["code"] == "timeout"
     assert ran.one("tool.finished")["status"] == "timeout"
     await nothing_left(server)
+
+
+async def test_what_a_tool_says_that_was_stopped_twice_is_no_complaint() -> None:
+    complaints: list[Json] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    began, go, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def look(_: Any, __: Json) -> Json:
+        began.set()
+        go.wait(10)
+        ended.set()
+        raise ToolError("It was stopped.", "interrupted")
+
+    threads = Threads(1)
+    rounds = object.__new__(ToolRound)
+    rounds._threads = threads
+    ctx: Any = SimpleNamespace(cancelled=threading.Event())
+    work = asyncio.create_task(rounds._in_thread(tool("look", look), ctx, {}))
+    await until(began.is_set)
+    work.cancel()
+    await until(ctx.cancelled.is_set)
+    work.cancel()
+    await asyncio.wait([work])
+    assert work.cancelled()
+    go.set()
+    await until(ended.is_set)
+    await threads.call(lambda: None)  # behind which the other has been told
+    del work
+    gc.collect()
+    assert not complaints
+    threads.close()
 
 
 async def test_a_blocking_tool_that_ignores_its_end_is_given_up(

@@ -343,6 +343,7 @@ class ToolRound:
             answer: Answer = await asyncio.shield(job.future)
         except asyncio.CancelledError:
             ctx.cancelled.set()
+            job.future.add_done_callback(_heard)
             _, late = await asyncio.wait([job.future], timeout=STUBBORN_S_MAX)
             if late:
                 job.abandon()
@@ -389,6 +390,12 @@ class ToolRound:
 
 
 _STATUSES: dict[str, Status] = {"blocked": "blocked", "timeout": "timeout", "interrupted": "interrupted"}
+
+
+def _heard(done: asyncio.Future[Any]) -> None:
+    """What a call that was given up ends with concerns nobody."""
+    if not done.cancelled():
+        done.exception()
 
 
 def _refused(refusal: ToolError, work: Work) -> tuple[Status, Answer]:
