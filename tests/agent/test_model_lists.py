@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
@@ -54,6 +55,7 @@ async def listing() -> AsyncIterator[Listing]:
 async def settled(app: App) -> None:
     while app._background:
         await next(iter(app._background))
+        await asyncio.sleep(0)  # one that has ended leaves a moment later
 
 
 @pytest.mark.parametrize(
