@@ -306,7 +306,7 @@ LOCAL_START_S_MAX = 300.0
 LOCAL_END_S_MAX = 5.0
 SOCKET_PATH_BYTES_MAX = 100
 
-# While more turns than this are at work, files that every turn looks at are looked at once for all that begin in a moment.
+# While more turns than this are at work, what every turn looks at is looked at once for all that begin in a moment.
 BUSY_TURNS = 8
 SAME_MOMENT_S = 0.05
 LATELY_MAX = 256

@@ -103,7 +103,15 @@ def test_what_is_not_alike_is_not_read(other: bytes) -> None:
     "first", [b"", b"data: x\n\n", b"data: {}\n\n", b"data: [DONE]\n\n", chunk(None), b"event: e\n\n"]
 )
 def test_there_is_nothing_to_find_where_no_text_is(first: bytes) -> None:
-    assert Alike(READ).texts(first + frames(["a"])) == ([], 0) if first else Alike(READ).texts(first) == ([], 0)
+    assert Alike(READ).texts(first + frames(["a"]) if first else first) == ([], 0)
+
+
+def test_thoughts_before_the_text_use_up_no_look() -> None:
+    alike = Alike(READ)
+    for _ in range(3 * LOOKS_MAX):
+        assert alike.texts(chunk(None, delta={"reasoning_content": "hm"})) == ([], 0)
+    body = frames(["a", "b"])
+    assert alike.texts(body) == (["a", "b"], len(body))
 
 
 def test_an_answer_whose_events_are_never_alike_is_soon_left_alone() -> None:

@@ -62,9 +62,9 @@ class Alike:
         event = chunk[len(_FRAME) : end]
         if self._looks <= 0 or end < 0 or not chunk.startswith(_FRAME) or b"\n" in event or b"\r" in event:
             return False
-        self._looks -= 1
         if not (text := self._read([event], 0)):
             return False
+        self._looks -= 1
         another = "+" if text[0] != "+" else "-"
         for before, after in _around(text[0], event):
             if self._read([b'%b"%b"%b' % (before, another.encode(), after)], 0) == [another]:

@@ -72,21 +72,21 @@ async def _read_bytes(request: web.Request, limit: int) -> bytes:
     try:
         if request.content.is_eof():  # what has come already need not be waited for
             parts.append(request.content.read_nowait())
+            size = len(parts[0])
         else:
             async with asyncio.timeout(BODY_S_MAX):
                 async for part in request.content.iter_any():
+                    parts.append(part)
                     size += len(part)
                     if size > limit:
-                        raise _too_large(limit)
-                    parts.append(part)
+                        break
     except TimeoutError:
         raise ApiError(408, f"The body did not come within {BODY_S_MAX:.0f} seconds.", "request_timeout") from None
     except (web.RequestPayloadError, HTTPException, ValueError) as error:
         raise ApiError(400, f"The body could not be read: {error}", "bad_request") from None
-    data = parts[0] if len(parts) == 1 else b"".join(parts)
-    if len(data) > limit:
+    if size > limit:
         raise _too_large(limit)
-    return data
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _too_large(limit: int) -> ApiError:
