@@ -245,6 +245,14 @@ SANDBOX_OPEN_FILES_MAX = 4096
 SANDBOX_FILE_BYTES_MAX = 10 * 1024**3
 SANDBOX_START_S_MAX = 10.0
 SANDBOX_PROBE_S_MAX = 10.0
+# A sandbox without a command is taken down after this time, and the longest idle one when there are more.
+SANDBOX_IDLE_S_MAX = 600.0
+SANDBOXES_IDLE_MAX = 16
+# What is looked at in a workspace: folders that are watched while commands run, and files that are mounted read-only.
+# Where commands reach the proxy, in their own network namespace.
+SANDBOX_PROXY_PORT = 3128
+WATCHED_FOLDERS_MAX = 50_000
+PROTECTED_PATHS_MAX = 10_000
 CONTAINER_IDLE_S_MAX = 600.0
 CONTAINER_CALL_S_MAX = 60.0
 CONTAINER_PULL_S_MAX = 600.0

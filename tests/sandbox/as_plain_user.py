@@ -21,7 +21,7 @@ async def main(folder: Path) -> None:
     (home.path / ".env").write_text("KEY=planted")
     env = {"PATH": "/usr/bin:/bin", "HOME": str(home.sandbox / "s/home")}
     place = Place(home, home.workspace, home.sandbox / "s/home", env=env)
-    sandbox = bubblewrap.Bubblewrap(place, bubblewrap.probe().features)
+    sandbox = bubblewrap.Bubblewrap(place)
     wrote = (await output(sandbox, "echo 1 > made; cat made")).strip()
     seen = (await output(sandbox, f"cat {home.path}/.env 2>/dev/null | wc -l")).strip()
     storm = await output(sandbox, "storm() { storm | storm & }; storm; sleep 0.5; ulimit -a")

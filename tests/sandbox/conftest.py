@@ -110,7 +110,7 @@ async def make(request: pytest.FixtureRequest, place: Place) -> AsyncIterator[Ma
         where = replace(place, **changes)
         kinds: Mapping[str, Callable[[], Sandbox]] = {
             "local": lambda: Local(where),
-            "bubblewrap": lambda: Bubblewrap(where, bubblewrap.probe().features),
+            "bubblewrap": lambda: Bubblewrap(where),
             "docker": lambda: Docker(where, "image", "s1"),
         }
         made.append(kinds[request.param]())
@@ -129,12 +129,20 @@ def sandbox(make: Maker) -> Sandbox:
 
 def needs_bubblewrap() -> None:
     """Skip where bubblewrap cannot work, and say why."""
-    if failure := bubblewrap.probe().failure:
+    if failure := bubblewrap.probe():
         pytest.skip(f"bubblewrap does not work here: {failure}")
 
 
 @pytest.fixture
-def wrapped(place: Place) -> Callable[..., Sandbox]:
+async def wrapped(place: Place) -> AsyncIterator[Callable[..., Sandbox]]:
     """Makes sandboxes of bubblewrap."""
     needs_bubblewrap()
-    return lambda **changes: Bubblewrap(replace(place, **changes), bubblewrap.probe().features)
+    made: list[Sandbox] = []
+
+    def making(**changes: Any) -> Sandbox:
+        made.append(Bubblewrap(replace(place, **changes)))
+        return made[-1]
+
+    yield making
+    for sandbox in made:
+        await sandbox.stop()

@@ -17,7 +17,7 @@ async def main(backend: str, way: str, seconds: str, folder: Path) -> None:
     workspace.mkdir(exist_ok=True)
     env = {"PATH": "/usr/bin:/bin"}
     place = Place(Home(folder / "home"), workspace, folder / "home/sandbox/s/home", env=env)
-    sandbox: Sandbox = Local(place) if backend == "local" else Bubblewrap(place, bubblewrap.probe().features)
+    sandbox: Sandbox = Local(place) if backend == "local" else Bubblewrap(place)
     process = await sandbox.spawn(["/bin/sh", "-c", f"setsid sleep {seconds} & echo ready; sleep {seconds}"])
     async for _ in process.chunks():
         break

@@ -14,7 +14,6 @@ from hermes.errors import ConfigError
 from hermes.home import Home
 from hermes.sandbox import bubblewrap, choose, docker
 from hermes.sandbox.base import SandboxError
-from hermes.sandbox.bubblewrap import Probe
 from hermes.sandbox.choose import Choice, Sandboxes, child_env, choice, folder_name, workspace_of
 
 from .conftest import needs_bubblewrap, sh
@@ -45,7 +44,7 @@ def settings(home: Home, environ: dict[str, str] | None = None, **terminal: Any)
 def test_the_backend(
     home: Home, monkeypatch: pytest.MonkeyPatch, wanted: str, bubblewrap_fails: str, docker_fails: str, expected: Any
 ) -> None:
-    monkeypatch.setattr(bubblewrap, "probe", lambda: Probe(bubblewrap_fails))
+    monkeypatch.setattr(bubblewrap, "probe", lambda: bubblewrap_fails)
     monkeypatch.setattr(docker, "probe", lambda image: docker_fails)
     if isinstance(expected, Choice):
         assert choice(settings(home, backend=wanted)) == expected
@@ -131,7 +130,7 @@ async def test_the_sandbox_of_a_session(home: Home, monkeypatch: pytest.MonkeyPa
     workspace = workspace_of(home, given, "default", None)
     one = await sandboxes.of(given, "s1", workspace)
     assert await sandboxes.of(given, "s1", workspace) is one
-    assert await sandboxes.of(given, "s1", workspace, git_writable=True) is not one
+    assert await sandboxes.of(given, "s1", workspace, granted=[workspace / '.git']) is not one
     other = await sandboxes.of(given, "s2", workspace)
     assert (await sh(one, "echo one > ~/x; ulimit -v; echo $HOME")).output == f"1024000\n{home.sandbox}/s1/home\n"
     assert (await sh(other, "cat ~/x")).code == 1

@@ -34,6 +34,7 @@ def after(call: list[str], option: str) -> list[str]:
 
 async def test_a_container_is_made_with_every_restraint(fake_docker: Path, place: Place, tmp_path: Path) -> None:
     (place.workspace / ".git/hooks").mkdir(parents=True)
+    (place.workspace / ".git/config").touch()
     (place.workspace / ".env").touch()
     odd = tmp_path / 'odd, "name"'
     odd.mkdir()
@@ -61,6 +62,7 @@ async def test_a_container_is_made_with_every_restraint(fake_docker: Path, place
         f"type=bind,source={work},target={work}",
         f"type=bind,source=/dev/null,target={work}/.env,readonly",
         f"type=bind,source={work}/.git,target={work}/.git",
+        f"type=bind,source={work}/.git/config,target={work}/.git/config,readonly",
         f"type=bind,source={work}/.git/hooks,target={work}/.git/hooks,readonly",
         f"type=tmpfs,target={work}/scopes",
         f'type=bind,"source={quoted}","target={quoted}",readonly',
@@ -86,7 +88,7 @@ async def test_one_container_for_a_session_until_something_else_is_to_be_shown(f
     await sh(sandbox, "true")
     await asyncio.gather(*(sh(sandbox, "true") for _ in range(5)))
     assert len(calls(fake_docker, "run")) == 1
-    await sh(sandbox, "mkdir -p .git/hooks")
+    (place.workspace / ".vscode").mkdir()
     await sh(sandbox, "true")
     assert "target" in after(calls(fake_docker, "run")[-1], "--mount")[-2]
     assert len(calls(fake_docker, "run")) == 2

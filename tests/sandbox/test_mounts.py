@@ -40,18 +40,9 @@ def test_a_project(place: Place, project: Path) -> None:
         "project": "rw",
         "project/.env": "hide",
         "project/.env.local": "hide",
-        "project/.git": "rw",
-        "project/.git/config": "ro",
-        "project/.git/hooks": "ro",
-        "project/.git/modules": "rw",
-        "project/.git/modules/sub": "rw",
-        "project/.git/modules/sub/config": "ro",
-        "project/.git/modules/sub/hooks": "ro",
         "project/key.p12": "hide",
     }
     assert told(place, workspace=project) == guarded
-    free = {path: mode for path, mode in guarded.items() if ".git" not in path}
-    assert told(place, workspace=project, git_writable=True) == free
 
 
 def test_the_home_inside_a_workspace_is_hidden_but_for_what_is_ours(place: Place, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ HELD: dict[str, Callable[[Json], bool]] = {
     "redaction": lambda answer: _ran(answer) and MARK in answer["output"],
 }
 # A guard that is the same everywhere is tried once.
-EVERYWHERE = "=" if bubblewrap.probe().failure else ""
+EVERYWHERE = "=" if bubblewrap.probe() else ""
 CLOSED = [attempt for attempt in ATTEMPTS if attempt.defence != "open"]
 
 

@@ -74,7 +74,7 @@ def _settings(telling: Path) -> dict[str, Any]:
         "fallback_providers": [{"model": "m", "base_url": "http://127.0.0.1:9/v1", "api_key": NAMED["fallback"]}],
         "mcp_servers": {"telling": {**server, "env": {"PASS": NAMED["mcp_env"]}}, "far": far},
         "mcp_discovery_timeout": 30,
-        "terminal": {"backend": "local" if bubblewrap.probe().failure else "bubblewrap"},
+        "terminal": {"backend": "local" if bubblewrap.probe() else "bubblewrap"},
         "approvals": {"mode": "off"},
         "logging": {"level": "DEBUG"},
     }

@@ -135,7 +135,7 @@ def left(home: Path) -> set[str]:
 @pytest.fixture(params=["bubblewrap", "local"])
 async def scene(start: Start, home_folder: Path, request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
     """Nobody is asked for leave here. Behind every test nothing is left that was not there before."""
-    if request.param == "bubblewrap" and (failure := bubblewrap.probe().failure):
+    if request.param == "bubblewrap" and (failure := bubblewrap.probe()):
         pytest.skip(f"bubblewrap does not work here: {failure}")
     api = await start(settings={"terminal": {"backend": request.param}, "approvals": {"mode": "off"}})
     with socket.socket() as free:
@@ -318,12 +318,12 @@ async def test_a_stop_before_a_command_is_there_waits_for_it_and_ends_it(
 async def test_a_signal_that_comes_before_the_command_is_not_lost(
     tmp_path: Path, backend: str, argv: list[str]
 ) -> None:
-    if backend == "bubblewrap" and (failure := bubblewrap.probe().failure):
+    if backend == "bubblewrap" and (failure := bubblewrap.probe()):
         pytest.skip(f"bubblewrap does not work here: {failure}")
     (tmp_path / "work").mkdir()
     (tmp_path / "private").mkdir()
     place = Place(Home(tmp_path / "home"), tmp_path / "work", tmp_path / "private", env={"PATH": "/usr/bin:/bin"})
-    sandbox = Local(place) if backend == "local" else bubblewrap.Bubblewrap(place, bubblewrap.probe().features)
+    sandbox = Local(place) if backend == "local" else bubblewrap.Bubblewrap(place)
     odds = random.Random(5)
     for _ in range(20):
         process = await sandbox.spawn(argv)

@@ -59,7 +59,7 @@ async def talk(start: Start, surface: str, home_folder: Path) -> Talk:
 
 def isolated() -> None:
     """What is only so where commands are kept apart."""
-    if failure := bubblewrap.probe().failure:
+    if failure := bubblewrap.probe():
         pytest.skip(f"bubblewrap does not work here: {failure}")
 
 

@@ -24,7 +24,7 @@ class Desk:
     """A house whose model calls tools, one call a turn, all in one session."""
 
     def __init__(self, make: MakeHouse, server: ModelServer, backend: str = "local", **settings: Any) -> None:
-        if backend == "bubblewrap" and (failure := bubblewrap.probe().failure):
+        if backend == "bubblewrap" and (failure := bubblewrap.probe()):
             pytest.skip(f"bubblewrap does not work here: {failure}")
         terminal_settings = {"backend": backend, **settings.pop("terminal", {})}
         self.house: House = make({"terminal": terminal_settings, **settings})

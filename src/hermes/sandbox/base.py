@@ -10,7 +10,6 @@ import signal
 import subprocess
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
@@ -22,10 +21,11 @@ if TYPE_CHECKING:
     from io import FileIO
 
     from hermes.sandbox.mounts import Mount, Place
+    from hermes.sandbox.workspace_watch import Watching
 
 log = logging.getLogger(__name__)
 Ended = Literal["exit", "timeout", "interrupted", "killed"]
-Parts = tuple["subprocess.Popen[bytes]", "FileIO"]
+Parts = tuple["Child", "FileIO"]
 
 # How a command is told to end: each signal with the seconds it has before the next.
 LADDER = ((signal.SIGINT, 2.0), (signal.SIGTERM, 3.0), (signal.SIGKILL, 10.0))
@@ -47,6 +47,38 @@ class Command:
     env: Mapping[str, str]
     network: bool
     seconds: float | None
+    # What a shell is to run, given to it as a descriptor: arguments can be read by every user.
+    script: bytes = b""
+
+
+class Child(Protocol):
+    """A process that was started for a command."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    async def exited(self) -> int:
+        """Its exit code, once it has ended."""
+
+
+class ChildProcess(subprocess.Popen[bytes]):
+    """A child of this process."""
+
+    async def exited(self) -> int:
+        try:
+            pidfd = os.pidfd_open(self.pid)
+        except (AttributeError, OSError):  # not on every system; a thread can wait everywhere
+            code = await asyncio.to_thread(self.wait)
+        else:
+            try:
+                await readable(pidfd)
+            finally:
+                os.close(pidfd)
+            code = self.wait()
+        return 128 - code if code < 0 else code
 
 
 class Handle(Protocol):
@@ -142,7 +174,7 @@ class Process:
             self.close()
 
     async def _supervise(self) -> int:
-        exited = asyncio.ensure_future(self._exited())
+        exited = asyncio.ensure_future(self._child.exited())
         await _first(self._seconds, exited, self._stop)
         if not exited.done():
             self.ended_by = self._stop.result() if self._stop.done() else "timeout"
@@ -173,19 +205,6 @@ class Process:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
-    async def _exited(self) -> int:
-        try:
-            pidfd = os.pidfd_open(self.pid)
-        except (AttributeError, OSError):  # not on every system; a thread can wait everywhere
-            code = await asyncio.to_thread(self._child.wait)
-        else:
-            try:
-                await readable(pidfd)
-            finally:
-                os.close(pidfd)
-            code = self._child.wait()
-        return 128 - code if code < 0 else code
-
 
 class Sandbox:
     """Where the commands of one session run. `isolated` ones show nothing of the machine but `mounts`."""
@@ -196,6 +215,8 @@ class Sandbox:
 
     def __init__(self, place: Place) -> None:
         self.place = place
+        # Over the folders that the user and commands share.
+        self.watching: Watching | None = None
         self._live: set[Process] = set()
 
     def mounts(self) -> list[Mount]:
@@ -210,11 +231,12 @@ class Sandbox:
         env: Mapping[str, str] | None = None,
         seconds: float | None = None,
         network: bool | None = None,
+        script: bytes = b"",
     ) -> Process:
         """Start a command. What is not given: the workspace, the environment of the place, no time limit, its network."""
         place = self.place
         env, network = place.env if env is None else env, place.network if network is None else network
-        command = Command(argv, cwd or str(place.workspace), env, network, seconds)
+        command = Command(argv, cwd or str(place.workspace), env, network, seconds, script)
         starting = asyncio.ensure_future(self._begin(command))
         try:
             # A start is never cut short: what began to run must be known, to be ended.
@@ -224,16 +246,9 @@ class Sandbox:
             raise
 
     async def _begin(self, command: Command) -> Process:
-        missing = await asyncio.to_thread(self.place.missing_controls) if self.isolated else []
-        process = Process(*await self._start(command), command.seconds, partial(self._leave, missing))
+        process = Process(*await self._start(command), command.seconds, self._live.discard)
         self._live.add(process)
         return process
-
-    def _leave(self, missing: Sequence[str], process: Process) -> None:
-        self._live.discard(process)
-        for path in missing:  # what could not be mounted does not stay, should it have been made
-            with contextlib.suppress(OSError):
-                os.unlink(path)
 
     async def _start(self, command: Command) -> tuple[Parts, Handle]:
         raise NotImplementedError
@@ -275,7 +290,7 @@ def launch(
     output = open(ours, "rb", buffering=0)  # noqa: SIM115  (closed by the process it is of)
     null = subprocess.DEVNULL
     try:
-        child = subprocess.Popen(  # noqa: S603  (what may be started was decided before)
+        child = ChildProcess(  # noqa: S603  (what may be started was decided before)
             argv, cwd=cwd, env=env, stdin=null, stdout=theirs, stderr=theirs, start_new_session=True, pass_fds=pass_fds
         )
     except (OSError, ValueError) as error:

@@ -8,11 +8,12 @@ import os
 import re
 import shutil
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from hermes.errors import ConfigError
+from hermes.guards.path_lists import below
 from hermes.home import Home, make_private_folder
 from hermes.sandbox import bubblewrap, docker
 from hermes.sandbox.base import Sandbox, SandboxError
@@ -49,7 +50,7 @@ def choice(settings: Settings) -> Choice:
     wanted = settings.get("terminal.backend", str)
     if wanted == "local":
         return Choice("local", isolated=False)
-    found = docker.probe(settings.get("terminal.docker_image")) if wanted == "docker" else bubblewrap.probe().failure
+    found = docker.probe(settings.get("terminal.docker_image")) if wanted == "docker" else bubblewrap.probe()
     if not found:
         return Choice("bubblewrap" if wanted == "auto" else wanted, isolated=True)
     if wanted == "auto":
@@ -128,6 +129,14 @@ class Sandboxes:
     def __init__(self, home: Home) -> None:
         self._home = home
         self._known: weakref.WeakValueDictionary[str, Sandbox] = weakref.WeakValueDictionary()
+        # Reserved names that the user has allowed, for any session: none of their sandboxes sets them aside.
+        self._granted: set[str] = set()
+
+    def grant(self, path: Path) -> None:
+        self._granted.add(str(path))
+
+    def _is_granted(self, path: str) -> bool:
+        return any(below(path, granted) for granted in self._granted)
 
     async def start(self, settings: Settings) -> Choice:
         """Try what the settings mean, and clear away what an earlier process has left."""
@@ -137,23 +146,27 @@ class Sandboxes:
             await docker.sweep(self._home)
         return chosen
 
-    async def of(self, settings: Settings, session_id: str, workspace: Path, *, git_writable: bool = False) -> Sandbox:
-        """The sandbox of a session that works in this folder; `git_writable` after a grant."""
+    async def of(
+        self, settings: Settings, session_id: str, workspace: Path, *, granted: Sequence[Path] = ()
+    ) -> Sandbox:
+        """The sandbox of a session that works in this folder; `granted` are reserved names that it may write."""
         backend = (await asyncio.to_thread(choice, settings)).name
-        place = self._place(settings, backend, session_id, _real(workspace), git_writable)
+        place = self._place(settings, backend, session_id, _real(workspace), tuple(granted))
         image = settings.get("terminal.docker_image", str)
         key = repr((backend, image, session_id, place))
         if (found := self._known.get(key)) is None:
             if backend == "docker":
-                found = Docker(place, image, session_id)
+                found = Docker(place, image, session_id, self._is_granted)
             elif backend == "bubblewrap":
-                found = Bubblewrap(place, bubblewrap.probe().features)
+                found = Bubblewrap(place, self._is_granted)
             else:
                 found = Local(place)
             self._known[key] = found
         return found
 
-    def _place(self, settings: Settings, backend: str, session_id: str, workspace: Path, git_writable: bool) -> Place:
+    def _place(
+        self, settings: Settings, backend: str, session_id: str, workspace: Path, granted: tuple[Path, ...]
+    ) -> Place:
         name = folder_name(session_id)
         private = self._home.sandbox / name / "home"
         return Place(
@@ -163,7 +176,7 @@ class Sandboxes:
             uploads=self._home.uploads / name,
             ro=tuple(_real(path) for path in settings.get("terminal.sandbox_ro")),
             rw=tuple(_real(path) for path in settings.get("terminal.sandbox_rw")),
-            git_writable=git_writable,
+            granted=granted,
             network=settings.get("terminal.network", bool),
             memory_mb=settings.get("terminal.container_memory", int),
             cpus=settings.get("terminal.container_cpu", float),

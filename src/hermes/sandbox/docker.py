@@ -10,7 +10,7 @@ import io
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from hermes.home import Home
 from hermes.limits import (
@@ -33,7 +33,8 @@ from hermes.sandbox.base import (
     failure_of,
     launch,
 )
-from hermes.sandbox.mounts import Mount, Place, plan, trial
+from hermes.sandbox.mounts import Mode, Mount, Place, plan, trial, writable_roots
+from hermes.sandbox.workspace_watch import Watching
 
 _CLIENT_VARIABLES = ("DOCKER_", "XDG_", "PATH", "HOME")
 # `$0` is a file in the private folder, which both sides see at the same path.
@@ -60,8 +61,11 @@ class Docker(Sandbox):
     name = "docker"
     isolated = True
 
-    def __init__(self, place: Place, image: str, session_id: str) -> None:
+    def __init__(
+        self, place: Place, image: str, session_id: str, is_granted: Callable[[str], bool] | None = None
+    ) -> None:
         super().__init__(place)
+        self.watching = self._watching = Watching(functools.partial(writable_roots, place), is_granted or place.is_granted)
         self._image, self._session_id = image, session_id
         self._containers: dict[tuple[str, ...], Container] = {}
         self.making = asyncio.Lock()
@@ -70,10 +74,16 @@ class Docker(Sandbox):
         return plan(self.place)
 
     async def _start(self, command: Command) -> tuple[Parts, Handle]:
-        arguments = await asyncio.to_thread(_isolation, self.place, command.network)
-        async with self.making:
-            container = await self._container((*arguments, self._image))
-            container.enter()
+        await asyncio.to_thread(plan, self.place)  # refuses what can be no workspace before anything is looked at
+        watch = await self._watching.enter()
+        try:
+            arguments = await asyncio.to_thread(_isolation, self.place, command.network, watch.covers)
+            async with self.making:
+                container = await self._container((*arguments, self._image))
+                container.enter()
+        except BaseException:
+            await self._watching.abandon()
+            raise
         try:
             record = await asyncio.to_thread(Record, self.place.private)
             try:
@@ -88,8 +98,9 @@ class Docker(Sandbox):
                 raise
         except BaseException:
             await container.leave()
+            await self._watching.abandon()
             raise
-        return parts, Exec(container, record)
+        return parts, Exec(container, record, self._watching)
 
     async def _container(self, arguments: tuple[str, ...]) -> Container:
         for other in [key for key, found in self._containers.items() if key != arguments and not found.active]:
@@ -116,6 +127,7 @@ class Docker(Sandbox):
         async with self.making:
             while self._containers:
                 await self._containers.popitem()[1].remove()
+        await self._watching.close()
 
 
 class Container:
@@ -163,8 +175,8 @@ class Container:
 class Exec:
     """A command in a container. A signal to the client would not reach it: signals are sent from within."""
 
-    def __init__(self, container: Container, record: Record) -> None:
-        self._container, self._record = container, record
+    def __init__(self, container: Container, record: Record, watching: Watching) -> None:
+        self._container, self._record, self._watching = container, record, watching
         self._sent: list[subprocess.Popen[bytes]] = []
 
     def signal(self, number: int) -> None:
@@ -185,16 +197,17 @@ class Exec:
             await asyncio.to_thread(child.wait)
         self._record.close()
         await self._container.leave()
+        await self._watching.leave()
 
 
-def _isolation(place: Place, network: bool) -> list[str]:
+def _isolation(place: Place, network: bool, covers: Mapping[str, Mode] | None = None) -> list[str]:
     """What keeps a container apart. Looks at the disk."""
     memory = f"{place.memory_mb}m"
     arguments = ["--init", "--read-only", "--network", "bridge" if network else "none", "--cap-drop", "ALL"]
     arguments += ["--security-opt", "no-new-privileges", "--user", f"{os.getuid()}:{os.getgid()}"]
     arguments += ["--memory", memory, "--memory-swap", memory, "--cpus", f"{place.cpus:g}"]
     arguments += ["--pids-limit", str(SANDBOX_PROCESSES_MAX), "--tmpfs", f"/tmp:rw,exec,mode=1777,size={memory}"]  # noqa: S108
-    for mount in plan(place):
+    for mount in plan(place, covers):
         if mount.mode == "hide" and mount.is_dir:
             fields = ["type=tmpfs", f"target={mount.path}"]
         else:

@@ -21,7 +21,7 @@ Mode = Literal["rw", "ro", "hide"]
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A folder or file at its own path. `within` is the writable mount around it, where it could be swapped for a link."""
+    """A folder or file at its own path. `within` is the root around it; a root has none."""
 
     path: str
     mode: Mode
@@ -30,22 +30,6 @@ class Mount:
     @property
     def is_dir(self) -> bool:
         return os.path.isdir(self.path)
-
-    def open(self) -> int:
-        """A descriptor of just what was looked at: no link on the way is followed."""
-        flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(self.within or "/", flags | os.O_DIRECTORY)
-        try:
-            for name in os.path.relpath(self.path, self.within or "/").split("/"):
-                inner = os.open(name, flags, dir_fd=fd)
-                os.close(fd)
-                fd = inner
-                if stat.S_ISLNK(os.fstat(fd).st_mode):
-                    raise SandboxError(f"{self.path} has become a link.")
-        except BaseException:
-            os.close(fd)
-            raise
-        return fd
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,24 +42,27 @@ class Place:
     uploads: Path | None = None
     ro: tuple[Path, ...] = ()
     rw: tuple[Path, ...] = ()
-    git_writable: bool = False
+    granted: tuple[Path, ...] = ()
     network: bool = False
     memory_mb: int = 5120
     cpus: float = 1.0
     user_home: Path = field(default_factory=lambda: Path(os.path.expanduser("~")))
     env: Mapping[str, str] = field(default_factory=dict)
 
-    def missing_controls(self) -> list[str]:
-        """What would lead a repository to other hooks and settings, and is not there to be mounted. Blocks."""
-        roots = [] if self.git_writable else [self.workspace, *self.rw]
-        paths = [f"{root}/.git/commondir" for root in roots if os.path.isdir(f"{root}/.git")]
-        return [path for path in paths if not os.path.lexists(path)]
+    def is_granted(self, path: str) -> bool:
+        """Whether the user has allowed this reserved name, or one around it, to be written."""
+        return any(below(path, str(folder)) for folder in self.granted)
 
 
-def plan(place: Place) -> list[Mount]:
+def writable_roots(place: Place) -> list[str]:
+    """The folders of the user that commands may write to."""
+    return [_real(path) for path in (place.workspace, *place.rw) if os.path.isdir(path) and _real(path) != "/"]
+
+
+def plan(place: Place, covers: Mapping[str, Mode] | None = None) -> list[Mount]:
     """Every mount, outer ones first. What the path guard refuses is hidden, or read-only where only writing is refused.
 
-    Rules for any folder are held to at the top of each mount; looking for their names everywhere would take too long.
+    `covers` are found by looking into the workspace; the rules for any folder are held to at the top of each root.
     """
     make_private_folder(place.private)
     workspace, private = _real(place.workspace), _real(place.private)
@@ -88,10 +75,6 @@ def plan(place: Place) -> list[Mount]:
     if workspace == "/" or workspace not in roots:
         raise SandboxError(f"{workspace} cannot be the workspace of a sandbox.", hint="another folder")
     roots.pop("/", None)
-    for git in [f"{root}/.git" for root, mode in roots.items() if mode == "rw" and not place.git_writable]:
-        with contextlib.suppress(OSError):
-            if not os.path.islink(git):
-                os.mkdir(f"{git}/hooks")  # what is not there could not be mounted, and so could be made
     mounts: dict[str, Mount] = {}
     for path, mode in _refused(place, list(roots)):
         for root in [root for root in roots if root not in own and below(root, path)]:
@@ -109,6 +92,10 @@ def plan(place: Place) -> list[Mount]:
                 # A mount cannot be renamed: so what lies in it stays where its rule finds it again.
                 for above in _between(around, path):
                     mounts.setdefault(above, Mount(above, "rw", around))
+    for path, mode in (covers or {}).items():
+        around = max((root for root in roots if root != path and below(path, root)), key=len, default="")
+        if around and roots[around] == "rw" and path not in roots:
+            mounts.setdefault(path, Mount(path, mode, around))
     hidden = {path for path, mount in mounts.items() if mount.mode == "hide"}
     for path, around in [(mount.path, mount.within) for mount in mounts.values()]:
         if hidden.intersection(_between(around, path)):
@@ -122,8 +109,7 @@ def trial() -> Iterator[Place]:
     """A place to try a sandbox in, with something of every kind."""
     with tempfile.TemporaryDirectory(prefix="hermes-probe-") as folder:
         base = Path(_real(folder))
-        (base / "work/.git/hooks").mkdir(parents=True)
-        (base / "work/.git/config").touch()
+        (base / "work/.git").mkdir(parents=True)
         (base / "work/.env").touch()
         yield Place(Home(base / "home"), base / "work", base / "home/sandbox/probe/home")
 
@@ -133,7 +119,7 @@ def _refused(place: Place, roots: list[str]) -> Iterator[tuple[str, Mode]]:
     ours = [place.home.root, *(place.home.path / area for area in APART)]
     yield from ((_real(path), "hide") for path in ours if path.exists())
     for rule in RULES:
-        if rule.base == "hermes" or (rule.name == "git_control" and place.git_writable):
+        if rule.base == "hermes" or rule.name == "git_control":
             continue
         mode: Mode = "hide" if "r" in rule.modes else "ro"
         for base in {"/": ["/"], "~": [str(place.user_home)], "any": roots}[rule.base]:

@@ -1,0 +1,537 @@
+"""Keeps commands from planting what the user's own tools would run: reserved names and settings of git.
+
+What is there when a sandbox is built is covered by read-only mounts (`covers`). What appears while commands run is found
+by inotify and made harmless at once: a reserved name is renamed to `NAME.needs-approval`, and a repository keeps only
+settings that run nothing. Everything here blocks; folders are reached by descriptor, through no symbolic link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import errno
+import fnmatch
+import logging
+import os
+import select
+import stat
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
+
+from hermes.guards.path_lists import RESERVED_NAMES, RULES, below, plain
+from hermes.limits import PROTECTED_PATHS_MAX, WATCHED_FOLDERS_MAX
+from hermes.sandbox.base import SandboxError
+from hermes.sandbox.git_config import check_config, referenced_paths
+
+log = logging.getLogger(__name__)
+Cover = Literal["ro", "rw", "hide"]
+
+SUFFIX = ".needs-approval"
+# Not looked into: nobody's shell or editor works there, and there may be a hundred thousand folders.
+_SKIPPED = frozenset({"node_modules", "__pycache__", "site-packages", ".venv", ".tox", ".mypy_cache", ".pytest_cache"})
+_GIT_FILES = ("config", "config.worktree", "commondir", "gitdir")
+_GIT_PARTS = {"head", "objects", "refs", "hooks", *_GIT_FILES}
+_CONFIG_BYTES_MAX = 1024 * 1024
+_RECHECK_S = 0.02
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+_IN_MODIFY, _IN_MOVED_TO, _IN_CREATE, _IN_Q_OVERFLOW, _IN_IGNORED = 0x2, 0x80, 0x100, 0x4000, 0x8000
+_IN_ONLYDIR, _IN_EXCL_UNLINK, _IN_MASK_ADD = 0x1000000, 0x4000000, 0x20000000
+_APPEARS = _IN_CREATE | _IN_MOVED_TO | _IN_ONLYDIR | _IN_EXCL_UNLINK
+_EVENT = struct.Struct("iIII")
+_libc = ctypes.CDLL(None, use_errno=True)
+_HIDDEN = [(rule.entries, rule.free) for rule in RULES if rule.base == "any" and "r" in rule.modes]
+
+
+class Watching:
+    """The watch of a sandbox over its life: made before its first command, and anew when what is to be covered has
+    changed while no command ran."""
+
+    def __init__(self, roots: Callable[[], Sequence[str]], is_granted: Callable[[str], bool]) -> None:
+        self._roots, self._is_granted = roots, is_granted
+        self._watch: WorkspaceWatch | None = None
+        self._lock = asyncio.Lock()
+        self._set_aside: dict[str, str] = {}
+        self.commands = 0
+
+    async def enter(self) -> WorkspaceWatch:
+        """A command is about to start."""
+        async with self._lock:
+            watch = self._watch
+            if watch is None or not (self.commands or await asyncio.to_thread(watch.begin)):
+                await self._close()
+                watch = self._watch = await asyncio.to_thread(self._make)
+            self.commands += 1
+            return watch
+
+    async def leave(self) -> None:
+        """A command has ended. What it has planted is set aside when this returns."""
+        async with self._lock:
+            self.commands -= 1
+            if (watch := self._watch) is not None:
+                await asyncio.to_thread(watch.settle if self.commands else watch.end)
+                self._set_aside |= watch.take_set_aside()
+
+    async def abandon(self) -> None:
+        """The command could not be started. What was found may be out of date: the next one looks again."""
+        async with self._lock:
+            self.commands -= 1
+            if not self.commands:
+                await self._close()
+
+    def take_set_aside(self) -> dict[str, str]:
+        """What was set aside since the last call: the path, and what is wrong with it."""
+        found, self._set_aside = self._set_aside, {}
+        return found
+
+    def restore(self, path: str) -> None:
+        if self._watch is not None:
+            self._watch.restore(path)
+
+    async def close(self) -> None:
+        async with self._lock:
+            await self._close()
+
+    async def _close(self) -> None:
+        if self._watch is not None:
+            watch, self._watch = self._watch, None
+            await asyncio.to_thread(watch.close)
+
+    def _make(self) -> WorkspaceWatch:
+        watch = WorkspaceWatch(self._roots(), self._is_granted)
+        try:
+            watch.scan()
+            watch.begin()
+        except BaseException:
+            watch.close()
+            raise
+        return watch
+
+
+class WorkspaceWatch:
+    """The writable folders of one sandbox. `scan` looks at all of them; `active` says that commands run, so that what
+    appears is theirs. `is_granted` tells what the user has allowed to be written."""
+
+    def __init__(self, roots: Sequence[str], is_granted: Callable[[str], bool]) -> None:
+        self._roots, self._is_granted = roots, is_granted
+        self._lock = threading.RLock()
+        self._inotify = _check(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+        self._watches: dict[int, str] = {}
+        self._complete = True
+        # Special names that were there at the scan, with their inodes; repositories that were not.
+        self._known: dict[str, int] = {}
+        self._made: set[str] = set()
+        self._reserved_paths: set[str] = set()
+        self._set_aside: dict[str, str] = {}
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC)
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self.covers: dict[str, Cover] = {}
+        self.active = False
+
+    # ---- from outside
+
+    def scan(self) -> None:
+        """Watch every folder, and list what is to be covered."""
+        with self._lock:
+            for root in self._roots:
+                self._enter(root, baseline=True)
+        if len(self.covers) > PROTECTED_PATHS_MAX:
+            raise SandboxError(f"The workspace has more than {PROTECTED_PATHS_MAX} protected files.", hint="a smaller one")
+
+    def begin(self) -> bool:
+        """Commands are about to run. False: what is to be covered has changed since the scan, by other hands."""
+        with self._lock:
+            if any(self._steers(path) for path, _ in self._events()):
+                return False
+            self.active = True
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="workspace-watch", daemon=True)
+                self._thread.start()
+            self._wake()
+            return True
+
+    def settle(self) -> None:
+        """Deal with all that has happened until now."""
+        with self._lock:
+            if self.active:
+                self._handle_events()
+                self._check_made()
+                if not self._complete:
+                    self._enter_all()
+
+    def end(self) -> None:
+        """The last command has ended: what appears from now on is the user's."""
+        with self._lock:
+            self.settle()
+            self.active = False
+
+    def take_set_aside(self) -> dict[str, str]:
+        """What was set aside since the last call: the path, and what is wrong with it."""
+        with self._lock:
+            found, self._set_aside = self._set_aside, {}
+            return found
+
+    def restore(self, path: str) -> None:
+        """Put back what was set aside; the user has allowed it."""
+        folder, name = os.path.split(path)
+        with self._lock, contextlib.suppress(OSError), _opened(folder, self._roots) as fd:
+            os.rename(f"{name}{SUFFIX}", name, src_dir_fd=fd, dst_dir_fd=fd)
+
+    def close(self) -> None:
+        self._closed = True
+        self._wake()
+        if self._thread is not None:
+            self._thread.join()
+        for fd in (self._inotify, self._wake_read, self._wake_write):
+            os.close(fd)
+
+    # ---- what happens
+
+    def _wake(self) -> None:
+        os.write(self._wake_write, b"\0")
+
+    def _run(self) -> None:
+        """While commands run, deal with what happens at once; otherwise leave it for `begin` to look at."""
+        while not self._closed:
+            fds = [self._wake_read, self._inotify] if self.active else [self._wake_read]
+            # A repository that a command has made can also be changed through another name of its files.
+            ready, _, _ = select.select(fds, [], [], _RECHECK_S if self.active and self._made else None)
+            if self._wake_read in ready:
+                os.read(self._wake_read, 4096)
+            with self._lock:
+                if self.active and not self._closed:
+                    try:
+                        self._handle_events()
+                        self._check_made()
+                    except Exception:
+                        log.exception("the workspace is not watched any more")
+                        return
+
+    def _enter_all(self) -> None:
+        for root in self._roots:
+            self._enter(root)
+
+    def _check_made(self) -> None:
+        for path in list(self._made):
+            self._check_repository(path)
+
+    def _handle_events(self) -> None:
+        for path, is_new in self._events():
+            if is_new:
+                self._appeared(path)
+            else:
+                self._check_repository(os.path.dirname(path))
+
+    def _events(self) -> Iterator[tuple[str, bool]]:
+        """Paths with whether they are new there; a folder that could not be followed is given as it is now."""
+        while True:
+            try:
+                data = os.read(self._inotify, 65_536)
+            except BlockingIOError:
+                return
+            at = 0
+            while at < len(data):
+                watch, mask, _, length = _EVENT.unpack_from(data, at)
+                name = os.fsdecode(data[at + _EVENT.size : at + _EVENT.size + length].rstrip(b"\0"))
+                at += _EVENT.size + length
+                if mask & _IN_Q_OVERFLOW:
+                    self._enter_all()
+                elif mask & _IN_IGNORED:
+                    self._watches.pop(watch, None)
+                elif (folder := self._watches.get(watch)) is not None and name:
+                    yield f"{folder}/{name}", bool(mask & (_IN_CREATE | _IN_MOVED_TO))
+
+    def _steers(self, path: str) -> bool:
+        name = plain(os.path.basename(path))
+        return name in RESERVED_NAMES or name == ".git" or name in _GIT_PARTS or _is_hidden(name)
+
+    def _appeared(self, path: str) -> None:
+        folder, name = os.path.split(path)
+        if self._is_granted(path) or path in self.covers:
+            return
+        key = plain(name)
+        if key in RESERVED_NAMES or path in self._reserved_paths:
+            self._rename(folder, name, "reserved name")
+        elif key == ".git":
+            self._appeared_git(folder, name)
+        else:
+            if key in _GIT_PARTS:
+                self._check_repository(folder)
+            if _is_folder(path):
+                self._enter(path)
+
+    def _appeared_git(self, folder: str, name: str) -> None:
+        path = f"{folder}/{name}"
+        if _is_folder(path):
+            self._enter_repository(path)
+            return
+        target = self._git_file_target(folder, name)
+        if target is None:
+            self._rename(folder, name, "leads to a repository elsewhere")
+        elif target not in self.covers:
+            self._enter_repository(target)
+
+    def _git_file_target(self, folder: str, name: str) -> str | None:
+        """The repository in these folders that a file `.git` leads to; None: it leads elsewhere, or is a link."""
+        text = self._read(folder, name)
+        if text is None or not text.startswith("gitdir:"):
+            return None
+        target = os.path.realpath(os.path.join(folder, text.removeprefix("gitdir:").strip()))
+        return target if any(below(target, root) for root in self._roots) and _is_folder(target) else None
+
+    # ---- folders
+
+    def _enter(self, path: str, *, baseline: bool = False) -> None:
+        """Watch a folder and all below it, and look at what they hold already."""
+        folders = [path]
+        while folders:
+            here = folders.pop()
+            with contextlib.suppress(OSError), _opened(here, self._roots) as fd:
+                self._watch(fd, here)
+                names = os.listdir(fd)
+                if not {"HEAD", "objects", "refs"}.issubset(names):
+                    folders += [f"{here}/{name}" for name in names if self._look(fd, here, name, baseline=baseline)]
+                elif baseline:
+                    self._cover_repository(here)
+                else:
+                    self._enter_repository(here)
+
+    def _look(self, fd: int, folder: str, name: str, *, baseline: bool) -> bool:
+        """Whether something is an ordinary folder to go on with."""
+        path, key = f"{folder}/{name}", plain(name)
+        try:
+            about = os.lstat(name, dir_fd=fd)
+        except OSError:
+            return False
+        is_folder = stat.S_ISDIR(about.st_mode)
+        if key not in RESERVED_NAMES and key != ".git" and path not in self._reserved_paths:
+            if baseline and _is_hidden(key) and stat.S_ISREG(about.st_mode):
+                self.covers[path] = "hide"
+            return is_folder and key not in _SKIPPED
+        if not baseline and self._known.get(path) != about.st_ino:
+            self._appeared(path)
+        if baseline:
+            self._known[path] = about.st_ino
+            if key == ".git" and is_folder:
+                self._cover_repository(path)
+            elif not self._is_granted(path):
+                self._cover(path)
+        return False
+
+    def _cover(self, path: str) -> None:
+        """Make a file or folder read-only; of a link, what it leads to in the workspace."""
+        real = os.path.realpath(path)
+        if os.path.exists(real) and any(real != root and below(real, root) for root in self._roots):
+            self.covers.setdefault(real, "ro")
+
+    def _watch(self, fd: int, path: str, more: int = 0) -> None:
+        if len(self._watches) >= WATCHED_FOLDERS_MAX:
+            self._complete = False
+            return
+        name = f"/proc/self/fd/{fd}".encode()
+        watch = _libc.inotify_add_watch(self._inotify, name, _APPEARS | more)
+        if watch >= 0:
+            self._watches[watch] = path
+        elif ctypes.get_errno() in (errno.ENOSPC, errno.ENOMEM):
+            self._complete = False
+
+    # ---- repositories
+
+    def _cover_repository(self, path: str) -> None:
+        """Keep what steers an existing repository as it is: its settings, hooks, and where it finds them."""
+        if self._is_granted(path):
+            return
+        if not _exists(path, "config"):
+            self._made.add(path)
+            return
+        self.covers[path] = "rw"
+        with contextlib.suppress(OSError), _opened(path, self._roots) as fd:
+            self._watch(fd, path)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir("hooks", dir_fd=fd)  # what is not there cannot be covered
+            for name in (*_GIT_FILES, "hooks"):
+                with contextlib.suppress(OSError):
+                    kind = stat.S_IFMT(os.lstat(name, dir_fd=fd).st_mode)
+                    if kind == (stat.S_IFDIR if name == "hooks" else stat.S_IFREG):
+                        self.covers[f"{path}/{name}"] = "ro"
+            inner = [f"{path}/modules", f"{path}/worktrees"]
+        for value in referenced_paths(self._read(path, "config") or ""):
+            self._cover_reference(path, value)
+        while inner:
+            here = inner.pop()
+            with contextlib.suppress(OSError), _opened(here, self._roots) as fd:
+                names = os.listdir(fd)
+                if "HEAD" in names:
+                    self._cover_module(fd, here, names)
+                else:
+                    inner += [f"{here}/{name}" for name in names]
+
+    def _cover_module(self, fd: int, path: str, names: list[str]) -> None:
+        """A submodule's or a worktree's own folder in the repository."""
+        if "config" in names:
+            self._cover_repository(path)
+            return
+        self.covers[path] = "rw"
+        self.covers |= {f"{path}/{name}": "ro" for name in _GIT_FILES if name in names}
+        self._watch(fd, path)
+
+    def _cover_reference(self, repository: str, value: str) -> None:
+        """What the settings of a repository name as more settings or as hooks, if it lies in the workspace."""
+        tree = os.path.dirname(repository)
+        for base in (tree, repository):
+            path = os.path.normpath(os.path.join(base, os.path.expanduser(value)))
+            if any(path != root and below(path, root) for root in self._roots):
+                self._reserved_paths.add(path)
+                if os.path.lexists(path):
+                    self._known[path] = os.lstat(path).st_ino
+                    self._cover(path)
+
+    def _enter_repository(self, path: str) -> None:
+        """A repository that commands have made: watched as long as they run."""
+        if self._is_granted(path) or path in self.covers:
+            return
+        with contextlib.suppress(OSError), _opened(path, self._roots) as fd:
+            self._watch(fd, path, _IN_MODIFY)
+            self._made.add(path)
+            with contextlib.suppress(OSError):
+                hooks = os.open("hooks", _OPEN, dir_fd=fd)
+                try:
+                    self._watch(hooks, f"{path}/hooks")
+                finally:
+                    os.close(hooks)
+            for name in ("modules", "worktrees"):
+                if _exists(path, name):
+                    self._enter(f"{path}/{name}")
+        self._check_repository(path)
+
+    def _check_repository(self, path: str) -> None:
+        if os.path.basename(path) == "hooks":
+            path = os.path.dirname(path)
+        if path not in self._made:
+            if path in self.covers:
+                for name in ("commondir", "config.worktree"):
+                    if f"{path}/{name}" not in self.covers and _exists(path, name):
+                        self._rename(path, name, "other settings for a repository")
+            elif all(_exists(path, name) for name in ("HEAD", "objects", "refs")):
+                self._enter_repository(path)
+            return
+        for name in ("config", "config.worktree"):
+            self._check_config(path, name)
+        if _exists(path, "commondir"):
+            text = self._read(path, "commondir") or "/"
+            target = os.path.realpath(os.path.join(path, text.strip()))
+            if target not in self._made and target not in self.covers:
+                self._rename(path, "commondir", "other settings for a repository")
+        self._check_hooks(path)
+
+    def _check_config(self, path: str, name: str) -> None:
+        if not _exists(path, name):
+            return
+        text = self._read(path, name)
+        if text is None:
+            self._rename(path, name, "not a plain file")
+            return
+        checked = check_config(text, lambda value: self._is_inside(path, value))
+        if not checked.removed:
+            return
+        with _opened(path, self._roots) as fd:
+            draft = f".{name}-{os.urandom(8).hex()}"
+            made = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=fd)
+            with os.fdopen(made, "w", encoding="utf-8", errors="surrogateescape") as file:
+                file.write(checked.text)
+            with contextlib.suppress(OSError):
+                os.rename(name, f"{name}{SUFFIX}", src_dir_fd=fd, dst_dir_fd=fd)
+            os.rename(draft, name, src_dir_fd=fd, dst_dir_fd=fd)
+        self._set_aside[f"{path}/{name}"] = f"has {', '.join(dict.fromkeys(checked.removed))}"
+
+    def _check_hooks(self, path: str) -> None:
+        hooks = f"{path}/hooks"
+        if not _exists(path, "hooks"):
+            return
+        if not _is_folder(hooks):
+            self._rename(path, "hooks", "not a plain folder")
+            return
+        with contextlib.suppress(OSError), _opened(hooks, self._roots) as fd:
+            self._watch(fd, hooks)
+            for name in os.listdir(fd):
+                if not name.endswith(".sample") and SUFFIX not in name:
+                    self._rename(hooks, name, "git hook")
+
+    def _is_inside(self, path: str, value: str) -> bool:
+        real = os.path.realpath(os.path.join(path, value))
+        return any(below(real, root) for root in self._roots)
+
+    # ---- files
+
+    def _read(self, folder: str, name: str) -> str | None:
+        """The text of a regular file; None for anything else."""
+        try:
+            with _opened(folder, self._roots) as parent:
+                fd = os.open(name, _READ, dir_fd=parent)
+            with os.fdopen(fd, "rb") as file:
+                about = os.fstat(fd)
+                if not stat.S_ISREG(about.st_mode) or about.st_size > _CONFIG_BYTES_MAX:
+                    return None
+                return file.read(_CONFIG_BYTES_MAX).decode("utf-8", "surrogateescape")
+        except OSError:
+            return None
+
+    def _rename(self, folder: str, name: str, reason: str) -> None:
+        try:
+            with _opened(folder, self._roots) as fd:
+                target = f"{name}{SUFFIX}"
+                with contextlib.suppress(FileNotFoundError):
+                    os.lstat(target, dir_fd=fd)
+                    os.rename(target, f"{target}.{os.urandom(4).hex()}", src_dir_fd=fd, dst_dir_fd=fd)
+                os.rename(name, target, src_dir_fd=fd, dst_dir_fd=fd)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            log.warning("%s/%s could not be set aside: %s", folder, name, error)
+            return
+        self._set_aside[f"{folder}/{name}"] = reason
+
+
+@contextlib.contextmanager
+def _opened(path: str, roots: Sequence[str]) -> Iterator[int]:
+    """A descriptor of a folder, entered name by name from its root without following links."""
+    root = max((root for root in roots if below(path, root)), key=len)
+    fd = os.open(root, _OPEN)
+    try:
+        for name in path[len(root) :].strip("/").split("/"):
+            if name:
+                inner = os.open(name, _OPEN, dir_fd=fd)
+                os.close(fd)
+                fd = inner
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _is_hidden(name: str) -> bool:
+    return any(
+        any(fnmatch.fnmatchcase(name, entry) for entry in entries) and name not in free for entries, free in _HIDDEN
+    )
+
+
+def _exists(folder: str, name: str) -> bool:
+    return os.path.lexists(f"{folder}/{name}")
+
+
+def _is_folder(path: str) -> bool:
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def _check(result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
