@@ -230,14 +230,6 @@ async def test_a_storm_of_processes_stays_inside(wrapped: Wrapped) -> None:
         assert (await sh(wrapped(), "echo calm")).output == "calm\n"
 
 
-async def test_older_ones_do_without_what_they_cannot(place: Place, git: Path) -> None:
-    needs_bubblewrap()
-    old = bubblewrap.Bubblewrap(place, frozenset())
-    result = await sh(old, "echo evil > .git/hooks/pre-commit; echo x > made; cat made")
-    assert result.output.endswith("x\n")
-    assert (git / "hooks/pre-commit").read_text() == "#!/bin/sh\n"
-
-
 async def test_one_that_does_not_start(
     wrapped: Wrapped, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,7 +130,7 @@ async def test_the_sandbox_of_a_session(home: Home, monkeypatch: pytest.MonkeyPa
     workspace = workspace_of(home, given, "default", None)
     one = await sandboxes.of(given, "s1", workspace)
     assert await sandboxes.of(given, "s1", workspace) is one
-    assert await sandboxes.of(given, "s1", workspace, granted=[workspace / '.git']) is not one
+    assert await sandboxes.of(given, "s1", workspace, granted=[workspace / ".git"]) is not one
     other = await sandboxes.of(given, "s2", workspace)
     assert (await sh(one, "echo one > ~/x; ulimit -v; echo $HOME")).output == f"1024000\n{home.sandbox}/s1/home\n"
     assert (await sh(other, "cat ~/x")).code == 1

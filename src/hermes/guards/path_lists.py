@@ -55,6 +55,19 @@ RESERVED_NAMES = frozenset(
 )
 
 
+_GIT_CONTROL = frozenset({"hooks", "config", "config.worktree", "commondir"})
+
+
+def git_entry(path: str) -> str | None:
+    """The folder or file `.git` around a path that steers a repository; `HEAD` alone makes a folder one."""
+    names = path.split("/")
+    at = next((index for index, name in enumerate(names) if plain(name) == ".git"), None)
+    if at is None:
+        return path if names[-1] == "HEAD" else None
+    is_control = at == len(names) - 1 or any(plain(name) in _GIT_CONTROL for name in names[at + 1 :])
+    return "/".join(names[: at + 1]) if is_control else None
+
+
 def reserved_entry(root: str, path: str) -> str | None:
     """The part of a path below a root up to its first reserved name, if it has one."""
     here = root.rstrip("/")

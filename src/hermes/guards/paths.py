@@ -12,7 +12,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
 
-from hermes.guards.path_lists import APART, PRIVATE_KEY, Lists, Mode, below, plain
+from hermes.guards.path_lists import APART, PRIVATE_KEY, Lists, Mode, below, git_entry, plain, reserved_entry
 from hermes.home import DEFAULT_PROFILE, Home
 
 PATH_BYTES_MAX = 4096
@@ -74,6 +74,7 @@ class Paths:
         self._roots = {os.path.realpath(root): True for root in roots_rw}
         self._roots |= {os.path.realpath(root): False for root in (*roots_ro, own_spill) if root is not None}
         self._granted: tuple[str, ...] = ()
+        self._reserved_granted: tuple[str, ...] = ()
         self._safe = tuple(os.path.realpath(root.expanduser()) for root in safe_root)
 
     # ---- verdicts
@@ -93,9 +94,21 @@ class Paths:
         return None if self._isolated or self._root_of(str(path)) else path.parent
 
     def grant(self, folder: Path) -> None:
-        """Writing below this (real) folder is approved; to control files of a repository only if it lies there."""
+        """Writing below this (real) folder is approved, but for reserved names."""
         self._granted = (*self._granted, str(folder))
         self._roots = {**self._roots, str(folder): True}
+
+    def grant_reserved(self, path: Path) -> None:
+        """Writing a reserved name, or below it, is approved."""
+        self._reserved_granted = (*self._reserved_granted, str(path))
+
+    def reserved_entry(self, path: str) -> Path | None:
+        """The reserved name that has to be approved before this (real) path may be written to."""
+        entry = git_entry(path) or reserved_entry(self._root_of(path) or "/", path)
+        return None if entry is None or self._is_reserved_granted(entry) else Path(entry)
+
+    def _is_reserved_granted(self, path: str) -> bool:
+        return any(below(path, granted) for granted in self._reserved_granted)
 
     def lets_read(self, real: str) -> bool:
         """Whether a real path may be read, by its name alone: nothing on the disk is looked at."""
@@ -124,9 +137,10 @@ class Paths:
 
     def _judge(self, given: str, real: str, mode: Mode) -> None:
         for rule in self._lists.hits(given, real, mode):
-            granted = [folder for folder in self._granted if ".git" in folder.split("/") and below(real, folder)]
-            if rule != "git_control" or not granted:
+            if rule != "git_control" or not self._is_reserved_granted(real):
                 raise PathRefused(rule)
+        if mode == "write" and self.reserved_entry(real) is not None:
+            raise PathRefused("reserved_name")
         self._bound(real, mode)
 
     def _bound(self, real: str, mode: Mode) -> None:

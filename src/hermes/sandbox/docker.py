@@ -9,7 +9,6 @@ import hashlib
 import io
 import os
 import signal
-import subprocess
 from collections.abc import Callable, Mapping
 
 from hermes.home import Home
@@ -22,6 +21,7 @@ from hermes.limits import (
 )
 from hermes.processes import is_gone, this_process
 from hermes.sandbox.base import (
+    Child,
     Command,
     Group,
     Handle,
@@ -65,7 +65,9 @@ class Docker(Sandbox):
         self, place: Place, image: str, session_id: str, is_granted: Callable[[str], bool] | None = None
     ) -> None:
         super().__init__(place)
-        self.watching = self._watching = Watching(functools.partial(writable_roots, place), is_granted or place.is_granted)
+        self.watching = self._watching = Watching(
+            functools.partial(writable_roots, place), is_granted or place.is_granted
+        )
         self._image, self._session_id = image, session_id
         self._containers: dict[tuple[str, ...], Container] = {}
         self.making = asyncio.Lock()
@@ -177,7 +179,7 @@ class Exec:
 
     def __init__(self, container: Container, record: Record, watching: Watching) -> None:
         self._container, self._record, self._watching = container, record, watching
-        self._sent: list[subprocess.Popen[bytes]] = []
+        self._sent: list[Child] = []
 
     def signal(self, number: int) -> None:
         name, pid = self._container.name, self._record.read(20).strip()

@@ -416,7 +416,8 @@ class _Init:
 def _content(fd: int) -> "dict[str, Any]":
     with open(os.dup(fd), "rb") as file:
         file.seek(0)
-        return json.loads(file.read())
+        content: "dict[str, Any]" = json.loads(file.read())
+    return content
 
 
 def _listener(port: int) -> "socket.socket":

@@ -105,7 +105,9 @@ class Namespace:
             os.close(theirs)
         return (child, output), child
 
-    async def spawn_with_pipes(self, request: Mapping[str, Any], command: Command) -> tuple[RemoteProcess, int, int, int]:
+    async def spawn_with_pipes(
+        self, request: Mapping[str, Any], command: Command
+    ) -> tuple[RemoteProcess, int, int, int]:
         """Start a program that is spoken to; returns it with descriptors of its input, output and errors."""
         pipes = [os.pipe() for _ in range(3)]
         (input_read, input_write), (output_read, output_write), (errors_read, errors_write) = pipes

@@ -141,7 +141,9 @@ class WorkspaceWatch:
             for root in self._roots:
                 self._enter(root, baseline=True)
         if len(self.covers) > PROTECTED_PATHS_MAX:
-            raise SandboxError(f"The workspace has more than {PROTECTED_PATHS_MAX} protected files.", hint="a smaller one")
+            raise SandboxError(
+                f"The workspace has more than {PROTECTED_PATHS_MAX} protected files.", hint="a smaller one"
+            )
 
     def begin(self) -> bool:
         """Commands are about to run. False: what is to be covered has changed since the scan, by other hands."""

@@ -126,11 +126,22 @@ async def script(ctx: ToolContext, code: str, cwd: str) -> None:
 async def folder(ctx: ToolContext, folder: Path) -> None:
     """Leave to write below a folder outside the workspace: for the rest of the turn, or for the session."""
     paths = await ctx.world.paths()
-    reason = "It lies outside the workspace." if folder.name != ".git" else "It controls a repository."
+    reason = "It lies outside the workspace."
     choice = await _settle(ctx, Matter("write", str(folder), reason, keys=frozenset({f"write {folder}"})))
     paths.grant(folder)
     if choice == "session":
         ctx.world.granted(folder)
+
+
+async def reserved(ctx: ToolContext, entries: Sequence[Path], details: str = "") -> None:
+    """Leave to write reserved names: what git, an editor, a shell or another agent of the user takes orders from."""
+    paths = await ctx.world.paths()
+    subject = "\n".join(map(str, entries))
+    reason = f"The user's own tools may run what is written there.{details}"
+    choice = await _settle(ctx, Matter("write", subject, reason, keys=frozenset(f"write {entry}" for entry in entries)))
+    for entry in entries:
+        paths.grant_reserved(entry)
+        ctx.world.granted_reserved(entry, session=choice == "session")
 
 
 async def network(ctx: ToolContext, subject: str = "") -> None:

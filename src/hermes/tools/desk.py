@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hermes.sandbox.shell import Shell
 
 
-_LEAVE = ("granted", "folders", "network", "yolo")
+_LEAVE = ("granted", "folders", "reserved", "network", "yolo")
 
 
 @dataclass(slots=True)
@@ -25,6 +25,7 @@ class Desk:
     seen: dict[str, str] = field(default_factory=dict)
     granted: set[str] = field(default_factory=set)
     folders: list[Path] = field(default_factory=list)
+    reserved: list[Path] = field(default_factory=list)
     network: bool = False
     yolo: bool = False
     told: dict[str, str] = field(default_factory=dict)

@@ -132,22 +132,25 @@ async def writable(ctx: ToolContext, paths: Paths, path: str) -> str:
 
     where = located(ctx, paths, path)
 
-    def look() -> tuple[Path, Path | None]:
+    def look() -> tuple[Path, Path | None, Path | None]:
         with told(ctx, paths, path):
             try:
                 real = paths.check(where, "write")
             except PathRefused as refused:
                 real = Path(os.path.realpath(os.path.expanduser(where)))
-                folder = next((folder for folder in real.parents if folder.name == ".git"), None)
-                if refused.rule != "git_control" or folder is None:
+                entry = paths.reserved_entry(str(real))
+                if refused.rule not in ("git_control", "reserved_name") or entry is None:
                     raise
-                return real, folder
-            return real, paths.needs_grant(real)
+                return real, entry, None
+            return real, None, paths.needs_grant(real)
 
-    real, folder = await ctx.blocking(look)
+    real, entry, folder = await ctx.blocking(look)
+    if entry is not None:
+        await approving.reserved(ctx, [entry])
+        real, _, folder = await ctx.blocking(look)
     if folder is not None:
         await approving.folder(ctx, folder)
-        real, _ = await ctx.blocking(look)
+        real, _, _ = await ctx.blocking(look)
     return str(real)
 
 

@@ -92,6 +92,13 @@ class World:
         self.desk.folders.append(folder)
         self._sandbox = self._paths = None
 
+    def granted_reserved(self, path: Path, *, session: bool) -> None:
+        """The user has allowed a reserved name to be written: no sandbox sets it aside."""
+        self._outside.sandboxes.grant(path)
+        if session:
+            self.desk.reserved.append(path)
+            self._sandbox = self._paths = None
+
     @property
     def spill(self) -> Path:
         """Where the run's long answers lie."""
@@ -116,9 +123,8 @@ class World:
             session_id = self.spec.session_id if self.spec.parent is None else self.spec.parent_session_id
             find = partial(workspace_of, self.home, self._settings, spec.owner, spec.session_key, workdir, here)
             workspace = await self._blocking(find)
-            git_writable = any(folder.name == ".git" for folder in self.desk.folders)
             self._sandbox = await self._outside.sandboxes.of(
-                self._settings, session_id or spec.session_id, workspace, git_writable=git_writable
+                self._settings, session_id or spec.session_id, workspace, granted=self.desk.reserved
             )
         return self._sandbox
 
@@ -148,4 +154,6 @@ class World:
         )
         for folder in self.desk.folders:
             paths.grant(folder)
+        for path in self.desk.reserved:
+            paths.grant_reserved(path)
         return paths
