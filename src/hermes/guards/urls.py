@@ -12,7 +12,7 @@ from urllib.parse import urljoin
 
 from hermes.exchange import Answer, RequestTimeout, StaleStream, Timeouts, TlsFailed, TransportError
 from hermes.guards.addresses import kinds as kinds_of_address
-from hermes.guards.network import Network
+from hermes.guards.network import CONNECT_S_MAX, Network
 from hermes.guards.secrets import Secrets
 from hermes.guards.url_text import FetchFailed, Target, UrlRefused, has_secret, parse
 
@@ -219,6 +219,18 @@ class UrlGuard:
                 if body:
                     raise UrlRefused("redirected_body")
         raise UrlRefused("redirects")
+
+    async def connect(self, target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A TCP connection to a target that `check` returned. Every address of its host is checked, and only those are
+        connected to. Raises UrlRefused, FetchFailed."""
+        client = await self._network.client(target.host, await self._addresses(target, trusted=False))
+        try:
+            async with asyncio.timeout(CONNECT_S_MAX):
+                return await client.stream(target.host, target.port)
+        except TimeoutError:
+            raise FetchFailed("timeout", f"No connection within {CONNECT_S_MAX:g} s.") from None
+        except (OSError, TransportError):
+            raise FetchFailed("connect", "No connection could be made.") from None
 
     def _next(self, target: Target, place: str) -> Target:
         try:
