@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import zlib
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urljoin
@@ -136,7 +136,7 @@ class UrlGuard:
     ) -> None:
         self._network, self._secrets, self._own_ports = network, secrets, own_ports
         self._private_ok = settings.get("security.allow_private_urls", bool)
-        self._blocked = tuple(map(_domain, settings.get("security.website_blocklist", list)))
+        self._blocked = domain_suffixes(settings.get("security.website_blocklist", list))
 
     def check(self, url: str, *, trusted: bool = False) -> Target:
         """The verdict on what a URL says; what its name stands for is looked up when it is opened."""
@@ -258,8 +258,13 @@ class UrlGuard:
         return found
 
 
+def domain_suffixes(domains: Iterable[object]) -> tuple[str, ...]:
+    """Domains of a setting in the form in which `f".{host}".endswith(...)` finds a host that is one of them or below it."""
+    return tuple(map(_domain, domains))
+
+
 def _domain(entry: object) -> str:
-    """A domain of the settings as the end of the hosts it blocks; one that is no host name blocks nothing."""
+    """One that is no host name matches nothing."""
     try:
         return "." + parse(f"http://{str(entry).strip().removeprefix('*').strip('.')}").host
     except UrlRefused:

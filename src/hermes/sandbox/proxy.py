@@ -9,7 +9,7 @@ import logging
 import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from hermes.guards.url_text import FetchFailed, Target, UrlRefused
 from hermes.guards.urls import UrlGuard
@@ -31,10 +31,15 @@ from hermes.sandbox.proxy_messages import (
     read_request,
 )
 
+if TYPE_CHECKING:
+    from hermes.config import Settings
+
 log = logging.getLogger(__name__)
 
 # Each sandbox has a network namespace of its own, so the port is free in every one.
 PROXY_PORT = 3128
+# The backends whose commands reach the network through the proxy only.
+PROXIED = frozenset({"bubblewrap"})
 
 Authorize = Callable[[str, int], Awaitable[bool]]
 _T = TypeVar("_T")
@@ -61,6 +66,14 @@ def proxy_env(port: int = PROXY_PORT) -> dict[str, str]:
     names = ("http_proxy", "https_proxy", "all_proxy")
     env = {name: url for lower in names for name in (lower, lower.upper())}
     return {**env, "no_proxy": direct, "NO_PROXY": direct, "NODE_USE_ENV_PROXY": "1"}
+
+
+def network_of(settings: Settings, backend: str) -> str:
+    """What commands in this backend reach, in a few words."""
+    every_host = settings.get("terminal.network", bool)
+    if backend in PROXIED:
+        return "HTTP and HTTPS to " + ("every public host" if every_host else "hosts that the user grants")
+    return "with network" if every_host else "without network"
 
 
 class _Client(asyncio.StreamReaderProtocol):
