@@ -141,6 +141,7 @@ _TOOLS = (
     _number("terminal.timeout", 180, 1),
     _number("terminal.max_timeout", 600, 1),
     _flag("terminal.network", False),
+    _list("terminal.allowed_hosts"),
     _list("terminal.env_passthrough"),
     _list("terminal.workspaces"),
     _list("terminal.sandbox_ro"),

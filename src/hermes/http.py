@@ -27,7 +27,7 @@ from hermes.exchange import (
 )
 from hermes.limits import CONNECT_S_MAX, HEAD_BYTES_MAX, KEPT_ALIVE_S, NAMES_KEPT_S, NEXT_ADDRESS_S
 
-_P = TypeVar("_P", "Connection", "_Tunnel")
+_P = TypeVar("_P", "Connection", "_Tunnel", "_Stream")
 
 
 class Transport(Protocol):
@@ -276,10 +276,36 @@ class HttpClient:
             elif waiting > 1:
                 self._asked[host, port] = job, waiting - 1
 
+    async def stream(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A raw TCP connection, through the proxy where one is set. Raises OSError, ConnectFailed."""
+        loop = asyncio.get_running_loop()
+        place = _place(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+        if self._proxy is None:
+            protocol = await self._dial(place, _Stream)
+        else:
+            protocol, tunnel = _Stream(), await self._through_proxy(place)
+            assert tunnel.transport is not None
+            tunnel.transport.set_protocol(protocol)
+            protocol.connection_made(tunnel.transport)
+        assert protocol.transport is not None
+        return protocol.reader, asyncio.StreamWriter(protocol.transport, protocol, protocol.reader, loop)
+
     async def _tunnel(self, place: _Place, connection: Connection) -> Connection:
         """Through the proxy to the other side, and TLS with that."""
-        assert self._proxy is not None
         loop, tls = asyncio.get_running_loop(), await self._context()
+        tunnel = await self._through_proxy(place)
+        assert tunnel.transport is not None
+        try:
+            made = await loop.start_tls(tunnel.transport, connection, tls, server_hostname=place.host.rstrip("."))
+        except BaseException:
+            tunnel.transport.abort()
+            raise
+        assert made is not None
+        connection.connection_made(made)
+        return connection
+
+    async def _through_proxy(self, place: _Place) -> _Tunnel:
+        assert self._proxy is not None
         tunnel = await self._dial(_place(self._proxy), _Tunnel)
         assert tunnel.transport is not None
         named = f"[{place.host}]" if ":" in place.host else place.host
@@ -291,13 +317,21 @@ class HttpClient:
         try:
             tunnel.transport.write("\r\n".join([*lines, "", ""]).encode())
             await tunnel.opened
-            made = await loop.start_tls(tunnel.transport, connection, tls, server_hostname=place.host.rstrip("."))
         except BaseException:
             tunnel.transport.abort()
             raise
-        assert made is not None
-        connection.connection_made(made)
-        return connection
+        return tunnel
+
+
+class _Stream(asyncio.StreamReaderProtocol):
+    def __init__(self) -> None:
+        self.reader = asyncio.StreamReader(limit=HEAD_BYTES_MAX)
+        self.transport: asyncio.Transport | None = None
+        super().__init__(self.reader)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        super().connection_made(transport)
 
 
 class _Tunnel(asyncio.Protocol):

@@ -249,14 +249,19 @@ SANDBOX_PROBE_S_MAX = 10.0
 SANDBOX_IDLE_S_MAX = 600.0
 SANDBOXES_IDLE_MAX = 16
 # What is looked at in a workspace: folders that are watched while commands run, and files that are mounted read-only.
-# Where commands reach the proxy, in their own network namespace.
-SANDBOX_PROXY_PORT = 3128
 WATCHED_FOLDERS_MAX = 50_000
 PROTECTED_PATHS_MAX = 10_000
 CONTAINER_IDLE_S_MAX = 600.0
 CONTAINER_CALL_S_MAX = 60.0
 CONTAINER_PULL_S_MAX = 600.0
 CONTAINER_VARIABLE_BYTES_MAX = 32 * 1024
+# The proxy that is the only way out of a sandbox
+EGRESS_HEAD_BYTES_MAX = 16 * 1024
+EGRESS_HEAD_S_MAX = 10.0
+EGRESS_IDLE_S_MAX = 300.0
+EGRESS_CONNECTIONS_MAX = 64
+EGRESS_LINGER_S_MAX = 1.0
+EGRESS_REFUSALS_SHOWN_MAX = 5
 
 # The web
 WEB_RESULTS_MAX = 20

@@ -102,6 +102,13 @@ def test_grants_are_listed_and_taken_back(home: Home, hermes: Hermes) -> None:
     assert hermes("approvals", "list").lines == ["1  git reset --hard"]
 
 
+def test_granted_hosts_are_listed_after_commands_and_taken_back(home: Home, hermes: Hermes) -> None:
+    write_private(home.config_file, "command_allowlist: [make]\nterminal: {allowed_hosts: [example.com, pypi.org]}\n")
+    assert hermes("approvals", "list").lines == ["1  make", "2  example.com", "3  pypi.org"]
+    assert hermes("approvals", "remove", "2", "--json").json == {"removed": ["example.com"]}
+    assert hermes("approvals", "list").lines == ["1  make", "2  pypi.org"]
+
+
 def test_without_grants_that_is_said_beside_the_result(hermes: Hermes) -> None:
     done = hermes("approvals", "list")
     assert (done.code, done.out) == (0, "") and done.err

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 from hermes.home import Home
-from hermes.sandbox import bubblewrap
 from hermes.sandbox.base import Sandbox
 from hermes.sandbox.bubblewrap import Bubblewrap
 from hermes.sandbox.local import Local

@@ -16,6 +16,7 @@ from hermes.agent.skills import find_skills
 from hermes.errors import ConfigError
 from hermes.runs.spec import RunSpec
 from hermes.sandbox.choose import choice
+from hermes.sandbox.proxy import network_of
 from hermes.tools.memory import FILES, SEPARATOR, Target, memory_file
 
 if TYPE_CHECKING:
@@ -92,8 +93,7 @@ def _sandbox(settings: Settings) -> str:
         return "no sandbox that works, so none can be run"
     if not chosen.isolated:
         return "no sandbox: they can reach whatever the user can"
-    network = "with" if settings.get("terminal.network") else "without"
-    return f"{chosen.name}, {network} network; only the working folder can be changed"
+    return f"{chosen.name}, {network_of(settings, chosen.name)}; only the working folder can be changed"
 
 
 @lru_cache(maxsize=4)

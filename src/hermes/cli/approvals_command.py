@@ -7,31 +7,40 @@ from hermes.cli.actions import Actions, Args, Arguments, command
 from hermes.cli.output import NotFound, note, tell_said
 from hermes.home import Home
 
-_KEY = "command_allowlist"
+# Where `always` is written to: commands, and hosts that sandboxed commands may reach.
+_KEYS = ("command_allowlist", "terminal.allowed_hosts")
+
+
+def _grants(home: Home) -> dict[str, list[str]]:
+    settings = config.load(home)
+    return {key: settings.get(key) for key in _KEYS}
 
 
 def _list(args: Args, home: Home) -> None:
-    grants = config.load(home).get(_KEY)
+    grants = [grant for listed in _grants(home).values() for grant in listed]
     tell_said(args, home, {"grants": grants}, (f"{at}  {grant}" for at, grant in enumerate(grants, 1)))
     if not grants:
         note("Nothing is allowed for good.")
 
 
 def _remove(args: Args, home: Home) -> None:
-    grants = config.load(home).get(_KEY)
+    by_key = _grants(home)
+    grants = [grant for listed in by_key.values() for grant in listed]
     known = {str(at): grant for at, grant in enumerate(grants, 1)} | {grant: grant for grant in grants}
     if unknown := [text for text in args.grants if text not in known]:
         raise NotFound(f"There is no grant '{unknown[0]}'.", hint="hermes approvals list")
     gone = sorted({known[text] for text in args.grants})
-    config.set_value(home, _KEY, [grant for grant in grants if grant not in gone])
+    for key, listed in by_key.items():
+        if set(gone).intersection(listed):
+            config.set_value(home, key, [grant for grant in listed if grant not in gone])
     tell_said(args, home, {"removed": gone}, (f"No longer allowed without asking: {grant}" for grant in gone))
 
 
 _ARGUMENTS: Arguments = {
-    "grants": {"metavar": "GRANT", "nargs": "+", "help": "a pattern as it is listed, or its number"},
+    "grants": {"metavar": "GRANT", "nargs": "+", "help": "a grant as it is listed, or its number"},
 }
 _ACTIONS: Actions = {
-    "list": (_list, "patterns of commands that are allowed for good", ""),
+    "list": (_list, "commands and hosts that are allowed for good", ""),
     "remove": (_remove, "ask about them again", "grants"),
 }
 add_arguments, run = command(_ACTIONS, _ARGUMENTS)

@@ -196,6 +196,7 @@ def _local(look: Look) -> Finding:
 def _sandbox(look: Look) -> Finding:
     from hermes.limits import SANDBOX_OPEN_FILES_MAX, SANDBOX_PROCESSES_MAX
     from hermes.sandbox.choose import choice
+    from hermes.sandbox.proxy import network_of
 
     get, chosen = look.settings.get, choice(look.settings)
     limits = f"{get('terminal.timeout'):g} s (at most {get('terminal.max_timeout'):g})"
@@ -206,8 +207,7 @@ def _sandbox(look: Look) -> Finding:
     limits += (
         f", {get('terminal.container_memory')} MB, {SANDBOX_PROCESSES_MAX} processes, {SANDBOX_OPEN_FILES_MAX} files"
     )
-    network = "with" if get("terminal.network") else "without"
-    return Finding(OK, f"Commands run in {chosen.name}, {network} network: {limits}.")
+    return Finding(OK, f"Commands run in {chosen.name}, {network_of(look.settings, chosen.name)}: {limits}.")
 
 
 # ---- the store

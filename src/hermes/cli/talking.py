@@ -31,7 +31,7 @@ _MODES = {"interrupt": "Enter interrupts", "queue": "Enter queues", "steer": "En
 _MEANT = {
     "once": "this one time",
     "session": "this, whenever it comes again in this session",
-    "always": "this, for ever: it is written to command_allowlist",
+    "always": "this, for ever: it is written to the configuration",
     "deny": "not at all; the agent is told so",
 }
 

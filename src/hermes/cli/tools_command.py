@@ -122,6 +122,7 @@ def verdict(settings: Settings, line: str, cwd: Path) -> Json:
     """What would become of a command at a terminal in this folder: free, asked about, or blocked."""
     from hermes.guards.commands import Facts, check, simple_forms
     from hermes.sandbox.choose import child_env, choice, workspace_of
+    from hermes.sandbox.proxy import PROXIED
     from hermes.tools import approving
 
     get, home, sandbox = settings.get, settings.home, choice(settings)
@@ -129,7 +130,8 @@ def verdict(settings: Settings, line: str, cwd: Path) -> Json:
     env = child_env(settings, "local", home.path, os.environ)
     facts = Facts((workspace, *get("terminal.sandbox_rw")), env["HOME"], str(home.path), env)
     hits, forms = check(line, workspace, facts, os.path.exists), simple_forms(line, workspace, facts)
-    harmless = ("S" if get("terminal.network") else "SN") if sandbox.isolated else ""
+    online = get("terminal.network") or sandbox.name in PROXIED  # at a terminal somebody can be asked for a host
+    harmless = ("S" if online else "SN") if sandbox.isolated else ""
     kept = [hit for hit in hits if hit.klass not in harmless or not hit.klass]
     hard = ["hard"] * any(hit.rule == "hard" for hit in hits)
     hard += ["denied"] * any(approving._mentions(text, one) for one in get("approvals.deny") for text in (line, *forms))

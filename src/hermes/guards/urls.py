@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 import zlib
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urljoin
 
 from hermes.exchange import Answer, RequestTimeout, StaleStream, Timeouts, TlsFailed, TransportError
 from hermes.guards.addresses import kinds as kinds_of_address
-from hermes.guards.network import Network
+from hermes.guards.network import CONNECT_S_MAX, Network
 from hermes.guards.secrets import Secrets
 from hermes.guards.url_text import FetchFailed, Target, UrlRefused, has_secret, parse
 
@@ -136,7 +136,7 @@ class UrlGuard:
     ) -> None:
         self._network, self._secrets, self._own_ports = network, secrets, own_ports
         self._private_ok = settings.get("security.allow_private_urls", bool)
-        self._blocked = tuple(map(_domain, settings.get("security.website_blocklist", list)))
+        self._blocked = domain_suffixes(settings.get("security.website_blocklist", list))
 
     def check(self, url: str, *, trusted: bool = False) -> Target:
         """The verdict on what a URL says; what its name stands for is looked up when it is opened."""
@@ -220,6 +220,18 @@ class UrlGuard:
                     raise UrlRefused("redirected_body")
         raise UrlRefused("redirects")
 
+    async def connect(self, target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A TCP connection to a target that `check` returned. Every address of its host is checked, and only those are
+        connected to. Raises UrlRefused, FetchFailed."""
+        client = await self._network.client(target.host, await self._addresses(target, trusted=False))
+        try:
+            async with asyncio.timeout(CONNECT_S_MAX):
+                return await client.stream(target.host, target.port)
+        except TimeoutError:
+            raise FetchFailed("timeout", f"No connection within {CONNECT_S_MAX:g} s.") from None
+        except (OSError, TransportError):
+            raise FetchFailed("connect", "No connection could be made.") from None
+
     def _next(self, target: Target, place: str) -> Target:
         try:
             found = self.check(urljoin(target.url, place))
@@ -246,8 +258,13 @@ class UrlGuard:
         return found
 
 
+def domain_suffixes(domains: Iterable[object]) -> tuple[str, ...]:
+    """Domains of a setting in the form in which `f".{host}".endswith(...)` finds a host that is one of them or below it."""
+    return tuple(map(_domain, domains))
+
+
 def _domain(entry: object) -> str:
-    """A domain of the settings as the end of the hosts it blocks; one that is no host name blocks nothing."""
+    """One that is no host name matches nothing."""
     try:
         return "." + parse(f"http://{str(entry).strip().removeprefix('*').strip('.')}").host
     except UrlRefused:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from io import FileIO
 
     from hermes.sandbox.mounts import Mount, Place
+    from hermes.sandbox.proxy import EgressProxy
     from hermes.sandbox.workspace_watch import Watching
 
 log = logging.getLogger(__name__)
@@ -217,6 +218,8 @@ class Sandbox:
         self.place = place
         # Over the folders that the user and commands share.
         self.watching: Watching | None = None
+        # How commands reach the network, where they have none of their own.
+        self.egress: EgressProxy | None = None
         self._live: set[Process] = set()
 
     def mounts(self) -> list[Mount]:
@@ -290,7 +293,7 @@ def launch(
     output = open(ours, "rb", buffering=0)  # noqa: SIM115  (closed by the process it is of)
     null = subprocess.DEVNULL
     try:
-        child = ChildProcess(  # noqa: S603  (what may be started was decided before)
+        child = ChildProcess(
             argv, cwd=cwd, env=env, stdin=null, stdout=theirs, stderr=theirs, start_new_session=True, pass_fds=pass_fds
         )
     except (OSError, ValueError) as error:

@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,12 @@ from hermes.limits import (
     SANDBOX_IDLE_S_MAX,
     SANDBOX_OPEN_FILES_MAX,
     SANDBOX_PROCESSES_MAX,
-    SANDBOX_PROXY_PORT,
 )
 from hermes.sandbox import cgroup, seccomp
 from hermes.sandbox.base import Command, Handle, Parts, Sandbox, SandboxError
 from hermes.sandbox.mounts import Mount, Place, plan, trial, writable_roots
 from hermes.sandbox.namespace import Namespace, RemoteProcess
+from hermes.sandbox.proxy import PROXY_PORT, proxy_env
 from hermes.sandbox.workspace_watch import Watching, WorkspaceWatch
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -52,6 +53,7 @@ class Bubblewrap(Sandbox):
         self._namespace: Namespace | None = None
         self._protected: WorkspaceWatch | None = None
         self._group: Path | None = None
+        self._serving: asyncio.Task[None] | None = None
         self._building = asyncio.Lock()
         self._idle: asyncio.TimerHandle | None = None
 
@@ -66,6 +68,8 @@ class Bubblewrap(Sandbox):
         try:
             async with self._building:
                 namespace = await self._ready(watch)
+            if self.egress is not None:
+                command = replace(command, env={**command.env, **proxy_env(PROXY_PORT)})
             parts, child = await namespace.spawn(self._request(), command)
         except BaseException:
             await self._watching.abandon()
@@ -80,6 +84,8 @@ class Bubblewrap(Sandbox):
         mounts = await asyncio.to_thread(plan, self.place, watch.covers)
         self._namespace = await Namespace.create(_build_plan(self.place, mounts), self._bound)
         self._protected = watch
+        if self.egress is not None and self._namespace.listener is not None:
+            self._serving = asyncio.create_task(self.egress.serve(self._namespace.listener))
         return self._namespace
 
     def _bound(self, pid: int) -> None:
@@ -109,6 +115,10 @@ class Bubblewrap(Sandbox):
             await self._watching.close()
 
     async def _close(self) -> None:
+        serving, self._serving = self._serving, None
+        if serving is not None:
+            serving.cancel()
+            await asyncio.wait([serving])
         namespace, self._namespace = self._namespace, None
         if namespace is not None:
             namespace.close()
@@ -156,7 +166,7 @@ def _build_plan(place: Place, mounts: Sequence[Mount]) -> dict[str, Any]:
         "links": links,
         "system": [os.path.realpath(path) for path in system if path not in links],
         "mounts": [(mount.path, mount.mode, not mount.within) for mount in mounts],
-        "proxy_port": SANDBOX_PROXY_PORT,
+        "proxy_port": PROXY_PORT,
     }
 
 

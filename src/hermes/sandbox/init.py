@@ -126,8 +126,8 @@ class _FileSystem:
         # Opened before the new root covers a folder of the host that they may lie in.
         self._sources = {path: _open_beneath(host, path) for path in sources}
         os.close(host)
-        self._own_devices: "set[int]" = set()
-        self._sealed: "list[str]" = []
+        self._own_devices: set[int] = set()
+        self._sealed: list[str] = []
         tree = self._empty_folder("1m", "0755")
         self._root = os.dup(tree)
         target = os.open(_MOUNT_POINT, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -221,7 +221,7 @@ def _build(plan: "dict[str, Any]") -> None:
     files.of_kernel("devpts", "/dev/pts", {"ptmxmode": "0666", "mode": "0620"})
     files.in_memory("/dev/shm")  # noqa: S108
     files.in_memory("/tmp")  # noqa: S108
-    files.link("/var/tmp", "../tmp")
+    files.link("/var/tmp", "../tmp")  # noqa: S108
     for path, mode, is_root in plan["mounts"]:
         if is_root:
             files.bind(path, read_only=mode == "ro")
@@ -326,7 +326,7 @@ class _Init:
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
-        self._commands: "dict[int, int]" = {}
+        self._commands: dict[int, int] = {}
         self._pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
 
     def serve(self) -> None:
@@ -416,7 +416,7 @@ class _Init:
 def _content(fd: int) -> "dict[str, Any]":
     with open(os.dup(fd), "rb") as file:
         file.seek(0)
-        content: "dict[str, Any]" = json.loads(file.read())
+        content: dict[str, Any] = json.loads(file.read())
     return content
 
 

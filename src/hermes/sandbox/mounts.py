@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

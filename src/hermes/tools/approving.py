@@ -21,6 +21,7 @@ from hermes.config import load, set_value
 from hermes.errors import HermesError
 from hermes.guards.commands import Facts, Hit, check, simple_forms
 from hermes.limits import REVIEW_TOKENS_MAX
+from hermes.sandbox.proxy import PROXIED
 from hermes.tools.asking import ApprovalRequest
 from hermes.tools.registry import ToolContext, ToolError
 
@@ -52,6 +53,7 @@ _REVIEW = (
     'Answer with one JSON object and nothing else: {"decision": "approve", "deny" or "unsure", "reason": one sentence}'
 )
 _REFUSED = {"user": "The user did not allow it.", "timeout": "Nobody answered in time."}
+HOST_KEY = "network "
 _FENCE = re.compile(r"\A```(?:json)?\s*(.*?)\s*```\Z", re.S)
 _MOVES = frozenset({"cd", "pushd", "popd"})
 
@@ -68,7 +70,8 @@ class Blocked(ToolError):
 @dataclass(frozen=True, slots=True)
 class Matter:
     """Something that needs leave. `keys` name it in the grants of a session, `patterns` are what `always` writes, and
-    `allowed` says that such patterns allow it. A reviewer is told `cwd`, and is asked only where there is one."""
+    to the list `setting`; `allowed` says that such patterns allow it. A reviewer is told `cwd`, and is asked only where
+    there is one."""
 
     kind: str
     subject: str
@@ -76,17 +79,17 @@ class Matter:
     rules: tuple[str, ...] = ()
     keys: frozenset[str] = frozenset()
     patterns: tuple[str, ...] = ()
+    setting: str = "command_allowlist"
     allowed: bool = False
     cwd: str = ""
 
 
-async def command(ctx: ToolContext, command: str, cwd: str, *, network: bool | None = None) -> None:
-    """Leave to run a command there. `network` says whether it would have any; without, what its sandbox says."""
+async def command(ctx: ToolContext, command: str, cwd: str) -> None:
+    """Leave to run a command there."""
     sandbox = await ctx.world.sandbox()
     hits, forms = await ctx.blocking(partial(_judged, ctx, sandbox, command, cwd))
     await _refuse_never(ctx, [command, *forms], hits)
-    if network is None:
-        network = online(ctx, sandbox)
+    network = online(ctx, sandbox)
     kept = [hit for hit in hits if not (sandbox.isolated and (hit.klass == "S" or (hit.klass == "N" and not network)))]
     if hits and not kept:
         await ctx.asking.decide(ctx.call_id, "once", "rule", "It can do no harm outside its sandbox.")
@@ -144,13 +147,12 @@ async def reserved(ctx: ToolContext, entries: Sequence[Path], details: str = "")
         ctx.world.granted_reserved(entry, session=choice == "session")
 
 
-async def network(ctx: ToolContext, subject: str = "") -> None:
-    """Leave for a command in a sandbox to reach the network: this once, or for the session."""
-    if online(ctx, await ctx.world.sandbox()):
-        return
-    matter = Matter("network", subject, "It needs the network, which is off.", keys=frozenset({"network"}))
-    if await _settle(ctx, matter) == "session":
-        ctx.world.desk.network = True
+async def host(ctx: ToolContext, host: str, key: str) -> None:
+    """Leave for the commands of a running call to reach a host: until it ends, for the session, or for good."""
+    reason = "A command in the sandbox wants to connect to this host, which is not granted."
+    await _settle(
+        ctx, Matter("network", host, reason, keys=frozenset({key}), patterns=(host,), setting="terminal.allowed_hosts")
+    )
 
 
 async def leave(
@@ -162,8 +164,12 @@ async def leave(
 
 
 def online(ctx: ToolContext, sandbox: Sandbox) -> bool:
-    """Whether commands reach the network as it is."""
-    return not sandbox.isolated or sandbox.place.network or ctx.world.desk.network
+    """Whether commands reach the network, or may yet be granted a host of it."""
+    if not sandbox.isolated or sandbox.place.network:
+        return True
+    is_granted = any(key.startswith(HOST_KEY) for key in ctx.world.desk.granted)
+    has_hosts = is_granted or bool(ctx.settings.get("terminal.allowed_hosts")) or may_be_had(ctx)
+    return has_hosts and sandbox.name in PROXIED
 
 
 def may_be_had(ctx: ToolContext) -> bool:
@@ -202,7 +208,7 @@ async def _settle(ctx: ToolContext, matter: Matter) -> str:
         words = (_REFUSED.get(decision.by, ""), decision.comment, reason)
         raise Blocked(decision.by, " ".join(text for text in words if text), matter.rules)
     if decision.choice == "always":
-        await ctx.blocking(partial(_write, ctx, matter.patterns))
+        await ctx.blocking(partial(_write, ctx, matter.setting, matter.patterns))
     return decision.choice
 
 
@@ -276,13 +282,13 @@ def _covered(pieces: Sequence[str], patterns: Sequence[str]) -> bool:
     return bool(pieces) and all(any(fnmatchcase(piece, pattern) for pattern in patterns) for piece in pieces)
 
 
-def _write(ctx: ToolContext, patterns: Sequence[str]) -> None:
-    """Allow simple commands from now on. Blocks. A file that cannot be written to stops nobody from going on."""
+def _write(ctx: ToolContext, setting: str, patterns: Sequence[str]) -> None:
+    """Allow these from now on. Blocks. A file that cannot be written to stops nobody from going on."""
     try:
-        known = load(ctx.home).get("command_allowlist")
-        set_value(ctx.home, "command_allowlist", list(dict.fromkeys([*known, *patterns])))
+        known = load(ctx.home).get(setting)
+        set_value(ctx.home, setting, list(dict.fromkeys([*known, *patterns])))
     except (HermesError, OSError) as error:
-        log.warning("command_allowlist could not be written: %s", error)
+        log.warning("%s could not be written: %s", setting, error)
 
 
 # ---- the reviewer

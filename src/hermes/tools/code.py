@@ -150,9 +150,9 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
     argv = [sandbox.python, "-u", "-B", str(folder / "hermes_tools.py"), shell.cwd, json.dumps(names)]
     try:
         await booth.open(args["code"])
-        network = approving.online(ctx, sandbox)
-        process, _ = await begun(sandbox.spawn(argv, env=shell.env, seconds=CODE_S_MAX, network=network))
-        code = await followed(process, output, booth.hang_up)
+        async with ctx.world.desk.hosts.call(ctx) as call:
+            process, _ = await begun(sandbox.spawn(argv, env=shell.env, seconds=CODE_S_MAX))
+            code = await followed(process, output, booth.hang_up)
     except HermesError as fault:
         raise ToolError(f"The script could not be started: {fault}", "tool_unavailable", "Tell the user.") from None
     finally:
@@ -163,6 +163,8 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
     if status != "ok":
         hint = "Do less in one script." if status == "timeout" else ""
         raise ToolError(error.format(seconds=CODE_S_MAX), status, hint, **answer)
+    if code and call.hint:
+        answer["hint"] = call.hint
     return answer
 
 

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes.limits import DESKS_MAX
+from hermes.tools.egress import HostGrants
 
 if TYPE_CHECKING:
     from hermes.sandbox.shell import Shell
 
 
-_LEAVE = ("granted", "folders", "reserved", "network", "yolo")
+_LEAVE = ("granted", "folders", "reserved", "hosts", "yolo")
 
 
 @dataclass(slots=True)
@@ -26,7 +27,7 @@ class Desk:
     granted: set[str] = field(default_factory=set)
     folders: list[Path] = field(default_factory=list)
     reserved: list[Path] = field(default_factory=list)
-    network: bool = False
+    hosts: HostGrants = field(default_factory=HostGrants)
     yolo: bool = False
     told: dict[str, str] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)

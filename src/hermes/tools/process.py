@@ -30,7 +30,7 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
         await found.ended.wait()
     elif action == "wait":
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(args.get("timeout", PROCESS_WAIT_S)):
+            async with asyncio.timeout(args.get("timeout", PROCESS_WAIT_S)), ctx.world.desk.hosts.call(ctx):
                 await found.ended.wait()
     return {**_summary(found), **_slice(found, args.get("offset"), args.get("limit", PROCESS_SLICE_CHARS))}
 

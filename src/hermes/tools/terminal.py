@@ -17,6 +17,7 @@ from hermes.guards.commands import detaches, simple_forms
 from hermes.guards.rules import NETWORK
 from hermes.limits import BACKGROUND_MAX, COMMAND_CHARS_MAX
 from hermes.sandbox.choose import folder_name, shell_in
+from hermes.sandbox.proxy import PROXIED
 from hermes.tools import approving
 from hermes.tools.captured import Captured, Spill
 from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
@@ -32,6 +33,10 @@ _HIDDEN = re.compile(r"BASH_FUNC_|(?:BASH_ENV|BASHOPTS|ENV|LD_AUDIT|LD_PRELOAD|P
 _LONGER = "Give it more time, or start it with background=true."
 _SUDO = 'sudo() { command sudo -n "$@"; }\n'
 _OFFLINE = "Commands have no network here."
+_PROXIED = (
+    "Commands reach the network over HTTP and HTTPS only, through the proxy that the variable https_proxy names, and "
+    "only hosts that are granted."
+)
 # How a command has ended: the status, and what is said about it.
 ENDED: dict[Ended, tuple[str, str]] = {
     "exit": ("ok", ""),
@@ -59,8 +64,6 @@ class Plan:
     shell: Shell
     text: str
     seconds: float | None
-    network: bool
-    offline: bool
 
 
 async def surroundings(ctx: ToolContext) -> tuple[Sandbox, Shell]:
@@ -89,18 +92,13 @@ async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
     if background and not ctx.world.processes.make_room():
         raise ToolError(f"{BACKGROUND_MAX} processes run already.", "limit_reached", "End one of them with process.")
     where = _resolved(args.get("workdir", ""), shell)
-    network = approving.online(ctx, sandbox)
-    offline = not network and await ctx.blocking(partial(goes_online, command))
-    if offline and approving.may_be_had(ctx):
-        await approving.network(ctx, command)
-        network, offline = True, False
     try:
-        await approving.command(ctx, command, where, network=network)
+        await approving.command(ctx, command, where)
     except approving.Blocked as refusal:
         refusal.answer = {"output": "", "exit_code": -1, **refusal.answer}
         raise
     text = f"cd -- {shlex.quote(where)} || exit\n{command}" if where != shell.cwd else command
-    return Prepared(value=Plan(sandbox, shell, _SUDO * ("sudo" in command) + text, seconds, network, offline))
+    return Prepared(value=Plan(sandbox, shell, _SUDO * ("sudo" in command) + text, seconds))
 
 
 def _resolved(path: str, shell: Shell) -> str:
@@ -126,17 +124,17 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
     began = time.monotonic()
     try:
         argv = await ctx.blocking(partial(shell.argv, plan.text, remember=not background))
-        starting = plan.sandbox.spawn(argv, env=shell.env, seconds=plan.seconds, network=plan.network)
-        process, stopped = await begun(starting)
-        if background and not stopped:
-            made = ctx.world.processes.add(
-                ctx, args["command"], process, plan.sandbox, notify=args.get("notify_on_complete", False)
-            )
-            return {"status": "started", "session_id": made.id, "pid": process.pid, "cwd": shell.cwd}
-        spill = Spill(ctx.world.spill / f"{folder_name(ctx.call_id)}-output.txt", ctx.blocking, ctx.redact)
-        chars_max = min(ctx.settings.get("tool_output.max_bytes"), room_of(ctx))
-        captured = Captured(chars_max, ctx.secrets, ctx.emit, spill=spill)
-        code = await followed(process, captured)
+        async with ctx.world.desk.hosts.call(ctx) as call:
+            process, stopped = await begun(plan.sandbox.spawn(argv, env=shell.env, seconds=plan.seconds))
+            if background and not stopped:
+                made = ctx.world.processes.add(
+                    ctx, args["command"], process, plan.sandbox, notify=args.get("notify_on_complete", False)
+                )
+                return {"status": "started", "session_id": made.id, "pid": process.pid, "cwd": shell.cwd}
+            spill = Spill(ctx.world.spill / f"{folder_name(ctx.call_id)}-output.txt", ctx.blocking, ctx.redact)
+            chars_max = min(ctx.settings.get("tool_output.max_bytes"), room_of(ctx))
+            captured = Captured(chars_max, ctx.secrets, ctx.emit, spill=spill)
+            code = await followed(process, captured)
     except HermesError as fault:
         raise ToolError(f"The command could not be started: {fault}", "tool_unavailable", "Tell the user.") from None
     finally:
@@ -149,9 +147,17 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
     if status != "ok":
         raise ToolError(error.format(seconds=plan.seconds), status, _LONGER if status == "timeout" else "", **answer)
     answer["error"] = None
-    if code and plan.offline:
-        answer["hint"] = _OFFLINE
+    if code and (hint := call.hint or await ctx.blocking(partial(_network_hint, plan.sandbox, args["command"]))):
+        answer["hint"] = hint
     return answer
+
+
+def _network_hint(sandbox: Sandbox, command: str) -> str:
+    """Why a command may have failed in a sandbox whose network is not what it expects."""
+    proxied = sandbox.name in PROXIED
+    if not sandbox.isolated or (sandbox.place.network and not proxied) or not goes_online(command):
+        return ""
+    return _PROXIED if proxied else _OFFLINE
 
 
 def room_of(ctx: ToolContext) -> int:

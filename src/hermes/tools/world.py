@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hermes.runs.engine import RunEngine
     from hermes.runs.spec import RunSpec
     from hermes.sandbox.base import Sandbox
+    from hermes.sandbox.proxy import EgressProxy
     from hermes.tools.desk import Desk
 
 SAFE_ROOT = "HERMES_WRITE_SAFE_ROOT"
@@ -67,7 +68,7 @@ class World:
         self.toolsets, self.spend = toolsets, spend
         self.spec, self.home, self.store, self.desk = spec, home, store, desk
         self.window_tokens, self.ask_model = window_tokens, ask_model
-        self._settings, self._secrets, self._outside, self._blocking = settings, secrets, outside, blocking
+        self.settings, self._secrets, self._outside, self._blocking = settings, secrets, outside, blocking
         self._sandbox: Sandbox | None = None
         self._paths: Paths | None = None
         self._urls: UrlGuard | None = None
@@ -109,8 +110,13 @@ class World:
         """The one way to addresses."""
         if self._urls is None:
             outside = self._outside
-            self._urls = UrlGuard(outside.network, self._settings, self._secrets, outside.own_ports)
+            self._urls = UrlGuard(outside.network, self.settings, self._secrets, outside.own_ports)
         return self._urls
+
+    @property
+    def egress(self) -> EgressProxy:
+        """The only way out of the session's sandbox. It is the session's: every turn gets the same one."""
+        return self.desk.hosts.proxy(self)
 
     async def sandbox(self) -> Sandbox:
         """The one way to run commands."""
@@ -121,11 +127,12 @@ class World:
             if spec.source == "cli":  # the user's own choice, whatever folder that is
                 here, workdir = Path(spec.workdir or Path.cwd()), None
             session_id = self.spec.session_id if self.spec.parent is None else self.spec.parent_session_id
-            find = partial(workspace_of, self.home, self._settings, spec.owner, spec.session_key, workdir, here)
+            find = partial(workspace_of, self.home, self.settings, spec.owner, spec.session_key, workdir, here)
             workspace = await self._blocking(find)
             self._sandbox = await self._outside.sandboxes.of(
-                self._settings, session_id or spec.session_id, workspace, granted=self.desk.reserved
+                self.settings, session_id or spec.session_id, workspace, granted=self.desk.reserved
             )
+            self._sandbox.egress = self.egress
         return self._sandbox
 
     async def paths(self) -> Paths:
@@ -142,7 +149,7 @@ class World:
             mounts = sandbox.mounts()
             writable = [Path(mount.path) for mount in mounts if mount.mode == "rw"]
             readable += [Path(mount.path) for mount in mounts if mount.mode == "ro"]
-        safe = self._settings.variable(SAFE_ROOT) or ""
+        safe = self.settings.variable(SAFE_ROOT) or ""
         paths = Paths(
             cwd=place.workspace,
             home=self.home,

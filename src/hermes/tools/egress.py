@@ -1,0 +1,133 @@
+"""Which hosts the sandboxed commands of a session may reach, and who is asked about a new one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hermes.guards.urls import domain_suffixes
+from hermes.limits import EGRESS_REFUSALS_SHOWN_MAX
+from hermes.runs.writer import LogEnded
+from hermes.sandbox.proxy import EgressProxy
+from hermes.store.base import StoreError
+from hermes.tools import approving
+
+if TYPE_CHECKING:
+    from hermes.config import Settings
+    from hermes.guards.urls import UrlGuard
+    from hermes.tools.registry import ToolContext
+    from hermes.tools.world import World
+
+
+@dataclass(slots=True, eq=False)
+class RunningCall:
+    """A tool call while its commands run. `hosts` are granted for as long as it lasts, `refusals` is what the proxy told
+    its clients meanwhile."""
+
+    ctx: ToolContext
+    hosts: set[str] = field(default_factory=set)
+    refusals: list[str] = field(default_factory=list)
+    questions: set[asyncio.Task[bool]] = field(default_factory=set)
+
+    @property
+    def hint(self) -> str:
+        """What to tell the model of a command that has failed; empty if nothing was refused."""
+        return " ".join(self.refusals)
+
+
+class HostGrants:
+    """The grants of one session. Questions go out on behalf of its newest running call; with none running, as for a
+    background process between two turns, a host that is not granted is refused."""
+
+    def __init__(self) -> None:
+        self._calls: list[RunningCall] = []
+        self._questions: dict[str, asyncio.Task[bool]] = {}
+        self._denied: set[str] = set()
+        self._turn_id = ""
+        self._proxy: EgressProxy | None = None
+        # Of the newest turn: they outlive it, for what runs in the background.
+        self._guard: UrlGuard | None = None
+        self._settings: Settings | None = None
+        self._granted: set[str] = set()
+
+    def proxy(self, world: World) -> EgressProxy:
+        """The proxy of the session's sandbox, from now on with the guard and the settings of this turn."""
+        self._guard, self._settings, self._granted = world.urls, world.settings, world.desk.granted
+        if self._proxy is None:
+            self._proxy = EgressProxy(self._current_guard, self.authorize, self._note_refusal)
+        return self._proxy
+
+    def is_granted(self, host: str) -> bool:
+        """Whether nobody has to be asked, now or in a later call."""
+        if self._settings is None:
+            return False
+        if self._settings.get("terminal.network", bool) or _key(host) in self._granted:
+            return True
+        return f".{host}".endswith(domain_suffixes(self._settings.get("terminal.allowed_hosts", list)))
+
+    @asynccontextmanager
+    async def call(self, ctx: ToolContext) -> AsyncIterator[RunningCall]:
+        """While the commands of a tool call run. Its open questions end with it, and so does what was granted once."""
+        self.proxy(ctx.world)
+        turn_id = ctx.world.engine.asked_by(ctx.world.spec).run_id
+        if turn_id != self._turn_id:
+            self._turn_id, self._denied = turn_id, set()
+        call = RunningCall(ctx)
+        self._calls.append(call)
+        try:
+            yield call
+        finally:
+            self._calls.remove(call)
+            for question in call.questions:
+                question.cancel()
+            await asyncio.gather(*call.questions, return_exceptions=True)
+
+    async def authorize(self, host: str, port: int) -> bool:
+        """Whether a host may be reached; waits for the answer of a human where one is asked. All that want the same host
+        wait for the same answer, and a denial holds for the rest of the turn."""
+        if self.is_granted(host):
+            return True
+        if not self._calls or host in self._denied:
+            return False
+        if host in self._calls[-1].hosts:
+            return True
+        question = self._questions.get(host)
+        if question is None:
+            question = asyncio.create_task(self._ask(self._calls[-1], host))
+            self._questions[host] = question
+            self._calls[-1].questions.add(question)
+            question.add_done_callback(lambda _: self._questions.pop(host, None))
+        try:
+            # One client's end is not the end of the question: others wait for it, or the same client tries again.
+            return await asyncio.shield(question)
+        except asyncio.CancelledError:
+            if question.cancelled():  # its call has ended
+                return False
+            raise
+
+    async def _ask(self, call: RunningCall, host: str) -> bool:
+        try:
+            await approving.host(call.ctx, host, _key(host))
+        except approving.Blocked:
+            self._denied.add(host)
+            return False
+        except (LogEnded, StoreError):
+            return False
+        call.hosts.add(host)
+        return True
+
+    def _note_refusal(self, reason: str) -> None:
+        refusals = self._calls[-1].refusals if self._calls else []
+        if reason not in refusals and len(refusals) < EGRESS_REFUSALS_SHOWN_MAX:
+            refusals.append(reason)
+
+    def _current_guard(self) -> UrlGuard:
+        assert self._guard is not None, "set before the proxy is made"
+        return self._guard
+
+
+def _key(host: str) -> str:
+    return approving.HOST_KEY + host

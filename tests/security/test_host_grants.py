@@ -1,0 +1,234 @@
+"""Grants for hosts: who is asked when a sandboxed command wants to reach one, how often, and for how long it holds."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing, suppress
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from agent.conftest import MakeHouse
+from agent.house import Json, Running
+from guards.stage import WORLD, Stage, serving
+from hermes.config import load
+from hermes.tools.egress import HostGrants
+from support.model_server import Call, ModelServer
+from tools.commanding import SURELY_S, Desk
+
+# Runs until the test lets it go, and then fails, so that its answer has a hint.
+WAITING = Call("terminal", {"command": "touch begun; until [ -e go ]; do sleep 0.02; done; rm go begun; exit 3"})
+NOT_GRANTED = "Hermes: host page.test is not granted. Tell the user."
+
+
+class Session:
+    """A session whose command waits, and a client of its proxy."""
+
+    def __init__(self, make: MakeHouse, server: ModelServer, **settings: Any) -> None:
+        self.desk = Desk(make, server, "bubblewrap", **settings)
+        self.stage = Stage(self.desk.house.app.services.files)
+        self.desk.house.app.services.outside.network = self.stage
+        for name in ("page.test", "a.page.test", "other.test"):
+            self.stage.answers[name] = [[WORLD]]
+
+    @property
+    def hosts(self) -> HostGrants:
+        return self.desk.house.app.services.desks.of("s1").hosts
+
+    async def begin(self, call: Call = WAITING, **fields: Any) -> Running:
+        """A turn whose command has begun to run."""
+        under_way = await self.desk.begin(call, **{"answerable": True, **fields})
+        async with asyncio.timeout(SURELY_S):
+            while not (self.desk.workspace / "begun").exists():
+                await asyncio.sleep(0.01)
+        return under_way
+
+    async def end(self, under_way: Running) -> tuple[Json, list[Json]]:
+        """The answer to the call, and the questions that were asked."""
+        (self.desk.workspace / "go").touch()
+        ran = await under_way.end(SURELY_S)
+        [answer] = ran.tool_results()
+        return answer, ran.of("approval.requested")
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[Any]:
+        """Sends one request to a host through the session's proxy; the status and the body that come back."""
+
+        async def page(_: web.Request) -> web.StreamResponse:
+            return web.Response(text="page")
+
+        proxy = self.hosts._proxy
+        assert proxy is not None
+        listener = socket.create_server(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        task = asyncio.create_task(proxy.serve(listener))
+
+        async def get(host: str = "page.test") -> tuple[int, str]:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            with closing(writer):
+                writer.write(f"GET http://{host}/ HTTP/1.1\r\n\r\n".encode())
+                async with asyncio.timeout(SURELY_S):
+                    answer = (await reader.read()).decode()
+            return int(answer.split(" ", 2)[1]), answer.partition("\r\n\r\n")[2].strip()
+
+        async with serving(page) as upstream:
+            self.stage.servers[WORLD] = upstream
+            try:
+                yield get
+            finally:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+
+
+async def question(under_way: Running, count: int = 1) -> Json:
+    """The question that was asked last, once there are so many."""
+
+    def asked(events: list[Json]) -> list[Json]:
+        found = [event for event in events if event["type"] == "approval.requested"]
+        return found if len(found) >= count else []
+
+    return (await under_way.until(asked, SURELY_S))[-1]  # type: ignore[no-any-return]
+
+
+async def answer_with(under_way: Running, choice: str, count: int = 1) -> Json:
+    asked = await question(under_way, count)
+    assert await under_way.control("approve", id=asked["approval_id"], choice=choice) == "applied"
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("choice", "status", "later_questions"),
+    [("once", 200, 1), ("session", 200, 0), ("always", 200, 0), ("deny", 403, 1)],
+)
+async def test_host_is_asked_for_while_the_command_waits(
+    make_house: MakeHouse, server: ModelServer, choice: str, status: int, later_questions: int
+) -> None:
+    session = Session(make_house, server)
+    under_way = await session.begin()
+    async with session.client() as get:
+        first = asyncio.create_task(get())
+        asked = await answer_with(under_way, choice)
+        assert (asked["kind"], asked["subject"]) == ("network", "page.test")
+        assert asked["choices"] == ["once", "session", "always", "deny"]
+        call_id = next(event["call_id"] for event in under_way.events if event["type"] == "tool.started")
+        assert asked["call_id"] == call_id
+        assert (await first)[0] == status
+        # The same call is not asked about the same host again, whatever the answer was.
+        assert (await get())[0] == status
+        answer, questions = await session.end(under_way)
+        assert len(questions) == 1
+        assert answer["exit_code"] == 3 and answer.get("hint", "") == (NOT_GRANTED if status == 403 else "")
+
+        under_way = await session.begin()
+        if later_questions:
+            again = asyncio.create_task(get())
+            await answer_with(under_way, "once")
+            assert (await again)[0] == 200
+        else:
+            assert await get() == (200, "page")
+        _, questions = await session.end(under_way)
+        assert len(questions) == later_questions
+    assert load(session.desk.house.home).get("terminal.allowed_hosts") == (["page.test"] if choice == "always" else [])
+
+
+async def test_connections_to_one_host_share_a_question(make_house: MakeHouse, server: ModelServer) -> None:
+    session = Session(make_house, server)
+    under_way = await session.begin()
+    async with session.client() as get:
+        gets = [asyncio.create_task(get()) for _ in range(5)]
+        gone = asyncio.create_task(get())
+        await question(under_way)
+        gone.cancel()  # one that gives up does not end the question of the others
+        await answer_with(under_way, "once")
+        assert await asyncio.gather(*gets) == [(200, "page")] * 5
+        other = asyncio.create_task(get("other.test"))
+        assert (await answer_with(under_way, "deny", 2))["subject"] == "other.test"
+        assert (await other)[0] == 403
+    assert len((await session.end(under_way))[1]) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "statuses"),
+    [
+        ({"network": True}, {"page.test": 200, "a.page.test": 200, "other.test": 200}),
+        ({"allowed_hosts": ["*.Page.test"]}, {"page.test": 200, "a.page.test": 200, "other.test": 403}),
+        ({"allowed_hosts": ["a.page.test", "no host"]}, {"page.test": 403, "a.page.test": 200, "other.test": 403}),
+        ({}, {"page.test": 403}),
+    ],
+)
+async def test_without_anybody_to_ask_only_configured_hosts_are_reached(
+    make_house: MakeHouse, server: ModelServer, settings: Json, statuses: dict[str, int]
+) -> None:
+    session = Session(make_house, server, terminal=settings)
+    under_way = await session.begin(answerable=False)
+    async with session.client() as get:
+        assert {host: (await get(host))[0] for host in statuses} == statuses
+    _, questions = await session.end(under_way)
+    assert questions == []
+
+
+async def test_granting_every_host_grants_no_private_address(make_house: MakeHouse, server: ModelServer) -> None:
+    session = Session(make_house, server, terminal={"network": True})
+    session.stage.answers["page.test"] = [["127.0.0.1"]]
+    under_way = await session.begin()
+    async with session.client() as get:
+        assert await get() == (403, "Hermes: host page.test is refused by the rule 'loopback'.")
+    await session.end(under_way)
+
+
+async def test_between_turns_granted_hosts_are_reached_and_nobody_is_asked(
+    make_house: MakeHouse, server: ModelServer
+) -> None:
+    session = Session(make_house, server)
+    under_way = await session.begin()
+    async with session.client() as get:
+        first = asyncio.create_task(get())
+        await answer_with(under_way, "session")
+        await first
+        await session.end(under_way)
+        assert await get() == (200, "page")
+        assert (await get("other.test"))[0] == 403
+
+
+async def test_question_ends_with_its_call(make_house: MakeHouse, server: ModelServer) -> None:
+    session = Session(make_house, server)
+    under_way = await session.begin()
+    async with session.client() as get:
+        waiting = asyncio.create_task(get())
+        await question(under_way)
+        (session.desk.workspace / "go").touch()
+        ran = await under_way.end(SURELY_S)
+        assert (await waiting)[0] == 403
+    [resolved] = ran.of("approval.resolved")
+    assert (resolved["choice"], resolved["by"]) == ("deny", "interrupt")
+
+
+async def test_wait_for_a_background_process_can_ask_for_its_hosts(make_house: MakeHouse, server: ModelServer) -> None:
+    session = Session(make_house, server)
+    started = await session.desk.call("terminal", {**WAITING.arguments, "background": True})
+    wait = Call("process", {"action": "wait", "session_id": started["session_id"], "timeout": SURELY_S})
+    under_way = await session.begin(wait)
+    await under_way.seen("tool.started")
+    async with session.client() as get:
+        async with asyncio.timeout(SURELY_S):
+            while not session.hosts._calls:
+                await asyncio.sleep(0.01)
+        first = asyncio.create_task(get())
+        await answer_with(under_way, "once")
+        assert (await first)[0] == 200
+    answer, _ = await session.end(under_way)
+    assert answer["exit_code"] == 3
+
+
+async def test_approvals_that_are_off_are_on_record_once_a_host(make_house: MakeHouse, server: ModelServer) -> None:
+    session = Session(make_house, server, approvals={"mode": "off"})
+    under_way = await session.begin(answerable=False)
+    async with session.client() as get:
+        assert [(await get())[0] for _ in range(3)] == [200] * 3
+    (session.desk.workspace / "go").touch()
+    ran = await under_way.end(SURELY_S)
+    assert [(event["choice"], event["by"]) for event in ran.of("approval.resolved")].count(("once", "rule")) == 1
