@@ -311,7 +311,7 @@ async def test_in_a_sandbox_the_same_is_found(tmp_path: Path, kind: Any) -> None
     if failure := bubblewrap.probe():
         pytest.skip(f"bubblewrap does not work here: {failure}")
     filing = Filing(tmp_path)
-    filing.world.make = lambda place: kind(place)
+    filing.world.make = kind
     filing.put("src/a.txt", "needle\n")
     assert await places(filing, "needle", path="src") == ["src/a.txt:1"]
     assert (await search(filing, "*.txt", target="files"))["matches"] == ["src/a.txt"]

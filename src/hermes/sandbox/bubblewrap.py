@@ -25,7 +25,7 @@ from hermes.sandbox import cgroup, seccomp
 from hermes.sandbox.base import Command, Handle, Parts, Sandbox, SandboxError
 from hermes.sandbox.mounts import Mount, Place, plan, trial, writable_roots
 from hermes.sandbox.namespace import Namespace, RemoteProcess
-from hermes.sandbox.proxy import PROXY_PORT, proxy_env
+from hermes.sandbox.proxy import PROXY_PORT, EgressProxy, proxy_env
 from hermes.sandbox.workspace_watch import Watching, WorkspaceWatch
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -54,6 +54,7 @@ class Bubblewrap(Sandbox):
         self._protected: WorkspaceWatch | None = None
         self._group: Path | None = None
         self._serving: asyncio.Task[None] | None = None
+        self._served: EgressProxy | None = None
         self._building = asyncio.Lock()
         self._idle: asyncio.TimerHandle | None = None
 
@@ -69,6 +70,7 @@ class Bubblewrap(Sandbox):
             async with self._building:
                 namespace = await self._ready(watch)
             if self.egress is not None:
+                self._serve_proxy(namespace)
                 command = replace(command, env={**command.env, **proxy_env(PROXY_PORT)})
             parts, child = await namespace.spawn(self._request(), command)
         except BaseException:
@@ -84,9 +86,15 @@ class Bubblewrap(Sandbox):
         mounts = await asyncio.to_thread(plan, self.place, watch.covers)
         self._namespace = await Namespace.create(_build_plan(self.place, mounts), self._bound)
         self._protected = watch
-        if self.egress is not None and self._namespace.listener is not None:
-            self._serving = asyncio.create_task(self.egress.serve(self._namespace.listener))
         return self._namespace
+
+    def _serve_proxy(self, namespace: Namespace) -> None:
+        """The proxy is the session's, and may be another one than at the last command."""
+        if self.egress is not None and self.egress is not self._served and namespace.listener is not None:
+            if self._serving is not None:
+                self._serving.cancel()
+            self._served = self.egress
+            self._serving = asyncio.create_task(self.egress.serve(namespace.listener.dup()))
 
     def _bound(self, pid: int) -> None:
         self._group = cgroup.bounded(pid, SANDBOX_PROCESSES_MAX) if os.geteuid() == 0 else None
@@ -115,7 +123,7 @@ class Bubblewrap(Sandbox):
             await self._watching.close()
 
     async def _close(self) -> None:
-        serving, self._serving = self._serving, None
+        serving, self._serving, self._served = self._serving, None, None
         if serving is not None:
             serving.cancel()
             await asyncio.wait([serving])

@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -93,16 +93,16 @@ class Namespace:
     async def spawn(self, request: Mapping[str, Any], command: Command) -> tuple[Parts, RemoteProcess]:
         """Start a command; its output is one pipe."""
         ours, theirs = os.pipe()
+        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         os.set_blocking(ours, False)
-        output = open(ours, "rb", buffering=0)  # noqa: SIM115  (closed by the process it is of)
+        output = os.fdopen(ours, "rb", buffering=0)
         try:
-            with open("/dev/null", "rb") as null:
-                child = await self._start(request, command, null.fileno(), theirs, theirs)
+            child = await self._start(request, command, null, theirs, theirs)
         except BaseException:
             output.close()
             raise
         finally:
-            os.close(theirs)
+            _close(theirs, null)
         return (child, output), child
 
     async def spawn_with_pipes(
@@ -276,7 +276,7 @@ async def _child_pid(fd: int) -> int:
 
 
 @contextlib.contextmanager
-def _memory_file(content: Mapping[str, Any]):  # type: ignore[no-untyped-def]
+def _memory_file(content: Mapping[str, Any]) -> Iterator[int]:
     fd = os.memfd_create("request")
     try:
         with open(fd, "wb", closefd=False) as file:
