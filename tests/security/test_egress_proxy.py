@@ -24,7 +24,8 @@ from hermes.guards.urls import UrlGuard
 from hermes.home import Home
 from hermes.sandbox import proxy as proxy_module
 from hermes.sandbox import proxy_messages
-from hermes.sandbox.proxy import EgressProxy, proxy_env
+from hermes.sandbox.proxy import EgressProxy
+from hermes.sandbox.proxy_env import proxy_env
 from hermes.threads import Threads
 
 SECRET = "correct-horse-9"

@@ -16,7 +16,7 @@ from hermes.agent.skills import find_skills
 from hermes.errors import ConfigError
 from hermes.runs.spec import RunSpec
 from hermes.sandbox.choose import choice
-from hermes.sandbox.proxy import network_of
+from hermes.sandbox.proxy_env import network_of
 from hermes.tools.memory import FILES, SEPARATOR, Target, memory_file
 
 if TYPE_CHECKING:

@@ -196,7 +196,7 @@ def _local(look: Look) -> Finding:
 def _sandbox(look: Look) -> Finding:
     from hermes.limits import SANDBOX_OPEN_FILES_MAX, SANDBOX_PROCESSES_MAX
     from hermes.sandbox.choose import choice
-    from hermes.sandbox.proxy import network_of
+    from hermes.sandbox.proxy_env import network_of
 
     get, chosen = look.settings.get, choice(look.settings)
     limits = f"{get('terminal.timeout'):g} s (at most {get('terminal.max_timeout'):g})"

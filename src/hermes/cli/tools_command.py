@@ -122,7 +122,7 @@ def verdict(settings: Settings, line: str, cwd: Path) -> Json:
     """What would become of a command at a terminal in this folder: free, asked about, or blocked."""
     from hermes.guards.commands import Facts, check, simple_forms
     from hermes.sandbox.choose import child_env, choice, workspace_of
-    from hermes.sandbox.proxy import PROXIED
+    from hermes.sandbox.proxy_env import PROXIED
     from hermes.tools import approving
 
     get, home, sandbox = settings.get, settings.home, choice(settings)

@@ -256,10 +256,14 @@ class Sandbox:
     async def _start(self, command: Command) -> tuple[Parts, Handle]:
         raise NotImplementedError
 
+    def kill_commands(self) -> None:
+        for process in self._live:
+            process.kill()
+
     async def stop(self) -> None:
         """End every command that still runs here."""
-        for process in (live := list(self._live)):
-            process.kill()
+        live = list(self._live)
+        self.kill_commands()
         for process in live:
             await process.wait()
 

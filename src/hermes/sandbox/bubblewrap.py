@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hermes.limits import (
     SANDBOX_FILE_BYTES_MAX,
@@ -25,8 +25,11 @@ from hermes.sandbox import cgroup, seccomp
 from hermes.sandbox.base import Command, Handle, Parts, Sandbox, SandboxError
 from hermes.sandbox.mounts import Mount, Place, plan, trial, writable_roots
 from hermes.sandbox.namespace import Namespace, RemoteProcess
-from hermes.sandbox.proxy import PROXY_PORT, EgressProxy, proxy_env
+from hermes.sandbox.proxy_env import PROXY_PORT, proxy_env
 from hermes.sandbox.workspace_watch import Watching, WorkspaceWatch
+
+if TYPE_CHECKING:
+    from hermes.sandbox.proxy import EgressProxy
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _ETC = (
@@ -49,7 +52,8 @@ class Bubblewrap(Sandbox):
 
     def __init__(self, place: Place, is_granted: Callable[[str], bool] | None = None) -> None:
         super().__init__(place)
-        self.watching = self._watching = Watching(partial(writable_roots, place), is_granted or place.is_granted)
+        roots = partial(writable_roots, place)
+        self.watching = self._watching = Watching(roots, is_granted or place.is_granted, self.kill_commands)
         self._namespace: Namespace | None = None
         self._protected: WorkspaceWatch | None = None
         self._group: Path | None = None

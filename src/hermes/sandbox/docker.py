@@ -65,9 +65,8 @@ class Docker(Sandbox):
         self, place: Place, image: str, session_id: str, is_granted: Callable[[str], bool] | None = None
     ) -> None:
         super().__init__(place)
-        self.watching = self._watching = Watching(
-            functools.partial(writable_roots, place), is_granted or place.is_granted
-        )
+        roots = functools.partial(writable_roots, place)
+        self.watching = self._watching = Watching(roots, is_granted or place.is_granted, self.kill_commands)
         self._image, self._session_id = image, session_id
         self._containers: dict[tuple[str, ...], Container] = {}
         self.making = asyncio.Lock()

@@ -11,14 +11,18 @@ import asyncio
 import contextlib
 import ctypes
 import errno
+import fcntl
 import fnmatch
 import logging
 import os
 import select
 import stat
 import struct
+import termios
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Literal
 
 from hermes.guards.path_lists import RESERVED_NAMES, RULES, below, plain
@@ -36,6 +40,8 @@ _GIT_FILES = ("config", "config.worktree", "commondir", "gitdir")
 _GIT_PARTS = {"head", "objects", "refs", "hooks", *_GIT_FILES}
 _CONFIG_BYTES_MAX = 1024 * 1024
 _RECHECK_S = 0.02
+# Who makes the same reserved name so often does not take no for an answer.
+_REPEATS_MAX = 5
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -51,8 +57,10 @@ class Watching:
     """The watch of a sandbox over its life: made before its first command, and anew when what is to be covered has
     changed while no command ran."""
 
-    def __init__(self, roots: Callable[[], Sequence[str]], is_granted: Callable[[str], bool]) -> None:
-        self._roots, self._is_granted = roots, is_granted
+    def __init__(
+        self, roots: Callable[[], Sequence[str]], is_granted: Callable[[str], bool], end_commands: Callable[[], None]
+    ) -> None:
+        self._roots, self._is_granted, self._end_commands = roots, is_granted, end_commands
         self._watch: WorkspaceWatch | None = None
         self._lock = asyncio.Lock()
         self._set_aside: dict[str, str] = {}
@@ -64,7 +72,8 @@ class Watching:
             watch = self._watch
             if watch is None or not (self.commands or await asyncio.to_thread(watch.begin)):
                 await self._close()
-                watch = self._watch = await asyncio.to_thread(self._make)
+                end = partial(asyncio.get_running_loop().call_soon_threadsafe, self._end_commands)
+                watch = self._watch = await asyncio.to_thread(self._make, end)
             self.commands += 1
             return watch
 
@@ -101,8 +110,8 @@ class Watching:
             watch, self._watch = self._watch, None
             await asyncio.to_thread(watch.close)
 
-    def _make(self) -> WorkspaceWatch:
-        watch = WorkspaceWatch(self._roots(), self._is_granted)
+    def _make(self, end_commands: Callable[[], object]) -> WorkspaceWatch:
+        watch = WorkspaceWatch(self._roots(), self._is_granted, end_commands)
         try:
             watch.scan()
             watch.begin()
@@ -116,8 +125,11 @@ class WorkspaceWatch:
     """The writable folders of one sandbox. `scan` looks at all of them; `active` says that commands run, so that what
     appears is theirs. `is_granted` tells what the user has allowed to be written."""
 
-    def __init__(self, roots: Sequence[str], is_granted: Callable[[str], bool]) -> None:
-        self._roots, self._is_granted = roots, is_granted
+    def __init__(
+        self, roots: Sequence[str], is_granted: Callable[[str], bool], end_commands: Callable[[], object] = lambda: None
+    ) -> None:
+        self._roots, self._is_granted, self._end_commands = roots, is_granted, end_commands
+        self._times: dict[str, int] = {}
         self._lock = threading.RLock()
         self._inotify = _check(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
         self._watches: dict[int, str] = {}
@@ -125,6 +137,7 @@ class WorkspaceWatch:
         # Special names that were there at the scan, with their inodes; repositories that were not.
         self._known: dict[str, int] = {}
         self._made: set[str] = set()
+        self._git_files: set[str] = set()
         self._reserved_paths: set[str] = set()
         self._set_aside: dict[str, str] = {}
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC)
@@ -202,7 +215,9 @@ class WorkspaceWatch:
         while not self._closed:
             fds = [self._wake_read, self._inotify] if self.active else [self._wake_read]
             # A repository that a command has made can also be changed through another name of its files.
-            ready, _, _ = select.select(fds, [], [], _RECHECK_S if self.active and self._made else None)
+            ready, _, _ = select.select(
+                fds, [], [], _RECHECK_S if self.active and (self._made or self._git_files) else None
+            )
             if self._wake_read in ready:
                 os.read(self._wake_read, 4096)
             with self._lock:
@@ -221,21 +236,24 @@ class WorkspaceWatch:
     def _check_made(self) -> None:
         for path in list(self._made):
             self._check_repository(path)
+        for path in list(self._git_files):
+            self._check_git_file(path)
 
     def _handle_events(self) -> None:
         for path, is_new in self._events():
             if is_new:
                 self._appeared(path)
+            elif path in self._git_files:
+                self._check_git_file(path)
             else:
                 self._check_repository(os.path.dirname(path))
 
     def _events(self) -> Iterator[tuple[str, bool]]:
-        """Paths with whether they are new there; a folder that could not be followed is given as it is now."""
-        while True:
-            try:
-                data = os.read(self._inotify, 65_536)
-            except BlockingIOError:
-                return
+        """Paths with whether they are new there, as far as there are any now: others may go on making them."""
+        (left,) = struct.unpack("i", fcntl.ioctl(self._inotify, termios.FIONREAD, bytes(4)))
+        while left > 0:
+            data = os.read(self._inotify, 65_536)
+            left -= len(data)
             at = 0
             while at < len(data):
                 watch, mask, _, length = _EVENT.unpack_from(data, at)
@@ -272,19 +290,26 @@ class WorkspaceWatch:
         if _is_folder(path):
             self._enter_repository(path)
             return
-        target = self._git_file_target(folder, name)
-        if target is None:
-            self._rename(folder, name, "leads to a repository elsewhere")
-        elif target not in self.covers:
-            self._enter_repository(target)
+        self._git_files.add(path)
+        with contextlib.suppress(OSError), _opened(folder, self._roots) as fd:
+            self._watch(fd, folder, _IN_MODIFY)
+        self._check_git_file(path)
 
-    def _git_file_target(self, folder: str, name: str) -> str | None:
-        """The repository in these folders that a file `.git` leads to; None: it leads elsewhere, or is a link."""
+    def _check_git_file(self, path: str) -> None:
+        """A file `.git` may lead to a repository in the same folders, which is then looked at like any other. While it
+        is empty, or leads to nothing, it does nothing."""
+        folder, name = os.path.split(path)
         text = self._read(folder, name)
-        if text is None or not text.startswith("gitdir:"):
-            return None
-        target = os.path.realpath(os.path.join(folder, text.removeprefix("gitdir:").strip()))
-        return target if any(below(target, root) for root in self._roots) and _is_folder(target) else None
+        if text == "" or not _exists(folder, name):
+            return
+        target = ""
+        if text is not None and text.startswith("gitdir:"):
+            target = os.path.realpath(os.path.join(folder, text.removeprefix("gitdir:").strip()))
+        if not any(below(target, root) for root in self._roots):
+            self._git_files.discard(path)
+            self._rename(folder, name, "leads to a repository elsewhere")
+        elif target not in self.covers and _is_folder(target):
+            self._enter_repository(target)
 
     # ---- folders
 
@@ -449,7 +474,7 @@ class WorkspaceWatch:
             with contextlib.suppress(OSError):
                 os.rename(name, f"{name}{SUFFIX}", src_dir_fd=fd, dst_dir_fd=fd)
             os.rename(draft, name, src_dir_fd=fd, dst_dir_fd=fd)
-        self._set_aside[f"{path}/{name}"] = f"has {', '.join(dict.fromkeys(checked.removed))}"
+        self._report(f"{path}/{name}", f"has {', '.join(dict.fromkeys(checked.removed))}")
 
     def _check_hooks(self, path: str) -> None:
         hooks = f"{path}/hooks"
@@ -489,14 +514,21 @@ class WorkspaceWatch:
                 target = f"{name}{SUFFIX}"
                 with contextlib.suppress(FileNotFoundError):
                     os.lstat(target, dir_fd=fd)
-                    os.rename(target, f"{target}.{os.urandom(4).hex()}", src_dir_fd=fd, dst_dir_fd=fd)
+                    os.rename(target, f"{target}-{time.time_ns():x}", src_dir_fd=fd, dst_dir_fd=fd)
                 os.rename(name, target, src_dir_fd=fd, dst_dir_fd=fd)
         except FileNotFoundError:
             return
         except OSError as error:
             log.warning("%s/%s could not be set aside: %s", folder, name, error)
             return
-        self._set_aside[f"{folder}/{name}"] = reason
+        self._report(f"{folder}/{name}", reason)
+
+    def _report(self, path: str, reason: str) -> None:
+        self._set_aside[path] = reason
+        self._times[path] = self._times.get(path, 0) + 1
+        if self._times[path] == _REPEATS_MAX:
+            log.warning("%s was made again and again; the commands that run in the workspace are ended", path)
+            self._end_commands()
 
 
 @contextlib.contextmanager

@@ -160,6 +160,7 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
     status, error = ENDED[process.ended_by]
     answer: Answer = {"stdout": output.text(), "stderr": errors.text(), "exit_code": code, "status": status}
     answer["calls"] = booth.calls
+    answer |= await approving.set_aside(ctx, sandbox, ask=status == "ok")
     if status != "ok":
         hint = "Do less in one script." if status == "timeout" else ""
         raise ToolError(error.format(seconds=CODE_S_MAX), status, hint, **answer)

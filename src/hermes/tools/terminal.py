@@ -17,7 +17,7 @@ from hermes.guards.commands import detaches, simple_forms
 from hermes.guards.rules import NETWORK
 from hermes.limits import BACKGROUND_MAX, COMMAND_CHARS_MAX
 from hermes.sandbox.choose import folder_name, shell_in
-from hermes.sandbox.proxy import PROXIED
+from hermes.sandbox.proxy_env import PROXIED
 from hermes.tools import approving
 from hermes.tools.captured import Captured, Spill
 from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
@@ -141,9 +141,11 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
         await seen_through(ctx.blocking(shell.keep))
         shell.env = {name: value for name, value in shell.env.items() if not _HIDDEN.match(name)}
     status, error = ENDED[process.ended_by]
+    set_aside = await approving.set_aside(ctx, plan.sandbox, ask=status == "ok")
     answer: Answer = {"output": captured.text(), "exit_code": code, "status": status, "cwd": shell.cwd}
     answer |= {"duration_ms": round((time.monotonic() - began) * 1000), "truncated": captured.ends.cut > 0}
     answer["spill"] = str(spill.path) if spill.begun else None
+    answer |= set_aside
     if status != "ok":
         raise ToolError(error.format(seconds=plan.seconds), status, _LONGER if status == "timeout" else "", **answer)
     answer["error"] = None
