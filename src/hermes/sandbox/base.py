@@ -48,8 +48,6 @@ class Command:
     env: Mapping[str, str]
     network: bool
     seconds: float | None
-    # What a shell is to run, given to it as a descriptor: arguments can be read by every user.
-    script: bytes = b""
 
 
 class Child(Protocol):
@@ -234,12 +232,11 @@ class Sandbox:
         env: Mapping[str, str] | None = None,
         seconds: float | None = None,
         network: bool | None = None,
-        script: bytes = b"",
     ) -> Process:
         """Start a command. What is not given: the workspace, the environment of the place, no time limit, its network."""
         place = self.place
         env, network = place.env if env is None else env, place.network if network is None else network
-        command = Command(argv, cwd or str(place.workspace), env, network, seconds, script)
+        command = Command(argv, cwd or str(place.workspace), env, network, seconds)
         starting = asyncio.ensure_future(self._begin(command))
         try:
             # A start is never cut short: what began to run must be known, to be ended.

@@ -48,8 +48,6 @@ _AWAITED = {signal.SIGCHLD, *_FORWARDED}
 _RESET = {signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, *_FORWARDED}
 _MOUNT_POINT = "/tmp"  # noqa: S108  (covered in this mount namespace only)
 _PACKET_BYTES, _FDS_MAX = 4096, 8
-# Where a shell reads its script: the text of a command is in no argument list, which every user can read.
-_SCRIPT_FD = 3
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -263,11 +261,11 @@ def _own_proc() -> None:
             _call("mount", None, path, None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID | _MS_NODEV, None)
 
 
-def _first_process(request: "dict[str, Any]", stdin: int, output: int, errors: int, script: int) -> int:
+def _first_process(request: "dict[str, Any]", stdin: int, output: int, errors: int) -> int:
     """Process 1 of a command: runs it, hands signals on to its group, and ends when it does, and with it all it left."""
-    for fd, number in ((stdin, 0), (output, 1), (errors, 2), (script, _SCRIPT_FD)):
+    for fd, number in ((stdin, 0), (output, 1), (errors, 2)):
         os.dup2(fd, number)
-    os.closerange(_SCRIPT_FD + 1 if request["script"] else _SCRIPT_FD, 1024)
+    os.closerange(3, 1024)
     os.setsid()
     _own_proc()
     _restrict(request["limits"], bytes.fromhex(request["seccomp"]))
@@ -275,7 +273,7 @@ def _first_process(request: "dict[str, Any]", stdin: int, output: int, errors: i
     if command == 0:
         _become(request)
     _make_group(command)  # here too: the first signal may come before the command has done it itself
-    os.closerange(0, _SCRIPT_FD + 1)
+    os.closerange(0, 3)
     while True:
         number = signal.sigwait(_AWAITED)
         if number != signal.SIGCHLD:
@@ -390,7 +388,7 @@ class _Init:
     def _child(request: "dict[str, Any]", fds: "list[int]") -> None:
         code = 255
         try:
-            code = _first_process(request, *fds[1:5])
+            code = _first_process(request, *fds[1:4])
         except BaseException as error:  # noqa: BLE001  (there is nobody above to tell)
             os.write(2, f"The command could not be started: {error}\n".encode(errors="replace"))
         finally:

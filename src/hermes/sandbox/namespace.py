@@ -128,19 +128,15 @@ class Namespace:
         number = next(self._numbers)
         answer: asyncio.Future[RemoteProcess] = asyncio.get_running_loop().create_future()
         self._starting[number] = answer
-        script = os.memfd_create("script")
         try:
-            os.write(script, command.script)
-            os.lseek(script, 0, os.SEEK_SET)
             more = {"argv": list(command.argv), "cwd": command.cwd, "env": dict(command.env)}
-            with _memory_file({**request, **more, "script": bool(command.script)}) as fd:
-                await self._send(json.dumps({"id": number}).encode(), [fd, stdin, stdout, stderr, script])
+            with _memory_file({**request, **more}) as fd:
+                await self._send(json.dumps({"id": number}).encode(), [fd, stdin, stdout, stderr])
             async with asyncio.timeout(SANDBOX_START_S_MAX):
                 return await answer
         except (OSError, ValueError) as error:  # a TimeoutError is one of these
             raise SandboxError(f"The command could not be started: {error}", hint="hermes doctor") from None
         finally:
-            os.close(script)
             self._starting.pop(number, None)
 
     async def _send(self, data: bytes, fds: list[int]) -> None:
