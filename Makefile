@@ -8,16 +8,16 @@ WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 # The clients of the server, which nothing else needs.
 CLIENTS := tests/clients/.venv
 
-.PHONY: setup run test test-clients test-long test-crash soak check format bench bench-guard eval-local clean help
+.PHONY: setup run test test-clients test-long test-crash soak check format lock sbom bench bench-guard eval-local clean help
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make run | test | test-clients | test-long | test-crash | soak | check | format | bench | bench-guard | eval-local | setup | clean"
+	@echo "make run | test | test-clients | test-long | test-crash | soak | check | format | lock | sbom | bench | bench-guard | eval-local | setup | clean"
 
 setup: $(STAMP)
 
-# The environment is made anew when the list of dependencies or the interpreter changes; otherwise this is free.
-$(STAMP): pyproject.toml scripts/setup scripts/local-runtime.txt scripts/test-model.txt
+# The environment is made anew when the lists of dependencies change; otherwise this is free.
+$(STAMP): pyproject.toml requirements.lock scripts/setup scripts/local-runtime.txt scripts/test-model.txt
 	@PYTHON="$(PYTHON)" VENV="$(VENV)" sh scripts/setup
 	@touch $(STAMP)
 
@@ -46,13 +46,22 @@ soak: setup
 	@$(BIN)/python -m soak $(ARGS)
 
 check: setup
-	@$(BIN)/ruff format --check src tests bench evals soak
-	@$(BIN)/ruff check src tests bench evals soak
+	@$(BIN)/ruff format --check src tests bench evals soak scripts
+	@$(BIN)/ruff check src tests bench evals soak scripts
 	@$(BIN)/mypy
+	@$(BIN)/python scripts/audit.py
+
+# Find versions and hashes for what pyproject.toml asks for; those on record stay (`ARGS=--upgrade` takes the newest).
+lock:
+	@PYTHON="$(PYTHON)" sh scripts/lock $(ARGS)
+
+# What Hermes is made of, as CycloneDX.
+sbom: setup
+	@$(BIN)/python scripts/sbom.py dist/hermes.cdx.json
 
 format: setup
-	@$(BIN)/ruff format src tests bench evals soak
-	@$(BIN)/ruff check --fix src tests bench evals soak
+	@$(BIN)/ruff format src tests bench evals soak scripts
+	@$(BIN)/ruff check --fix src tests bench evals soak scripts
 
 bench: setup
 	@$(BIN)/python -m bench $(ARGS)

@@ -61,6 +61,7 @@ class App:
         self.also_closed: list[Any] = []
         self._guard: AsyncGenerator[None, None] | None = None
         self._closed = False
+        # Where the server of this process listens; no tool reaches it, whatever the settings allow.
         self.own_ports: tuple[int, ...] = ()
         self.store = AsyncStore(store or store_of(home, settings))
         self._ephemeral = AsyncStore(Store(None))

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from hermes.cli.actions import FLAG, Args, age, number
 from hermes.cli.output import mask, note, tell
-from hermes.cli.wording import printable
 from hermes.home import Home
 
 LOGS = ("agent", "errors", "gateway")
@@ -48,13 +47,13 @@ def run(args: Args, home: Home) -> int:
     now, place = _read(file)
     entries = _wanted(args, _entries(chain(_older(file), now)))
     lines = [hidden(line) for line in deque((line for entry in entries for line in entry.lines), maxlen=args.lines)]
-    tell(args, {"log": str(file), "lines": lines}, *map(printable, lines))
+    tell(args, {"log": str(file), "lines": lines}, *lines)
     if not file.exists():
         note(f"There is no {file} yet.")
     if args.follow and not args.json:
         sys.stdout.flush()
         for entry in _wanted(args, _entries(_growing(file, *place))):
-            print(*(printable(hidden(line)) for line in entry.lines), sep="\n", flush=True)
+            print(*map(hidden, entry.lines), sep="\n", flush=True)
     return 0
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from hermes.cli.streams import plain_streams
 from hermes.errors import HermesError
 
 if TYPE_CHECKING:
@@ -104,6 +105,11 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str]) -> int:
     """Run one command; its exit code."""
+    with plain_streams():
+        return _guarded(argv)
+
+
+def _guarded(argv: Sequence[str]) -> int:
     try:
         code = _run(argv)
         sys.stdout.flush()

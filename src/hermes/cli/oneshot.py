@@ -17,6 +17,7 @@ from hermes.cli import attach
 from hermes.cli.door import Json
 from hermes.cli.output import UsageError
 from hermes.cli.session import EXIT_INTERRUPTED, Conversation, conversation, exit_code, note
+from hermes.cli.streams import as_json
 from hermes.errors import HermesError
 from hermes.home import Home
 from hermes.runs.engine import Result
@@ -53,7 +54,7 @@ async def _run(args: argparse.Namespace, home: Home, usage: Usage) -> int:
         usage.result, usage.steps = result, result["api_calls"]
         code = exit_code(result, refused=talk.refused)
     if args.json and not args.events:
-        print(json.dumps(result, ensure_ascii=False))
+        print(as_json(result))
     elif result["final_response"] and not args.events:
         print(result["final_response"])
     if result["error"]:
@@ -62,7 +63,7 @@ async def _run(args: argparse.Namespace, home: Home, usage: Usage) -> int:
 
 
 def _print_event(event: Json) -> None:
-    print(json.dumps(event, ensure_ascii=False), flush=True)
+    print(as_json(event), flush=True)
 
 
 def _say_nothing(_: Json) -> None:

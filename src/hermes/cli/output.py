@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from hermes.cli.streams import as_json
 from hermes.cli.wording import one_line
 from hermes.errors import ConfigError, HermesError
 
@@ -52,7 +52,7 @@ class Busy(HermesError):
 
 def tell(args: argparse.Namespace, document: Any, *lines: str) -> None:
     """The result: one JSON document, or lines."""
-    for line in [json.dumps(document, ensure_ascii=False, default=str)] if getattr(args, "json", False) else lines:
+    for line in [as_json(document, default=str)] if getattr(args, "json", False) else lines:
         print(line)
 
 

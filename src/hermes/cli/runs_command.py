@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, get_args
 from hermes.cli.actions import Actions, Args, Arguments, command, number
 from hermes.cli.output import Json, NotFound, UsageError, mask, meant, note, tell, tell_said
 from hermes.cli.sessions_care import find, opened
-from hermes.cli.wording import columns, local, one_line, printable, with_iso
+from hermes.cli.streams import as_json
+from hermes.cli.wording import columns, local, one_line, with_iso
 from hermes.errors import HermesError
 from hermes.home import Home
 from hermes.runs.events import Event, Status
@@ -105,7 +106,7 @@ def _show(args: Args, home: Home) -> None:
     with opened(home) as db:
         shown = _object(db, _record(db, args.id))
     told = {name: local(value) if name.endswith("_at") else value for name, value in shown.items() if value}
-    lines = [f"{name}: {printable(one if isinstance(one, str) else json.dumps(one))}" for name, one in told.items()]
+    lines = [f"{name}: {one if isinstance(one, str) else json.dumps(one)}" for name, one in told.items()]
     tell_said(args, home, with_iso(shown), lines)
 
 
@@ -131,9 +132,9 @@ async def follow(args: Args, run_id: str, events: AsyncIterator[Event], hidden: 
     last, within, between = "", False, f'{{"run_id": {json.dumps(run_id)}, "events": ['
     async for event in events:
         if args.json:
-            print(between + json.dumps(redact_tree(event.as_dict(), hidden), ensure_ascii=False), end="", flush=True)
+            print(between + as_json(redact_tree(event.as_dict(), hidden)), end="", flush=True)
         elif event.type in _TEXTS:
-            text = printable(hidden(event.data["text"]))
+            text = hidden(event.data["text"])
             print(text.replace("\n", "\n" + _TEXTS[event.type]), end="", flush=True)
             within = not text.endswith("\n")
         elif event.type not in ("reasoning.delta", "tool.drafted"):

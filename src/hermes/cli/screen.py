@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.text import Text
 
 from hermes.cli.door import Json
@@ -54,6 +55,14 @@ class Open:
     kind: str = field(default="approve")
 
 
+class _PlainConsole(Console):
+    """What it draws has its styles, and nothing else that steers a terminal."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+
 class Screen:
     """Draws on a terminal. `emit` takes finished lines; `live` is what moves, for whoever shows it below them."""
 
@@ -62,7 +71,7 @@ class Screen:
         self._width = width
         self.reasoning, self._quiet = reasoning, quiet
         self._file = io.StringIO()
-        self._console = Console(file=self._file, force_terminal=True, highlight=False, markup=False, emoji=False)
+        self._console = _PlainConsole(file=self._file, force_terminal=True, highlight=False, markup=False, emoji=False)
         self._markdown = MarkdownLines()
         self._block = ""
         self._blank_lines = 0

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from hermes.cli.output import Json, NotFound, UsageError, note, secrets, tell
 from hermes.cli.sessions_care import find, opened
 from hermes.cli.sessions_print import markdown
+from hermes.cli.streams import as_json
 from hermes.cli.wording import counted
 from hermes.errors import HermesError
 from hermes.home import Home, private_opener
@@ -29,7 +30,7 @@ Batch = list[tuple[int, Any, str]]
 
 
 def _as_json(item: Json) -> str:
-    return json.dumps(item, ensure_ascii=False)
+    return as_json(item)
 
 
 # What stands before, between and behind sessions, and a session itself.

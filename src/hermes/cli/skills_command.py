@@ -28,7 +28,7 @@ from hermes.cli.output import (
     tell,
     tell_said,
 )
-from hermes.cli.wording import columns, counted, printable, size
+from hermes.cli.wording import columns, counted, size
 from hermes.errors import HermesError
 from hermes.home import Home, locked, make_private_folder, write_private
 
@@ -76,7 +76,7 @@ def _show(args: Args, home: Home) -> None:
     skill = _skill(args, _context(home))
     text, files = skill.path.read_text("utf-8", "replace"), _files(skill.path.parent)
     document = {**skill._asdict(), "path": str(skill.path), "content": text, "files": files}
-    tell_said(args, home, document, [printable(text).rstrip(), *(f"file: {file}" for file in files)])
+    tell_said(args, home, document, [text.rstrip(), *(f"file: {file}" for file in files)])
 
 
 def _check(args: Args, home: Home) -> int:

@@ -132,7 +132,7 @@ class UrlGuard:
     """The URLs of one run. `own_ports` tells where Hermes itself listens."""
 
     def __init__(
-        self, network: Network, settings: Settings, secrets: Secrets, own_ports: Callable[[], Collection[int]] = tuple
+        self, network: Network, settings: Settings, secrets: Secrets, own_ports: Callable[[], Collection[int]]
     ) -> None:
         self._network, self._secrets, self._own_ports = network, secrets, own_ports
         self._private_ok = settings.get("security.allow_private_urls", bool)

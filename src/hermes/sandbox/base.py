@@ -276,6 +276,11 @@ class Record:
     def read(self, bytes_max: int) -> bytes:
         return os.pread(self._fd, bytes_max, 0)
 
+    def write(self, data: bytes) -> None:
+        """Put this into the file, before a command reads it."""
+        with open(self._fd, "wb", closefd=False) as file:
+            file.write(data)
+
     def close(self) -> None:
         os.close(self._fd)
         with contextlib.suppress(OSError):

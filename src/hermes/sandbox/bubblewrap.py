@@ -23,6 +23,7 @@ from hermes.limits import (
 )
 from hermes.sandbox import cgroup, seccomp
 from hermes.sandbox.base import Command, Handle, Parts, Sandbox, SandboxError
+from hermes.sandbox.command_text import hidden
 from hermes.sandbox.mounts import Mount, Place, plan, trial, writable_roots
 from hermes.sandbox.namespace import Namespace, RemoteProcess
 from hermes.sandbox.proxy_env import PROXY_PORT, proxy_env
@@ -73,9 +74,11 @@ class Bubblewrap(Sandbox):
         try:
             async with self._building:
                 namespace = await self._ready(watch)
+            argv, env = hidden(command.argv, command.env)
             if self.egress is not None:
                 self._serve_proxy(namespace)
-                command = replace(command, env={**command.env, **proxy_env(PROXY_PORT)})
+                env |= proxy_env(PROXY_PORT)
+            command = replace(command, argv=argv, env=env)
             parts, child = await namespace.spawn(self._request(), command)
         except BaseException:
             await self._watching.abandon()

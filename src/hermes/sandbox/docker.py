@@ -8,6 +8,8 @@ import functools
 import hashlib
 import io
 import os
+import re
+import shlex
 import signal
 from collections.abc import Callable, Mapping
 
@@ -33,13 +35,15 @@ from hermes.sandbox.base import (
     failure_of,
     launch,
 )
+from hermes.sandbox.command_text import hidden
 from hermes.sandbox.mounts import Mode, Mount, Place, plan, trial, writable_roots
 from hermes.sandbox.workspace_watch import Watching
 
+_NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 _CLIENT_VARIABLES = ("DOCKER_", "XDG_", "PATH", "HOME")
 # `$0` is a file in the private folder, which both sides see at the same path.
 _KEEPER = 'echo $$ >"$0"; exec tail -f /dev/null'
-_RUNNER = 'echo $$ >"$0"; exec "$@"'
+_RUNNER = '. "$0"; echo $$ >"$0"; exec "$@"'
 _SWEEPER = """read keeper <"$0" || exit
 n=0
 while left= && [ $n -lt 5000 ]; do
@@ -88,10 +92,14 @@ class Docker(Sandbox):
         try:
             record = await asyncio.to_thread(Record, self.place.private)
             try:
-                listed, options = _variables(command.env)
-                options += ["--workdir", command.cwd, container.name, "/bin/sh", "-c", _RUNNER, str(record.path)]
+                argv, env = hidden(command.argv, command.env)
+                listed, others = _variables(env)
+                options = ["--env-file", f"/proc/self/fd/{listed}", "--workdir", command.cwd, container.name]
                 try:
-                    parts = _docker("exec", *options, *command.argv, pass_fds=[listed])
+                    await asyncio.to_thread(record.write, others)
+                    parts = _docker(
+                        "exec", *options, "/bin/sh", "-c", _RUNNER, str(record.path), *argv, pass_fds=[listed]
+                    )
                 finally:
                     os.close(listed)
             except BaseException:
@@ -222,17 +230,22 @@ def _isolation(place: Place, network: bool, covers: Mapping[str, Mode] | None = 
     return [*arguments, "--workdir", str(place.workspace), "--env", f"HOME={place.private}", "--entrypoint", "/bin/sh"]
 
 
-def _variables(env: Mapping[str, str]) -> tuple[int, list[str]]:
-    """The variables in a file that nobody else can read, and as options those that fit into no line of one."""
-    listed = os.memfd_create("variables")
-    options = ["--env-file", f"/proc/self/fd/{listed}"]
+def _variables(env: Mapping[str, str]) -> tuple[int, bytes]:
+    """The variables in a file that nobody else can read, and as lines of a shell those that fit into no line of one.
+
+    None is ever among the arguments, which others can list, or in the environment of the client, which would obey it.
+    """
+    listed, others = os.memfd_create("variables"), b""
     with open(listed, "wb", closefd=False) as file:
-        for line in (os.fsencode(f"{name}={value}") for name, value in env.items()):
-            if b"\n" in line or b"\r" in line or len(line) > CONTAINER_VARIABLE_BYTES_MAX or not line[:1].isalpha():
-                options += ["--env", os.fsdecode(line)]
-            else:
+        for name, value in env.items():
+            line = os.fsencode(f"{name}={value}")
+            if not (
+                b"\n" in line or b"\r" in line or len(line) > CONTAINER_VARIABLE_BYTES_MAX or not line[:1].isalpha()
+            ):
                 file.write(line + b"\n")
-    return listed, options
+            elif _NAME.fullmatch(name):
+                others += os.fsencode(f"export {name}={shlex.quote(value)}\n")
+    return listed, others
 
 
 def _docker(*arguments: str, pass_fds: list[int] | None = None) -> Parts:

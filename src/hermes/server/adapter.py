@@ -40,9 +40,10 @@ from hermes.server import (
 )
 from hermes.server.endpoint import endpoint
 from hermes.server.errors import ApiError
+from hermes.server.gate import gate_middleware
 from hermes.server.idempotency import RECORDING, Once, RecordedStream, Work, _IdempotencyCache
 from hermes.server.keys import CALLER, Key, Keyring
-from hermes.server.middleware import CORS_HEADERS, cors_middleware, security_headers_middleware
+from hermes.server.middleware import CORS_HEADERS, security_headers_middleware
 from hermes.server.response_kept import level
 from hermes.server.routes import route_at
 from hermes.server.session_ids import _derive_chat_session_id
@@ -71,6 +72,7 @@ log = logging.getLogger(__name__)
 AIOHTTP_AVAILABLE = find_spec("aiohttp") is not None
 CHAT_COMPLETIONS_SSE_KEEPALIVE_SECONDS = 15.0
 _CORS_HEADERS = CORS_HEADERS
+cors_middleware = gate_middleware
 _OWN_NAME = "hermes-agent"
 _AGENT = facade.AIAgent
 Message = dict[str, Any]
@@ -305,10 +307,17 @@ class APIServerAdapter:
 
     def _check_auth(self, request: web.Request) -> web.Response | None:
         """Nothing when the request may come in, otherwise the refusal."""
-        refusal = None if self.is_open else self._refusal(request)
+        refusal = self._other_user(request) if self.is_open else self._refusal(request)
         if refusal is None and self.is_open:
             CALLER.set(Key())
         return refusal.response() if refusal else None
+
+    def _other_user(self, request: web.Request) -> ApiError | None:
+        """An open server serves the user who runs it; a connection that cannot be asked about is let in."""
+        if getattr(request.protocol, "is_same_user", True):
+            return None
+        words = f"This server has no key and serves only the user who runs it (uid {os.geteuid()}). Make a key: hermes gateway key"
+        return ApiError(401, words, "other_user", headers={"WWW-Authenticate": "Bearer"})
 
     def _refusal(self, request: web.Request) -> ApiError | None:
         """Why the request may not come in: its key, its key's scopes, or too many requests."""
@@ -533,7 +542,7 @@ class APIServerAdapter:
     _handle_health = endpoint(discovery.health, public=True)
     _handle_health_detailed = endpoint(discovery.detailed, public=True)
     _handle_health_ready = endpoint(discovery.ready, public=True)
-    _handle_metrics = endpoint(metrics.show, public=True)
+    _handle_metrics = endpoint(metrics.show)
     _handle_models = endpoint(discovery.models)
     _handle_model = endpoint(discovery.model)
     _handle_capabilities = endpoint(discovery.capabilities)

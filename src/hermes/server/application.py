@@ -13,20 +13,21 @@ from aiohttp.web_protocol import RequestHandler
 from hermes.ids import random_hex
 from hermes.limits import HEADER_BYTES_MAX, HEADERS_S_MAX
 from hermes.server.errors import error_response
+from hermes.server.gate import gate_middleware
 from hermes.server.metrics import counting_middleware
 from hermes.server.middleware import (
     ADAPTER,
     SECURITY_HEADERS,
-    cors_middleware,
     envelope_middleware,
     security_headers_middleware,
 )
+from hermes.server.peers import is_same_user
 from hermes.server.routes import ROUTES
 
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
 
-_MIDDLEWARES = (counting_middleware, cors_middleware, security_headers_middleware, envelope_middleware)
+_MIDDLEWARES = (counting_middleware, gate_middleware, security_headers_middleware, envelope_middleware)
 
 
 def build(adapter: APIServerAdapter, profiles: Mapping[str, APIServerAdapter] | None = None) -> web.Application:
@@ -69,27 +70,41 @@ class Runner(web.AppRunner):
     async def _make_server(self) -> web.Server:
         server = await super()._make_server()
         server.__class__ = _Server
+        assert isinstance(server, _Server)
+        server.is_open = self.app[ADAPTER].is_open
         return server
 
 
 class _Server(web.Server):
-    """A server whose connections are ours."""
+    """A server whose connections are ours. `is_open`: without a key, for one user."""
+
+    is_open = False
 
     def __call__(self) -> RequestHandler:
         return _Connection(self, loop=self._loop, **self._kwargs)
 
 
 class _Connection(RequestHandler):
-    """A connection on which a request's head must come within its time."""
+    """A connection on which a request's head must come within its time, and that knows whose its peer is."""
 
-    __slots__ = ("_head_timer",)
+    __slots__ = ("_head_timer", "_same_user")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._head_timer: asyncio.TimerHandle | None = None
+        self._same_user: bool | None = None
+
+    @property
+    def is_same_user(self) -> bool:
+        """Whether the user of this process is at the other end, or root. It is looked up once."""
+        if self._same_user is None:
+            self._same_user = self.transport is not None and is_same_user(self.transport)
+        return self._same_user
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        if isinstance(self._manager, _Server) and self._manager.is_open:
+            _ = self.is_same_user  # before the peer can have closed its socket, as far as that goes
         self._head_timer = self._loop.call_later(HEADERS_S_MAX, self._late)
 
     def data_received(self, data: bytes) -> None:

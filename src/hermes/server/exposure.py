@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import hashlib
 import logging
 import re
 import socket
+from collections.abc import Mapping
 from ipaddress import ip_address
 from typing import Any
 
@@ -22,6 +25,16 @@ BACKLOG = 1024
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 _KEY_CHARS_MIN = 16
 _PLACEHOLDERS = ("changeme", "placeholder", "yourapikey", "yoursecretkey", "replaceme", "insertkeyhere", "apikeyhere")
+# Whole keys whose hashes are known to everybody.
+_PHRASES = """
+    change me, changeme, change me now, change this, placeholder, your api key, your api key here, your key,
+    your key here, your secret key, your secret key here, your token, your token here, replace me,
+    replace with your key, insert key here, insert your key here, api key here, api key, my api key, my key,
+    my secret, my secret key, secret, secret key, super secret, password, passwd, admin, root, test, test key,
+    testing, test123, example, example key, sample, demo, dummy, default, none, null, todo, key, token, local,
+    localhost, dev, development, hermes, hermes agent, letmein, welcome, fake key, no key, not needed, foo, bar,
+    foobar, hello, empty
+"""
 _OWNER = re.compile(r"[a-z0-9_-]{1,64}")
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 
@@ -76,7 +89,7 @@ def keys_of(settings: config.Settings) -> dict[str, str]:
     found = {"api_server.key": str(own)} if own else {}
     for entry in settings.get("api_server.keys"):
         key = entry.get("key") or settings.variable(str(entry.get("key_env") or "")) or ""
-        found[f"the key {entry['name']!r} of api_server.keys"] = key
+        found[_place(entry)] = key
     return found
 
 
@@ -86,8 +99,14 @@ def check_exposure(settings: config.Settings, host: str, *, loopback: bool, allo
     if not loopback and not keys:
         message = f"api_server.key is not set, and {host} can be reached from other machines."
         raise ConfigError(message, where="api_server.key", hint="hermes gateway key, or api_server.host 127.0.0.1")
-    for where, key in keys.items():
-        if not key or not (fault := _weakness(key)):
+    if not keys and "*" in settings.get("api_server.cors_origins"):
+        message = "api_server.cors_origins allows every origin ('*'), and there is no key."
+        hint = "hermes gateway key, or a list of the origins that may call"
+        raise ConfigError(message, where="api_server.cors_origins", hint=hint)
+    faults = {where: _weakness(key) for where, key in keys.items() if key}
+    faults |= {where: _weakness_of_hash(digest) for where, digest in _hashes_of(settings).items()}
+    for where, fault in faults.items():
+        if not fault:
             continue
         remedy = "hermes gateway key --new" if where == "api_server.key" else "hermes config edit"
         if not loopback:
@@ -100,6 +119,46 @@ def check_exposure(settings: config.Settings, host: str, *, loopback: bool, allo
             where="terminal.backend",
             hint="--allow-local-exec, or hermes config set terminal.allow_exposed_local true",
         )
+
+
+def check_profiles(served: Mapping[str, config.Settings]) -> None:
+    """All profiles of one server have a key, or none has: who may not enter one must not enter through another."""
+    with_key = [name for name, settings in served.items() if keys_of(settings)]
+    without = [name for name in served if name not in with_key]
+    if with_key and without:
+        message = f"The profile {without[0]!r} has no key, and the profile {with_key[0]!r} has one."
+        raise ConfigError(message, where="api_server.key", hint=f"hermes -p {without[0]} gateway key")
+
+
+def _hashes_of(settings: config.Settings) -> dict[str, str]:
+    """The keys of which only the hash is known, by the setting it is in."""
+    entries = [entry for entry in settings.get("api_server.keys") if entry.get("key_sha256")]
+    return {_place(entry): str(entry["key_sha256"]).lower() for entry in entries}
+
+
+def _place(entry: Mapping[str, Any]) -> str:
+    return f"the key {entry['name']!r} of api_server.keys"
+
+
+def _weakness_of_hash(digest: str) -> str:
+    """Of a hash it can only be told whether it is that of a key which others think of first, or is made up."""
+    if (digest + digest).find(digest, 1) < len(digest):
+        return "is no hash of a key"
+    return "is the hash of a placeholder" if digest in _placeholder_hashes() else ""
+
+
+@functools.cache
+def _placeholder_hashes() -> frozenset[str]:
+    phrases = [
+        separator.join(phrase.split()) for phrase in _PHRASES.split(",") for separator in ("", "-", "_", " ", ".")
+    ]
+    repeated = [sign * count for sign in "x0123456789a*" for count in range(1, 65)]
+    counted = ["123456789012345678901234567890"[:count] for count in range(1, 31)]
+    plain = {"", *phrases, *repeated, *counted, "0123456789", "0123456789abcdef", "abcdef", "qwerty"}
+    keys = {form for text in plain for form in (text, text.upper(), text.title(), text.capitalize(), f"<{text}>")}
+    return frozenset(
+        hashlib.sha256((prefix + key).encode()).hexdigest() for key in keys for prefix in ("", "sk-", "sk_")
+    )
 
 
 def _weakness(key: str) -> str:

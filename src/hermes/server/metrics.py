@@ -218,7 +218,4 @@ async def counting_middleware(request: web.Request, handler: Handler) -> web.Str
 async def show(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
     """GET /metrics"""
     check_on(adapter, "metrics", request)
-    refusal = None if adapter.option("metrics_public") else adapter._check_auth(request)
-    if refusal is not None:
-        return refusal
     return web.Response(body=await adapter.metrics.text(adapter), headers={"Content-Type": _TYPE})

@@ -1,9 +1,7 @@
-"""What every answer carries, whatever route gave it: security headers, and what a browser needs to be let in."""
+"""What every answer carries, whatever route gave it, and how the router's refusals are told."""
 
 from __future__ import annotations
 
-import ipaddress
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -68,26 +66,6 @@ CORS_HEADERS = {
     "Access-Control-Allow-Headers": ", ".join(_REQUEST_HEADERS),
     "Access-Control-Expose-Headers": ", ".join(_RESPONSE_HEADERS),
 }
-PREFLIGHT_KEPT_S = "600"
-
-
-@web.middleware
-async def cors_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Let in the origins of the list and nobody else; what is no browser says no origin and passes."""
-    adapter: APIServerAdapter | None = request.app.get(ADAPTER) or request.app.get("api_server_adapter")
-    origin = request.headers.get("Origin", "")
-    if adapter is None or not origin or is_same_origin(adapter, request, origin):
-        return await handler(request)
-    headers = adapter._cors_headers_for_origin(origin)
-    if headers is None:
-        words = "This origin may not call the server; the setting api_server.cors_origins lists those that may."
-        refusal = error_response(403, words, "origin_not_allowed")
-        refusal.headers.update(_common(request))
-        return refusal
-    if request.method == "OPTIONS":
-        kept = {**headers, **_common(request), "Access-Control-Max-Age": PREFLIGHT_KEPT_S}
-        return web.Response(status=200, headers=kept)
-    return await _with_headers(request, handler, headers)
 
 
 @web.middleware
@@ -95,7 +73,7 @@ async def security_headers_middleware(request: web.Request, handler: Handler) ->
     """The same headers on every answer, errors included; the log tells for which request a line is."""
     REQUEST_ID.set(request_id(request))
     TRACEPARENT.set(request.headers.get("traceparent", ""))
-    return await _with_headers(request, handler, _common(request))
+    return await with_headers(request, handler, common_headers(request))
 
 
 @web.middleware
@@ -104,10 +82,6 @@ async def envelope_middleware(request: web.Request, handler: Handler) -> web.Str
     adapter = request.app[ADAPTER]
     if sum(len(name) + len(value) for name, value in request.raw_headers) > HEADER_BYTES_MAX:
         return error_response(431, f"The headers have more than {HEADER_BYTES_MAX} bytes.", "headers_too_large")
-    _, host = seen_as(adapter, request)
-    if adapter.is_open and not is_own_host(adapter, host):
-        words = f"The host {host!r} is not one of this server's; the setting api_server.allowed_hosts lists others."
-        return error_response(403, words, "host_not_allowed")
     try:
         return await handler(request)
     except web.HTTPNotFound:
@@ -124,42 +98,15 @@ async def envelope_middleware(request: web.Request, handler: Handler) -> web.Str
 def own_headers(adapter: APIServerAdapter, request: web.Request) -> dict[str, str]:
     """What a stream carries of all this: its head is sent before any middleware sees it again."""
     origin = request.headers.get("Origin", "")
-    return {**_common(request), **(adapter._cors_headers_for_origin(origin) or {})}
+    return {**common_headers(request), **(adapter._cors_headers_for_origin(origin) or {})}
 
 
-def _common(request: web.Request) -> dict[str, str]:
+def common_headers(request: web.Request) -> dict[str, str]:
+    """What every answer carries."""
     return {**SECURITY_HEADERS, "X-Request-Id": request_id(request), "Server": "hermes"}
 
 
-def is_same_origin(adapter: APIServerAdapter, request: web.Request, origin: str) -> bool:
-    """Whether a page of the server's own is asking."""
-    scheme, host = seen_as(adapter, request)
-    return origin == f"{scheme}://{host}" and (not adapter.is_open or is_own_host(adapter, host))
-
-
-def seen_as(adapter: APIServerAdapter, request: web.Request) -> tuple[str, str]:
-    """The scheme and the host that the client asked for; a proxy is believed only where it is one of the list."""
-    if request.remote not in adapter.option("trusted_proxies"):
-        return request.scheme, request.host
-    told = [request.headers.get(name, "").split(",")[0].strip() for name in ("X-Forwarded-Proto", "X-Forwarded-Host")]
-    return told[0] or request.scheme, told[1] or request.host
-
-
-def is_own_host(adapter: APIServerAdapter, host: str) -> bool:
-    """Whether a name by which the server was called is one that it may have: a strange one is a trick of a browser."""
-    name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
-    name = name.strip("[]").rstrip(".").lower()
-    if name in ("localhost", adapter._host.lower()) or name.endswith(".localhost"):
-        return True
-    if name in adapter.option("allowed_hosts") or host in adapter.option("allowed_hosts"):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
-
-
-async def _with_headers(request: web.Request, handler: Handler, headers: Mapping[str, str]) -> web.StreamResponse:
+async def with_headers(request: web.Request, handler: Handler, headers: Mapping[str, str]) -> web.StreamResponse:
     """The handler's answer, or its refusal, with these headers, unless it has its own."""
     try:
         response = await handler(request)

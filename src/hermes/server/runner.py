@@ -30,6 +30,7 @@ from hermes.server.exposure import (
     Unavailable,
     bind,
     check_exposure,
+    check_profiles,
     check_settings,
     is_loopback,
     keys_of,
@@ -51,6 +52,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _STATE_EVERY_S = 2.0
 _FILES_MAX = 65_536
 _DOOR_BYTES = 32
+# What a profile served below its name has of its own, if it has it at all.
+_NOT_OF_OTHERS: dict[str, Any] = {"key": "", "cors_origins": []}
 
 
 # --- what is configured, for those who build agents -------------------------------------------------------------------
@@ -194,13 +197,16 @@ class GatewayRunner:
         await self._open_store(stack)
         host = settings.get("api_server.host") if self._host is None else self._host
         addresses = resolved(host, settings.get("api_server.port") if self._port is None else self._port)
-        check_exposure(settings, host, loopback=is_loopback(addresses), allow_local_exec=self._allow_local_exec)
+        served = {self.home.profile: settings, **_profiles_of(self.home, settings)}
+        for its in served.values():
+            check_exposure(its, host, loopback=is_loopback(addresses), allow_local_exec=self._allow_local_exec)
+        check_profiles(served)
         raise_file_limit()
         sockets = bind(self.home, host, addresses)
         for sock in sockets:
             stack.callback(sock.close)
         told = {"host": host, "port": sockets[0].getsockname()[1]}
-        await self._listen(stack, settings, sockets, told)
+        await self._listen(stack, served, sockets, told)
         connected = {Platform.API_SERVER.value: {"state": "connected"}}
         await self._tell_soon(gateway_state="running", platforms=connected, **told)
         ready = f"Hermes {hermes.__version__} listening on {_address(told)} ({_facts(self.home, settings)})"
@@ -222,7 +228,7 @@ class GatewayRunner:
     async def _listen(
         self,
         stack: contextlib.AsyncExitStack,
-        settings: config.Settings,
+        served: dict[str, config.Settings],
         sockets: list[socket.socket],
         told: dict[str, Any],
     ) -> None:
@@ -232,17 +238,19 @@ class GatewayRunner:
         from hermes.server.adapter import APIServerAdapter
         from hermes.server.application import Runner, build
 
-        extra = load_gateway_config(settings).platforms[Platform.API_SERVER].extra
+        own, *others = served.items()
+        extra = load_gateway_config(own[1]).platforms[Platform.API_SERVER].extra
         self._adapter = APIServerAdapter(PlatformConfig(enabled=True, extra={**extra, **told}))
         self._adapter.attach(self._app)
         await self._open_door(stack)
-        for name in settings.get("api_server.profiles"):
-            await self._open_profile(stack, name, told)
-        others = {name: adapter for name, (_, adapter) in self._profiles.items()}
-        server = Runner(build(self._adapter, others), shutdown_s=CLOSE_S_MAX)
+        for name, settings in others:
+            await self._open_profile(stack, name, settings, told)
+        adapters = {name: adapter for name, (_, adapter) in self._profiles.items()}
+        server = Runner(build(self._adapter, adapters), shutdown_s=CLOSE_S_MAX)
         stack.push_async_callback(server.cleanup)
         await server.setup()
         for app in self._apps:
+            app.own_ports = (told["port"],)
             app.serve()
         for sock in sockets:
             await web.SockSite(server, sock, backlog=BACKLOG).start()
@@ -251,22 +259,20 @@ class GatewayRunner:
     def _apps(self) -> list[App]:
         return [self._app, *(app for app, _ in self._profiles.values())]
 
-    async def _open_profile(self, stack: contextlib.AsyncExitStack, name: str, told: dict[str, Any]) -> None:
+    async def _open_profile(
+        self, stack: contextlib.AsyncExitStack, name: str, settings: config.Settings, told: dict[str, Any]
+    ) -> None:
         """Another profile of this user, served below its name: with its own settings, keys and store."""
         from hermes.app import current
         from hermes.server.adapter import APIServerAdapter
 
-        home = homes.open_profile(self.home.root, name)
-        stack.enter_context(hold(home))
-        settings = config.load(home)
-        check_settings(settings)
-        loopback = is_loopback(resolved(told["host"], told["port"]))
-        check_exposure(settings, told["host"], loopback=loopback, allow_local_exec=self._allow_local_exec)
-        app = await current(home)
+        stack.enter_context(hold(settings.home))
+        app = await current(settings.home)
         stack.push_async_callback(app.close)
         await app.services.files.call(app.store.blocking.open)
         extra = load_gateway_config(settings).platforms[Platform.API_SERVER].extra
-        adapter = APIServerAdapter(PlatformConfig(enabled=True, extra={"model_name": name, **extra, **told}))
+        extra = {"model_name": name, **_NOT_OF_OTHERS, **extra, **told}
+        adapter = APIServerAdapter(PlatformConfig(enabled=True, extra=extra))
         adapter.attach(app)
         self._profiles[name] = (app, adapter)
 
@@ -302,6 +308,23 @@ class GatewayRunner:
             if (running := sum(app.engine.active for app in self._apps)) != told:
                 await self._tell_soon(active_agents=running)
                 told = running
+
+
+def _profiles_of(home: Home, settings: config.Settings) -> dict[str, config.Settings]:
+    """The settings of the profiles that are served below their names.
+
+    The environment was given to the server's own profile: it makes no key and no origin of another.
+    """
+    variables = {f"API_SERVER_{name.upper()}" for name in _NOT_OF_OTHERS}
+    environ = {name: value for name, value in os.environ.items() if name not in variables}
+    served: dict[str, config.Settings] = {}
+    for name in settings.get("api_server.profiles"):
+        if name == home.profile:
+            message = f"api_server.profiles names {name!r}, the profile that the server runs with."
+            raise ConfigError(message, where="api_server.profiles", hint="hermes config edit")
+        served[name] = config.load(homes.open_profile(home.root, name), environ=environ)
+        check_settings(served[name])
+    return served
 
 
 def raise_file_limit() -> None:

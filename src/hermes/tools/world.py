@@ -37,7 +37,7 @@ class Outside:
     sandboxes: Sandboxes
     network: Network
     engine: Callable[[], RunEngine]
-    own_ports: Callable[[], Collection[int]] = tuple
+    own_ports: Callable[[], Collection[int]]
     processes: Processes = field(default_factory=Processes)
     # Read once, when the process starts: nothing that a tool does can change it.
     yolo: bool = field(default_factory=lambda: os.environ.get(YOLO, "").lower() in ("1", "true", "yes", "on"))

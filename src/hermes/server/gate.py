@@ -1,0 +1,98 @@
+"""The gate that every request passes once it is routed: its host, its origin and its key, as its profile has them."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from hermes.server.endpoint import PASSED
+from hermes.server.errors import ApiError
+from hermes.server.middleware import ADAPTER, Handler, common_headers, with_headers
+from hermes.server.routes import route_at
+
+if TYPE_CHECKING:
+    from hermes.server.adapter import APIServerAdapter
+
+PREFLIGHT_KEPT_S = "600"
+
+
+@web.middleware
+async def gate_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Let in whom the profile that the request was routed to lets in. What the router refuses passes here as well."""
+    app = request.match_info.apps[-1]
+    adapter: APIServerAdapter | None = app.get(ADAPTER) or app.get("api_server_adapter")
+    if adapter is None:
+        return await handler(request)
+    refusal = _foreign_host(adapter, request)
+    headers: dict[str, str] = {}
+    origin = request.headers.get("Origin", "")
+    if refusal is None and origin and not is_same_origin(adapter, request, origin):
+        headers = adapter._cors_headers_for_origin(origin) or {}
+        refusal = None if headers else _foreign_origin()
+    if refusal is not None:
+        return _refused(request, refusal.response(), headers)
+    if request.method == "OPTIONS" and headers:
+        kept = {**headers, **common_headers(request), "Access-Control-Max-Age": PREFLIGHT_KEPT_S}
+        return web.Response(status=200, headers=kept)
+    if _needs_key(adapter, request) and (response := adapter._check_auth(request)) is not None:
+        return _refused(request, response, headers)
+    request[PASSED] = adapter
+    return await with_headers(request, handler, headers)
+
+
+def _refused(request: web.Request, response: web.Response, headers: dict[str, str]) -> web.Response:
+    """A refusal with what every answer carries: no other middleware sees it."""
+    for name, value in {**common_headers(request), **headers}.items():
+        response.headers.setdefault(name, value)
+    return response
+
+
+def _needs_key(adapter: APIServerAdapter, request: web.Request) -> bool:
+    route = route_at(request)
+    if route is None or route.scope is None:
+        return False
+    return not (route.name == "metrics" and adapter.option("metrics_public"))
+
+
+def _foreign_host(adapter: APIServerAdapter, request: web.Request) -> ApiError | None:
+    _, host = seen_as(adapter, request)
+    if not adapter.is_open or is_own_host(adapter, host):
+        return None
+    words = f"The host {host!r} is not one of this server's; the setting api_server.allowed_hosts lists others."
+    return ApiError(403, words, "host_not_allowed")
+
+
+def _foreign_origin() -> ApiError:
+    words = "This origin may not call the server; the setting api_server.cors_origins lists those that may."
+    return ApiError(403, words, "origin_not_allowed")
+
+
+def is_same_origin(adapter: APIServerAdapter, request: web.Request, origin: str) -> bool:
+    """Whether a page of the server's own is asking."""
+    scheme, host = seen_as(adapter, request)
+    return origin == f"{scheme}://{host}" and (not adapter.is_open or is_own_host(adapter, host))
+
+
+def seen_as(adapter: APIServerAdapter, request: web.Request) -> tuple[str, str]:
+    """The scheme and the host that the client asked for; a proxy is believed only where it is one of the list."""
+    if request.remote not in adapter.option("trusted_proxies"):
+        return request.scheme, request.host
+    told = [request.headers.get(name, "").split(",")[0].strip() for name in ("X-Forwarded-Proto", "X-Forwarded-Host")]
+    return told[0] or request.scheme, told[1] or request.host
+
+
+def is_own_host(adapter: APIServerAdapter, host: str) -> bool:
+    """Whether a name by which the server was called is one that it may have: a strange one is a trick of a browser."""
+    name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
+    name = name.strip("[]").rstrip(".").lower()
+    if name in ("localhost", adapter._host.lower()) or name.endswith(".localhost"):
+        return True
+    if name in adapter.option("allowed_hosts") or host in adapter.option("allowed_hosts"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,83 @@
+"""Nothing that others said, stored or sent steers the terminal, whichever command shows it."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from hermes.cli.screen import Screen
+from hermes.store.sessions import SessionDB
+from support.model_server import Call, Reply
+
+from .conftest import Place
+
+ODD = "\x1b]0;title\x07\x1b[2J\x9b31m\x9d52;c;eA==\x9c\x85\x7f\x08\rred"
+STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+@pytest.fixture
+def told(place: Place) -> Place:
+    """A home in which what is stored is odd: a session with its title, messages and tool output, and a log."""
+    place.script(
+        Reply(tool_calls=[Call("terminal", {"command": f"printf '%s' '{ODD}'"})]), Reply(text=f"Look: {ODD}\n{ODD}")
+    )
+    place.run("-z", f"say {ODD}", "--yolo")
+    db = SessionDB(place.home / "state.db")
+    [session] = db.list_sessions()
+    db.set_session_title(session["id"], f"A title {ODD}")
+    db.close()
+    (place.home / "logs").mkdir(exist_ok=True)
+    (place.home / "logs" / "gateway.log").write_text(f"2026-01-01 00:00:00,000 WARNING hermes: {ODD}\n")
+    return place
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-z", "hi"],
+        ["-z", "hi", "--json"],
+        ["-z", "hi", "--events"],
+        ["chat"],
+        ["sessions", "list"],
+        ["sessions", "list", "--json"],
+        ["sessions", "search", "Look"],
+        ["sessions", "export", "--all", "--format", "jsonl"],
+        ["sessions", "export", "--all", "--format", "md"],
+        ["sessions", "show", f"none{ODD}"],
+        ["sessions", f"none{ODD}"],
+        ["runs", "list"],
+        ["logs", "gateway"],
+        ["logs", "gateway", "--json"],
+        ["config", "get", f"none{ODD}"],
+        ["tools", "check", f"echo {ODD}"],
+    ],
+    ids=lambda words: " ".join(words).replace(ODD, ""),
+)
+def test_no_command_prints_what_steers_a_terminal(told: Place, words: list[str]) -> None:
+    told.script(Reply(text=[f"An answer {ODD}", f" in {ODD} pieces"]))
+    done = told.run(*words, stdin="hi" if words == ["chat"] else "")
+    assert done.stdout or done.stderr
+    for printed in (done.stdout, done.stderr):
+        assert not STEERING.search(printed), repr(printed)
+
+
+def test_an_error_of_a_provider_steers_nothing(told: Place) -> None:
+    told.script(Reply(status=400, error=f"no such thing {ODD}"))
+    done = told.run("-z", "hi")
+    assert "no such thing" in done.stderr and not STEERING.search(done.stderr)
+
+
+def test_a_document_keeps_what_it_does_not_show(told: Place) -> None:
+    told.script(Reply(text=f"An answer {ODD}"))
+    done = told.run("-z", "hi", "--json")
+    assert json.loads(done.stdout)["final_response"] == f"An answer {ODD}"
+
+
+def test_whatever_is_drawn_has_the_styles_of_the_screen_only() -> None:
+    from rich.text import Text
+
+    screen = Screen(lambda: 80, reasoning=False, quiet=False)
+    drawn = screen.drawn(Text(ODD, "red"), Text.assemble((ODD, "bold"), ODD))
+    assert "\x1b[31m" in drawn and not STEERING.search(re.sub(r"\x1b\[[0-9;]*m", "", drawn))
