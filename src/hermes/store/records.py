@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from hermes.store.base import LeaseLost
+from hermes.store.base import LeaseLost, SessionNotFound
 from hermes.store.coding import clean_or_none, numbered, pack_or_none, plain_title, unpack
 from hermes.store.connections import Tx
 from hermes.store.leases import is_current
@@ -47,6 +47,12 @@ def require(tx: Tx, session_id: str) -> None:
     """A `KeyError` unless there is such a session."""
     if not exists(tx, session_id):
         raise KeyError(f"There is no session '{session_id}'.")
+
+
+def check_owner(tx: Tx, session_id: str, owner: str) -> None:
+    """A `SessionNotFound` when the session belongs to another owner; a session that does not exist is anybody's."""
+    if tx.value("SELECT owner FROM sessions WHERE id = ?", (session_id,)) not in (None, owner):
+        raise SessionNotFound(session_id)
 
 
 def open_session(

@@ -21,7 +21,7 @@ from hermes.store.coding import Blobs, clean, pack, pack_content, pack_or_none, 
 from hermes.store.connections import Tx
 from hermes.store.leases import held, release
 from hermes.store.parts import Part, reads, writes
-from hermes.store.records import count_usage, exists, open_session
+from hermes.store.records import check_owner, count_usage, exists, open_session
 
 _EVENT = "INSERT INTO run_events VALUES (?, ?, ?, ?, ?, ?)"
 _EVENTS = "SELECT seq, ts, type, step, data FROM run_events WHERE run_id = ?"
@@ -387,6 +387,7 @@ class Runs(Part):
 
 
 def _create(tx: Tx, spec: RunSpec, state: RunState | None = None, updated_at: float | None = None) -> None:
+    check_owner(tx, spec.session_id, spec.owner)
     now = time.time()
     parent = spec.parent or (None, None)
     values = (
@@ -426,6 +427,7 @@ def _open_session(tx: Tx, session: Mapping[str, Any], rows: Sequence[Row]) -> bo
     parent = fields.get("parent_session_id")
     if parent is not None and not exists(tx, parent):
         del fields["parent_session_id"]
+    check_owner(tx, session["id"], fields.get("owner") or "default")
     counted = messages.tally([row for row in rows if row.session_id == session["id"]])
     if open_session(tx, session["id"], session["source"], fields, reopen=True, counted=counted):
         return True
