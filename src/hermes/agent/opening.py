@@ -110,6 +110,9 @@ def _routes(
     chosen = live.spec.route
     try:
         model = session["model"] if session and chosen is None else None
+        if not routes.is_allowed(settings, live.spec.allowed_models, chosen, model):
+            words = f"The model may not be used with this key; these may: {', '.join(sorted(live.spec.allowed_models or ()))}."
+            return [routes.LOCAL], Failure("unknown", None, "", words, False, "model_not_allowed")
         if chosen is not None:
             return _found(services, settings, chosen, None), None
         known = services.lately((_found, settings, model), lambda: _found(services, settings, None, model))

@@ -140,10 +140,16 @@ Execute = Callable[[LiveRun], Awaitable[Result]]
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """How much at once, and how long to wait."""
+    """How much at once, how long to wait, and what an owner may do.
+
+    `ceiling` puts a run under the present ceilings of its owner; `charge` counts it against its owner's rates, or
+    raises `Refused`.
+    """
 
     runs_max: int = 0
     owner_max: Callable[[str], int] = lambda owner: 0
+    ceiling: Callable[[RunSpec], RunSpec] = lambda spec: spec
+    charge: Callable[[RunSpec], None] = lambda spec: None
     turn_queue: int = 16
     session_wait_s: float | None = 30.0
     submitted_wait_s: float | None = 600.0
@@ -213,13 +219,18 @@ class RunEngine:
 
     # --- admission ----------------------------------------------------------------------------------------------
 
-    async def admit(self, spec: RunSpec, *, wait_s: float | None = -1.0, bind: bool = False) -> Admission:
-        """A permit and the session's lease, waited for in order of arrival.
+    async def admit(
+        self, spec: RunSpec, *, wait_s: float | None = -1.0, bind: bool = False, charged: bool = False
+    ) -> Admission:
+        """A permit and the session's lease, waited for in order of arrival. `charged`: the run has been counted against
+        its owner's rates before.
 
         With `bind` the session's id is only a label: the stored session that holds the spec's history is taken, or a
         new one, and none is waited for.
         """
         self._check_open(spec)
+        if not charged:
+            self.limits.charge(spec)
         self._permits[spec.owner] += 1
         began = time.monotonic()
         try:
@@ -349,12 +360,14 @@ class RunEngine:
             await self.detach(spec.run_id, owner)
             raise
 
-    async def submit(self, spec: RunSpec) -> str:
-        """Record a run that starts as soon as its session is free; returns once it is on record.
+    async def submit(self, spec: RunSpec, *, charged: bool = False) -> str:
+        """Record a run that starts as soon as its session is free; returns once it is on record. `charged` as in `admit`.
 
         It goes on even where whoever asks for it has left before that.
         """
         self._check_open(spec)
+        if not charged:
+            self.limits.charge(spec)
         await asyncio.shield(self._spawn(self._queue(spec)))
         return spec.run_id
 
@@ -376,7 +389,7 @@ class RunEngine:
         spec = live.spec
         try:
             async with live.controls.stop.scope():
-                admission = await self.admit(spec, wait_s=self.limits.submitted_wait_s)
+                admission = await self.admit(spec, wait_s=self.limits.submitted_wait_s, charged=True)
         except BaseException as error:  # whatever kept it from starting is its end, on record
             await self._end_unstarted(live, error)
             if not isinstance(error, Exception):
@@ -412,7 +425,8 @@ class RunEngine:
         return live
 
     async def _open(self, spec: RunSpec, *, at_once: bool = True) -> LiveRun:
-        """A run that is put on record now, or together with its first event."""
+        """A run that is put on record now, or together with its first event, under its owner's ceilings."""
+        spec = self.limits.ceiling(spec)
         store = self._store if spec.persist else self._ephemeral
         if at_once:
             await store.runs.create(spec)
@@ -549,7 +563,7 @@ class RunEngine:
 
     async def _revived(self, record: RunRecord, token: int | None) -> LiveRun:
         """A run as its log leaves it."""
-        spec, store = record.spec, self._store.runs
+        spec, store = self.limits.ceiling(record.spec), self._store.runs
         events, partials = await store.durable(spec.run_id), await store.partials(spec.run_id)
         if not events:
             return self._alive(spec, self._store)

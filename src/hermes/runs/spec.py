@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from hermes.ids import random_hex
@@ -15,7 +15,7 @@ OnDetach = Literal["cancel", "continue"]
 ControlKind = Literal["interrupt", "cancel", "steer", "approve", "answer"]
 Applied = Literal["applied", "not_active", "already_resolved", "unknown"]
 Content = str | list[dict[str, Any]]
-_SETS = ("toolsets", "disabled_toolsets", "tool_policy", "allowed_tools")
+_SETS = ("toolsets", "disabled_toolsets", "tool_policy", "allowed_models", "allowed_tools")
 
 
 def new_run_id() -> str:
@@ -39,7 +39,11 @@ class RouteChoice:
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """One turn to be run. With `compact` nothing is asked: the conversation is made shorter, minding what it names."""
+    """One turn to be run. With `compact` nothing is asked: the conversation is made shorter, minding what it names.
+
+    `tool_policy` (toolsets) and `allowed_models` (aliases) are ceilings: whatever else the spec asks for stays within
+    them, after a restart too. None is no ceiling.
+    """
 
     user_message: Content
     session_id: str
@@ -58,6 +62,7 @@ class RunSpec:
     toolsets: frozenset[str] | None = None
     disabled_toolsets: frozenset[str] = frozenset()
     tool_policy: frozenset[str] | None = None
+    allowed_models: frozenset[str] | None = None
     client_tools: tuple[Mapping[str, Any], ...] = ()
     allowed_tools: frozenset[str] | None = None
     results: tuple[Mapping[str, Any], ...] = ()
@@ -80,6 +85,13 @@ class RunSpec:
     parent_session_id: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     workdir: str | None = None
+
+    def within(self, toolsets: frozenset[str] | None, models: frozenset[str] | None) -> RunSpec:
+        """The spec under these ceilings besides its own."""
+        if toolsets is None and models is None:
+            return self
+        policy, allowed = narrowed(self.tool_policy, toolsets), narrowed(self.allowed_models, models)
+        return replace(self, tool_policy=policy, allowed_models=allowed)
 
     def stored(self) -> dict[str, Any]:
         """The spec as it is kept with the run: all that it says, but for the credentials."""
@@ -106,6 +118,13 @@ class RunSpec:
         for name in ("client_tools", "results"):
             values[name] = tuple(values.get(name, ()))
         return cls(**values)
+
+
+def narrowed(first: frozenset[str] | None, second: frozenset[str] | None) -> frozenset[str] | None:
+    """Two ceilings together; None is no ceiling."""
+    if first is None or second is None:
+        return second if first is None else first
+    return first & second
 
 
 def _stored(cls: type, *left_out: str) -> dict[str, Any]:

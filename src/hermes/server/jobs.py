@@ -68,9 +68,11 @@ async def create(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
         job = cronjob.made(fields, time.time(), fields.get("timezone") or settings.get("timezone"), adapter.secrets)
     except ToolError as error:
         raise _refused(error) from None
-    policy = CALLER.get().toolsets
+    route_of(adapter, body.model.model)
     job |= {"owner": owner, "session_key": key, "origin": {"source": "api_server"}}
-    job["tool_policy"] = sorted(policy) if policy is not None else None
+    caller = CALLER.get()
+    ceilings = {"tool_policy": caller.toolsets, "allowed_models": caller.models}
+    job |= {name: None if names is None else sorted(names) for name, names in ceilings.items()}
     made = await (await _store(adapter)).jobs.create(job)
     told = {"object": "hermes.job", "job": _shown(adapter, made)}
     return answer(told, 201, {"Location": f"/api/jobs/{made['id']}", **body.headers()})
@@ -126,7 +128,7 @@ async def run(adapter: APIServerAdapter, request: web.Request) -> web.StreamResp
         raise ApiError(409, f"The job runs already, as {last.spec.run_id}.", "job_running")
     try:
         if joined() is None:
-            await asyncio.shield(asyncio.ensure_future(app.engine.submit(spec)))
+            await asyncio.shield(asyncio.ensure_future(app.engine.submit(spec, charged=True)))
     except Refused as error:
         raise outcome.refusal(error) from None
     job = await _change(adapter, job, begun(spec, now))

@@ -25,6 +25,7 @@ STATUS = {
     "turn_cancelled": 409,
     "session_busy": 409,
     "agent_error": 500,
+    "model_not_allowed": 403,
 }
 _FINISH = {
     "output_truncated": "length",

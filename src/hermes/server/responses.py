@@ -250,7 +250,7 @@ async def _submit(adapter: APIServerAdapter, work: Work, renderer: ResponseRende
     app, kept = await adapter.app(), work.kept
     await kept.begin(adapter, renderer.snapshot())
     try:
-        await app.engine.submit(work.turn.spec) if joined() is None else None
+        await app.engine.submit(work.turn.spec, charged=True) if joined() is None else None
     except Refused as error:
         await adapter.stored_responses.delete(kept.response_id)
         raise outcome.refusal(error) from None

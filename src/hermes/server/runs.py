@@ -57,7 +57,7 @@ async def submit(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
     try:
         # What was asked for is done, also when the client does not stay to be told so.
         if joined() is None:
-            await asyncio.shield(asyncio.ensure_future(engine.submit(spec)))
+            await asyncio.shield(asyncio.ensure_future(engine.submit(spec, charged=True)))
     except Refused as error:
         raise outcome.refusal(error) from None
     record = await engine.get(spec.run_id)

@@ -180,7 +180,7 @@ class Turn:
             if session is not None and session["owner"] != self.spec.owner:
                 self.spec = replace(self.spec, owner=session["owner"])
         try:
-            self.admission = joined() or await app.engine.admit(self.spec, bind=self.bind)
+            self.admission = joined() or await app.engine.admit(self.spec, bind=self.bind, charged=True)
         except Refused as error:
             raise outcome.refusal(error) from None
         self.spec = self.admission.spec

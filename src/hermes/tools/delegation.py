@@ -94,6 +94,7 @@ class Child:
             toolsets=ctx.world.toolsets - WITHOUT,
             disabled_toolsets=spec.disabled_toolsets | WITHOUT,
             tool_policy=spec.tool_policy,
+            allowed_models=spec.allowed_models,
             approvals=spec.approvals,
             answerable=spec.answerable,
             max_iterations=ctx.settings.get("delegation.max_iterations"),
