@@ -321,8 +321,8 @@ class APIServerAdapter:
             return ApiError(401, "Incorrect API key provided.", "invalid_api_key", headers=challenge)
         CALLER.set(key)
         route = route_at(request)
-        if route is not None and not key.opens(route.scope):
-            words = f"This key lacks the scope {route.scope!r}."
+        if route is not None and (missing := key.lacks(route.scope)):
+            words = f"This key lacks the scope {' and '.join(map(repr, missing))}."
             challenge = {"WWW-Authenticate": f'Bearer error="insufficient_scope", scope="{route.scope}"'}
             return ApiError(403, words, "insufficient_scope", headers=challenge)
         return self.rate_refusal(key, begins_turns=route is not None and route.begins_turns)

@@ -36,9 +36,15 @@ class Key:
         """Whether it opens everything."""
         return "admin" in self.scopes
 
+    def lacks(self, scope: str | None) -> list[str]:
+        """What it is missing of a scope, which may be several with spaces between; any key does for `any`."""
+        if scope in (None, "any") or self.is_admin:
+            return []
+        return [one for one in str(scope).split() if one not in self.scopes]
+
     def opens(self, scope: str | None) -> bool:
-        """Whether it suffices for what needs this scope; any key does for `any`."""
-        return scope in (None, "any") or self.is_admin or scope in self.scopes
+        """Whether it suffices for what needs this scope."""
+        return not self.lacks(scope)
 
 
 def key_of(entry: Mapping[str, Any]) -> Key:
