@@ -113,6 +113,7 @@ SAMPLES: dict[str, Any] = {
     "toolsets": frozenset({"web", "files"}),
     "disabled_toolsets": frozenset({"terminal"}),
     "tool_policy": frozenset(),
+    "allowed_models": frozenset({"fast"}),
     "client_tools": ({"type": "function", "function": {"name": "f"}},),
     "allowed_tools": frozenset({"f"}),
     "results": ({"tool_call_id": "call_1", "content": "done"},),

@@ -31,6 +31,7 @@ from hermes.store.records import (
     free_title,
     next_title,
     open_session,
+    refuse_foreign,
     refuse_taken,
     require,
     shown,
@@ -107,6 +108,8 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):
         parent = fields.get("parent_session_id")
         if parent is not None and not exists(tx, parent):
             raise KeyError(f"There is no session '{parent}' to be its parent.")
+        if fields.get("owner") is not None:
+            refuse_foreign(tx, made_id, fields["owner"])
         if not open_session(tx, made_id, source, fields) and not exist_ok:
             raise SessionExists(f"There is a session '{made_id}' already.")
         return made_id
@@ -277,9 +280,10 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):
         if unknown := set(fields) - set(CREATED_WITH):
             raise ValueError(f"A session has no field {', '.join(sorted(unknown))}.")
         made_id = new_session_id() if new_id is None else checked_id(new_id)
+        owner = fields.get("owner") or source["owner"]
+        refuse_foreign(tx, made_id, owner)
         if exists(tx, made_id):
             raise SessionExists(f"There is a session '{made_id}' already.")
-        owner = fields.get("owner") or source["owner"]
         wanted = plain_title(title)
         if wanted is None and source["title"]:
             wanted = next_title(tx, owner, source["title"])
