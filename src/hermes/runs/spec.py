@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Literal
 
-from hermes.ids import random_hex
+from hermes.ids import random_hex, scope_name
 
 RunKind = Literal["chat", "response", "session", "run", "job", "cli", "subagent"]
 Source = Literal["cli", "api_server", "cron", "subagent"]
@@ -85,6 +85,13 @@ class RunSpec:
     parent_session_id: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     workdir: str | None = None
+
+    @property
+    def folder_id(self) -> str:
+        """Under what the session's files lie. Where no record tells whose session it is, each owner has another."""
+        if self.persist:
+            return self.session_id
+        return f"unrecorded-{scope_name(self.owner, self.session_id)}"
 
     def within(self, toolsets: frozenset[str] | None, models: frozenset[str] | None) -> RunSpec:
         """The spec under these ceilings besides its own."""
