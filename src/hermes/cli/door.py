@@ -87,7 +87,9 @@ class Door:
 
     async def control(self, run_id: str, kind: ControlKind, **data: str) -> bool:
         """Tell a run something. False: it does not concern it any more."""
-        return await self.app.engine.control(run_id, Control(kind, data, surface="cli")) == "applied"
+        return (
+            await self.app.engine.control(run_id, Control(kind, data, surface="cli", credential="default")) == "applied"
+        )
 
     async def log(self, run_id: str) -> AsyncIterator[Json]:
         """The run's log itself, to its end."""

@@ -782,13 +782,18 @@ class RunEngine:
         if control.control_id in live.controls.seen:
             return "applied"
         live.controls.seen.add(control.control_id)
-        event = live.log.event("control.received", by=control.by, surface=control.surface)
+        event = live.log.event(
+            "control.received", by=control.by, surface=control.surface, credential=control.credential
+        )
         event.data |= {"control_id": control.control_id, "control": control.control, "data": dict(control.data)}
         applied: list[Applied] = []
         try:
             await live.log.append(event, then=lambda: applied.append(self._apply(live, control)))
         except (LogEnded, LeaseLost):
             return "not_active"
+        if control.control in ("approve", "answer"):
+            said = (applied[0], control.control, run_id, control.credential or control.by, control.surface)
+            log.info("%s: %s of run %s with the credential %r over %r", *said)
         return applied[0]
 
     async def _leave_control(self, run_id: str, control: Control) -> Applied:
@@ -811,7 +816,12 @@ class RunEngine:
             controls.steers.append((control.control_id, str(data["text"])))
             return "applied"
         questions = controls.approvals if control.control == "approve" else controls.clarifications
-        answer: Mapping[str, Any] = {**data, "by": control.by, "surface": control.surface}
+        answer: Mapping[str, Any] = {
+            **data,
+            "by": control.by,
+            "surface": control.surface,
+            "credential": control.credential,
+        }
         return "applied" if questions.answer(data.get("id"), answer) else "already_resolved"
 
     # --- ending -------------------------------------------------------------------------------------------------

@@ -149,10 +149,11 @@ _STORED, _STORED_ROUTE = _stored(RunSpec), _stored(RouteChoice, "api_key", "extr
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """A wish that reaches a run from outside."""
+    """A wish that reaches a run from outside. `credential` is the name of the key that it came with, if any."""
 
     control: ControlKind
     data: Mapping[str, Any] = field(default_factory=dict)
     by: str = "user"
     surface: str = ""
+    credential: str = ""
     control_id: str = field(default_factory=lambda: f"ctl_{random_hex(8)}")

@@ -286,6 +286,10 @@ class APIServerAdapter:
         """To whom belongs what the request makes."""
         return CALLER.get().owner
 
+    def credential(self) -> str:
+        """The name of the key that the present request has shown; none in open mode."""
+        return "" if self.is_open else CALLER.get().owner
+
     def seen_by(self, request: web.Request) -> str | None:
         """Whose things the request may see; None: everybody's. Where there is one owner, nobody is told of owners."""
         caller = CALLER.get()

@@ -336,7 +336,7 @@ async def cancel(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
 
 async def _stop(adapter: APIServerAdapter, run_id: str) -> None:
     engine = (await adapter.app()).engine
-    await engine.control(run_id, Control("cancel", {"reason": "stop"}, surface="api"))
+    await engine.control(run_id, Control("cancel", {"reason": "stop"}, surface="api", credential=adapter.credential()))
     await engine.wait(run_id, CLOSE_S_MAX)
 
 

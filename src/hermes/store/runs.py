@@ -303,7 +303,8 @@ class Runs(Part):
         """Leave a control for whoever holds the run. False: it was left before, or there is no such run any more."""
         if tx.value("SELECT 1 FROM runs WHERE run_id = ? AND ended_at IS NULL", (run_id,)) is None:
             return False
-        data = pack({"data": dict(control.data), "by": control.by, "surface": control.surface})
+        who = {"by": control.by, "surface": control.surface, "credential": control.credential}
+        data = pack({"data": dict(control.data), **who})
         values = (control.control_id, run_id, control.control, data, time.time())
         return tx.execute("INSERT INTO run_controls VALUES (?, ?, ?, ?, ?, NULL) ON CONFLICT DO NOTHING", values) > 0
 
