@@ -138,6 +138,21 @@ async def test_busy_foreign_session_shows_neither_that_it_is_busy_nor_its_run(ow
         await fresh.release()
 
 
+@pytest.mark.parametrize("on_detach", ["continue", "cancel"])
+async def test_session_made_by_another_owner_after_the_lease_is_not_written_to(owned: Owned, on_detach: Any) -> None:
+    engine, sessions = owned.api.app.engine, owned.api.app.store.sessions
+    spec = RunSpec("x", session_id="fresh", owner="ben", on_detach=on_detach)
+    admission = await engine.admit(spec)
+    async with owned.api.post("/api/sessions", {"id": "fresh"}, headers=bearer(ANNA)) as response:
+        await told(response, 201)
+    before = await sessions.export_session("fresh")
+    with pytest.raises(Refused) as refusal:
+        await engine.run(spec, admission)
+    assert refusal.value.code == "session_not_found"
+    assert await sessions.export_session("fresh") == before and owned.api.model.requests == []
+    assert engine.live(spec.run_id) is None and engine.active == 0
+
+
 async def test_admin_works_in_a_session_for_its_owner(owned: Owned) -> None:
     async with owned.api.post("/v1/chat/completions", user("and now?"), headers=HEADER) as response:
         await told(response)
