@@ -7,7 +7,7 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -61,9 +61,11 @@ class App:
         self.also_closed: list[Any] = []
         self._guard: AsyncGenerator[None, None] | None = None
         self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         # Where the server of this process listens; no tool reaches it, whatever the settings allow.
         self.own_ports: tuple[int, ...] = ()
         self.store = AsyncStore(store or store_of(home, settings))
+        self.store.blocking.engine.deletion_listeners.append(self._sessions_deleted)
         self._ephemeral = AsyncStore(Store(None))
         proxy, bundle = settings.get("network.proxy"), settings.variable("HERMES_CA_BUNDLE")
         self._names = Threads(NAME_THREADS)
@@ -103,7 +105,13 @@ class App:
     async def _execute(self, live: LiveRun) -> Result:
         from hermes.agent.loop import run_turn
 
+        self._loop = asyncio.get_running_loop()
         return await run_turn(live, self.services)
+
+    def _sessions_deleted(self, session_ids: Sequence[str]) -> None:
+        """In the store's thread. An app that has run nothing has nothing of theirs."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.services.forget, session_ids)
 
     def _current_settings(self) -> tuple[config.Settings, str | None]:
         notice, self._notice = self._notice, None
@@ -183,6 +191,7 @@ class App:
         if self._closed:
             return
         self._closed = True
+        self.store.blocking.engine.deletion_listeners.remove(self._sessions_deleted)
         for apps in tuple(_apps.values()):
             for key in [key for key, app in apps.items() if app is self]:
                 del apps[key]

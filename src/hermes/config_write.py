@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import re
 from collections.abc import Mapping
@@ -27,6 +28,7 @@ from hermes.config_splice import respliced
 from hermes.errors import ConfigError
 from hermes.home import Home, locked, write_private
 
+log = logging.getLogger(__name__)
 _GONE = object()
 _SECRET_COMMENT = re.compile(r"\s*#.*(?:key|token|secret|password)\w*[\"']?\s*[:=]\s*\S", re.IGNORECASE)
 _PLAIN_ENV = re.compile(r"[A-Za-z0-9_./:@%+=,-]*")
@@ -58,13 +60,19 @@ class Written:
     variable: str = ""
 
 
-def set_value(home: Home, key: str, value: Any, environ: Mapping[str, str] | None = None) -> Written:
-    """Check a value and write it. A text may hold `${NAME}`; lists may be written `a, b` or `[a, b]`."""
+def set_value(
+    home: Home, key: str, value: Any, environ: Mapping[str, str] | None = None, *, by: str = "cli"
+) -> Written:
+    """Check a value and write it. A text may hold `${NAME}`; lists may be written `a, b` or `[a, b]`.
+
+    `by` is the credential or the surface that asked for it, for the log.
+    """
     setting, path = _find(key)
     name = ".".join(path)
     fitting = _checked(setting, name, value, home, os.environ if environ is None else environ)
     if setting.secret and not fitting:
         raise BadValue(f"{name} cannot be empty.", hint=f"hermes config unset {name}")
+    log.info("the setting %s is changed by %r", name, by)
     with locked(home.path):
         file = _File(home.config_file, read_bytes(home.config_file))
         if not holds_secret(setting, fitting):
@@ -81,12 +89,13 @@ def set_value(home: Home, key: str, value: Any, environ: Mapping[str, str] | Non
     return Written(name, home.env_file, variable)
 
 
-def unset_value(home: Home, key: str) -> list[Written]:
+def unset_value(home: Home, key: str, *, by: str = "cli") -> list[Written]:
     """Take a setting out of config.yaml, under all its spellings, and out of .env; says where it was."""
     setting, path = _find(key)
     if not home.path.is_dir():
         return []
     gone: list[Written] = []
+    log.info("the setting %s is unset by %r", ".".join(path), by)
     with locked(home.path):
         file = _File(home.config_file, read_bytes(home.config_file))
         variable = setting.env or file.variable_of(path)

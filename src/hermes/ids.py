@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import threading
 
 _AT_ONCE_BYTES = 4096
@@ -30,3 +32,15 @@ os.register_at_fork(after_in_child=_pool.__init__)  # type: ignore[misc]
 def random_hex(size: int) -> str:
     """So many random bytes, as text."""
     return _pool.take(size).hex()
+
+
+def folder_name(session_id: str) -> str:
+    """The name of a session's folder: its id, or where that is no plain name one that no other session has."""
+    if re.fullmatch(r"[\w@-][\w.@-]{0,199}", session_id, re.ASCII):
+        return session_id
+    return f"~{hashlib.sha256(session_id.encode()).hexdigest()[:32]}"
+
+
+def scope_name(owner: str, key: str | None) -> str:
+    """The name of what belongs to one owner and key alone."""
+    return hashlib.sha256(f"{owner}\0{key or ''}".encode()).hexdigest()[:32]

@@ -255,8 +255,8 @@ async def test_runs_are_listed_newest_first_and_by_what_they_are(house: House, s
     server.script = [Reply(text="One."), Reply(status=403), Reply(text="Three.")]
     made = [
         await house.run(server, persist=True, session_id="a", kind="chat"),
-        await house.run(server, persist=True, session_id="a", owner="ada"),
-        await house.run(server, persist=True, session_id="b"),
+        await house.run(server, persist=True, session_id="b", owner="ada"),
+        await house.run(server, persist=True, session_id="a"),
     ]
     ids = [ran.spec.run_id for ran in made]
 
@@ -264,7 +264,7 @@ async def test_runs_are_listed_newest_first_and_by_what_they_are(house: House, s
         return [record.spec.run_id for record in await house.engine.list(**wanted)]
 
     assert await listed() == ids[::-1]
-    assert await listed(session_id="a") == [ids[1], ids[0]]
+    assert await listed(session_id="a") == [ids[2], ids[0]]
     assert await listed(owner="ada") == [ids[1]]
     assert await listed(status="failed") == [ids[1]]
     assert await listed(kind="chat") == [ids[0]]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from hermes.store.sessions import SessionDB
 from support.model_server import Call, Reply
 
 from .conftest import Place, lines_of
@@ -146,3 +147,16 @@ def test_a_reader_who_leaves_ends_it_quietly(place: Place) -> None:
     errors = process.stderr.read()
     assert (process.wait(timeout=30), errors) == (0, "")
     process.stdout = None
+
+
+@pytest.mark.parametrize("words", [("-r", "annas"), ("-r", "Melons"), ("-c", "Melons"), ("--no-save", "-r", "annas")])
+def test_session_of_another_owner_is_not_resumed(place: Place, words: tuple[str, ...]) -> None:
+    place.script(Reply(text="Hi."))
+    db = SessionDB(place.home / "state.db")
+    db.create_session("annas", "api_server", owner="anna", title="Melons", cwd=str(place.folder))
+    db.append_message("annas", "user", "the melon is hidden")
+    before = db.export_session("annas")
+    done = place.run(*words, "-z", "where is it?")
+    assert done.returncode != 0 and "There is no session" in done.stderr and place.model.requests == []
+    assert db.export_session("annas") == before
+    db.close()

@@ -12,9 +12,10 @@ from hermes import config
 from hermes.config import Settings
 from hermes.errors import ConfigError
 from hermes.home import Home
+from hermes.ids import folder_name
 from hermes.sandbox import bubblewrap, choose, docker
 from hermes.sandbox.base import SandboxError
-from hermes.sandbox.choose import Choice, Sandboxes, child_env, choice, folder_name, workspace_of
+from hermes.sandbox.choose import Choice, Sandboxes, child_env, choice, workspace_of
 
 from .conftest import needs_bubblewrap, sh
 

@@ -109,10 +109,13 @@ async def test_every_route_asks_for_a_key_its_scope_and_the_owner(two: Two, rout
         assert headers["WWW-Authenticate"] == "Bearer" and error["message"] == "Incorrect API key provided."
     for scope in ALL:
         status, error, headers = await called(api, route, f"{NARROW}-{scope}", ids)
-        allowed = route.scope in ("any", scope)
+        needed = {"any": [scope]}.get(str(route.scope), str(route.scope).split())
+        missing = [one for one in needed if one != scope]
+        allowed = not missing
         assert (error.get("code") == "insufficient_scope") is not allowed
         if not allowed:
-            assert status == 403 and str(route.scope) in error["message"]
+            assert status == 403 and all(f"'{one}'" in error["message"] for one in missing)
+            assert f"'{scope}'" not in error["message"]
             assert headers["WWW-Authenticate"] == f'Bearer error="insufficient_scope", scope="{route.scope}"'
     if "{" in route.path and route.name != "model":
         unknown = {name: ("0" * 12 if name == "job_id" else "none") for name in ids}
@@ -129,6 +132,25 @@ async def test_every_route_asks_for_a_key_its_scope_and_the_owner(two: Two, rout
 def _id_in(route: Route, ids: Json) -> str:
     name = re.findall(r"{(\w+)}", route.path)[0]
     return str(ids.get(name, "x"))
+
+
+async def test_session_chat_needs_the_scope_of_sessions_too(start: Start) -> None:
+    scopes = {"talker": ["chat"], "keeper": ["sessions:read", "sessions:write"], "both": ["chat", "sessions:write"]}
+    keys = [{"name": name, "key": f"{NARROW}-{name}", "scopes": given} for name, given in scopes.items()]
+    api = await start(*[Reply(text="Hi.")] * 5, keys=keys)
+    for name in ("keeper", "both"):
+        async with api.post("/api/sessions", {"id": name}, headers=bearer(f"{NARROW}-{name}")) as response:
+            await told(response, 201)
+    for name, missing in (("talker", "sessions:write"), ("keeper", "chat")):
+        for path in ("chat", "chat/stream"):
+            more: Json = {"headers": bearer(f"{NARROW}-{name}")}
+            async with api.post(f"/api/sessions/keeper/{path}", {"message": "hi"}, **more) as response:
+                message = (await refused(response, 403, "insufficient_scope"))["message"]
+                assert message == f"This key lacks the scope '{missing}'."
+                assert response.headers["WWW-Authenticate"].endswith('scope="chat sessions:write"')
+    async with api.post("/api/sessions/both/chat", {"message": "hi"}, headers=bearer(f"{NARROW}-both")) as response:
+        await told(response)
+    assert len(api.model.requests) == 1
 
 
 async def test_lists_and_searches_show_the_callers_own(two: Two) -> None:

@@ -113,6 +113,7 @@ SAMPLES: dict[str, Any] = {
     "toolsets": frozenset({"web", "files"}),
     "disabled_toolsets": frozenset({"terminal"}),
     "tool_policy": frozenset(),
+    "allowed_models": frozenset({"fast"}),
     "client_tools": ({"type": "function", "function": {"name": "f"}},),
     "allowed_tools": frozenset({"f"}),
     "results": ({"tool_call_id": "call_1", "content": "done"},),
@@ -1096,8 +1097,8 @@ def test_of_each_owner_and_kind_only_the_newest_stay(store: Store) -> None:
     made: dict[tuple[str, str], list[str]] = {}
     for _ in range(5):
         for owner, kind in (("ada", "run"), ("ada", "chat"), ("bob", "run")):
-            made.setdefault((owner, kind), []).append(ended(store, 60, owner=owner, kind=kind).run_id)
-    waiting = Turn(store, "s", owner="bob", kind="run").run_id
+            made.setdefault((owner, kind), []).append(ended(store, 60, session_id=owner, owner=owner, kind=kind).run_id)
+    waiting = Turn(store, "bob", owner="bob", kind="run").run_id
     assert sweep(store, 3) == {"logs": 0, "runs": 2 + 2 + 3}
     assert ids_of(store, owner="ada", kind="run") == made["ada", "run"][:1:-1]
     assert ids_of(store, owner="ada", kind="chat") == made["ada", "chat"][:1:-1]

@@ -226,7 +226,7 @@ class Turn:
             max_iterations=90,
             on_detach="continue",
         )
-        session = {"id": self.session_id, "source": "api_server", "model": "m"}
+        session = {"id": self.session_id, "source": "api_server", "model": "m", "owner": self.spec.owner}
         self.append(event, rows=[self.row("user", question, (event, "user_row"))], session=session)
         return event
 

@@ -146,7 +146,7 @@ async def test_the_last_of_much_output_is_kept(desk: Desk) -> None:
     ],
 )
 def test_a_slice_of_the_output(offset: int | None, limit: int, told: tuple[Any, ...]) -> None:
-    found = Background("proc_1", "s", "true", None, None, output="3456789", dropped=3)  # type: ignore[arg-type]
+    found = Background("proc_1", "default", "s", "true", None, None, output="3456789", dropped=3)  # type: ignore[arg-type]
     slice_ = _slice(found, offset, limit)
     assert (slice_["output"], slice_["offset"], slice_["next_offset"], slice_.get("dropped")) == told
 
@@ -175,7 +175,7 @@ async def test_the_turn_that_runs_is_told(desk: Desk, server: ModelServer) -> No
 async def test_later_it_is_a_notice_of_the_next_turn(desk: Desk) -> None:
     one = await started(desk, "until [ -e go ]; do sleep 0.01; done", notify_on_complete=True)
     (desk.workspace / "go").touch()
-    on_desk = desk.house.app.services.desks.of("s1")
+    on_desk = desk.house.app.services.desks.of("default", "s1")
     async with asyncio.timeout(SURELY_S):
         while not on_desk.notices:
             await asyncio.sleep(0.01)
@@ -187,7 +187,7 @@ async def test_later_it_is_a_notice_of_the_next_turn(desk: Desk) -> None:
 
 async def test_nothing_of_the_turn_stays_in_memory(desk: Desk, house: House) -> None:
     await started(desk, f"sleep {new_mark()}", notify_on_complete=True)
-    [found] = desk.house.app.services.outside.processes.of("s1")
+    [found] = desk.house.app.services.outside.processes.of("default", "s1")
     assert found.task is not None
     frame = found.task.get_coro().cr_frame  # type: ignore[union-attr]
     assert not any(type(value).__name__ in ("ToolContext", "World") for value in frame.f_locals.values())

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hermes.home import write_private
+from hermes.ids import folder_name
 from hermes.runs.spec import Content
 from hermes.text import whole_tree
 
@@ -66,7 +67,7 @@ def _as_text(file: dict[str, Any], services: Services, session_id: str, saved: l
 
 def folder_of(home: Home, session_id: str) -> Path:
     """Where the files of a session lie."""
-    return home.uploads / re.sub(r"[^\w.@-]", "_", session_id)
+    return home.uploads / folder_name(session_id)
 
 
 def _bytes(data: str | bytes) -> bytes:

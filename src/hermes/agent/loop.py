@@ -103,7 +103,7 @@ class TurnLoop:
         """The steps, to the turn's end."""
         turn = self._turn
         repairs = 0
-        notices = turn.services.desks.notices(self._spec.session_id)
+        notices = turn.services.desks.notices(self._spec.owner, self._spec.session_id)
         while notices:
             await self._log.emit("notice", level="info", code="process_ended", message=notices.pop(0))
         picked_up = await self._pick_up()
@@ -354,7 +354,9 @@ class TurnLoop:
             settings=turn.settings,
             secrets=self._live.secrets,
             store=self._live.store,
-            desk=services.desks.of(self._spec.session_id, self._spec.parent_session_id if self._spec.parent else None),
+            desk=services.desks.of(
+                self._spec.owner, self._spec.session_id, self._spec.parent_session_id if self._spec.parent else None
+            ),
             outside=services.outside,
             blocking=services.files.call,
             window_tokens=turn.window,

@@ -157,7 +157,7 @@ class Deliverables:
                 return name, f"data:image/{kind};base64,{base64.b64encode(file.read(size)).decode()}"
             if not self._live.spec.persist:  # there is no session to keep it
                 raise OSError
-            copy = folder_of(self._services.home, self._live.spec.session_id) / f"out_{secrets.token_hex(12)}"
+            copy = folder_of(self._services.home, self._live.spec.folder_id) / f"out_{secrets.token_hex(12)}"
             make_private_folder(copy.parent)
             with open(copy, "xb", opener=private_opener) as out:
                 while size > out.tell() and (block := file.read(min(BLOCK_BYTES, size - out.tell()))):

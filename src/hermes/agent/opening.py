@@ -38,6 +38,8 @@ async def open_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | 
     settings, notice = services.settings()
     if live.begun is not None and spec.persist:
         session = live.begun.session
+        if session is None:  # whatever is known of a session of this id was of one that is gone
+            services.forget([spec.session_id])
     else:
         session = await live.store.sessions.get_session(live.transcript_id)
     found, fault = _routes(live, services, settings, session)
@@ -47,7 +49,7 @@ async def open_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | 
     history = [*(stored or spec.history or ()), *results]
     uploads: list[Upload] = []
     try:
-        content, uploads = await received(spec.user_message, services, spec.session_id)
+        content, uploads = await received(spec.user_message, services, spec.folder_id)
         client_tools = {tool.name: tool for tool in map(_client_tool, spec.client_tools)}
         _check_answered(history, content)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -110,6 +112,9 @@ def _routes(
     chosen = live.spec.route
     try:
         model = session["model"] if session and chosen is None else None
+        if not routes.is_allowed(settings, live.spec.allowed_models, chosen, model):
+            words = f"The model may not be used with this key; these may: {', '.join(sorted(live.spec.allowed_models or ()))}."
+            return [routes.LOCAL], Failure("unknown", None, "", words, False, "model_not_allowed")
         if chosen is not None:
             return _found(services, settings, chosen, None), None
         known = services.lately((_found, settings, model), lambda: _found(services, settings, None, model))
@@ -163,7 +168,7 @@ async def _offered(turn: Turn) -> dict[str, ToolDef]:
     known = services.lately((_offered, settings, frozenset(sets)), lambda: services.registry().offered(sets, settings))
     tools = {**known}
     if any(name.startswith(SERVER_PREFIX) for name in sets):
-        told = services.desks.of(spec.session_id, spec.parent_session_id if spec.parent else None).told
+        told = services.desks.of(spec.owner, spec.session_id, spec.parent_session_id if spec.parent else None).told
         with suppress(Stopped):  # then it ends with what there is, and says so by the usual way
             async with turn.live.controls.stop.scope():
                 tools, notices = await services.mcp.offered(tools, sets, settings, turn.window, told)

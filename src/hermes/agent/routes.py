@@ -62,6 +62,17 @@ def primary(settings: Settings, choice: RouteChoice, session_model: str | None =
     return replace(route, extra_body={**route.extra_body, **choice.extra_body}) if choice.extra_body else route
 
 
+def is_allowed(
+    settings: Settings, aliases: frozenset[str] | None, choice: RouteChoice | None, model: str | None = None
+) -> bool:
+    """Whether a choice, or a session's model, leads to the model of one of these aliases. None allows every model."""
+    if aliases is None:
+        return True
+    asked = primary(settings, choice or RouteChoice(), model)
+    allowed = (primary(settings, RouteChoice(alias=alias)) for alias in aliases)
+    return any((route.provider, route.model) == (asked.provider, asked.model) for route in allowed)
+
+
 def local(settings: Settings) -> Route:
     """The embedded model, with the room it is given."""
     from hermes.local import context

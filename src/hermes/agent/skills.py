@@ -6,12 +6,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hermes.ids import scope_name
 from hermes.limits import SKILL_CHARS_MAX
 
 if TYPE_CHECKING:
     from hermes.config import Settings
+    from hermes.home import Home
 
 FILE = "SKILL.md"
+SCOPES = "scopes"
 _FENCE = "---"
 
 
@@ -24,12 +27,23 @@ class Skill(NamedTuple):
     path: Path
 
 
-def find_skills(settings: Settings) -> list[Skill]:
-    """The skills of the home and of the folders that the settings add; the first of a name counts."""
-    roots = [settings.home.skills, *(Path(folder).expanduser() for folder in settings.get("skills.external_dirs"))]
+def skills_root(home: Home, owner: str, session_key: str | None) -> Path:
+    """Where a scope's own skills lie, as with memory: the profile's folder, or one per owner and session key."""
+    if owner == "default" and session_key is None:
+        return home.skills
+    return home.skills / SCOPES / scope_name(owner, session_key)
+
+
+def find_skills(settings: Settings, owner: str = "default", session_key: str | None = None) -> list[Skill]:
+    """A scope's own skills, the shared ones of the home, and those of the folders that the settings add; the first of a
+    name counts."""
+    shared = settings.home.skills
+    external = (Path(folder).expanduser() for folder in settings.get("skills.external_dirs"))
     found: dict[str, Skill] = {}
-    for root in roots:
+    for root in dict.fromkeys((skills_root(settings.home, owner, session_key), shared, *external)):
         for path in sorted((*root.glob(f"*/{FILE}"), *root.glob(f"*/*/{FILE}"))):
+            if root == shared and path.is_relative_to(shared / SCOPES):
+                continue
             if skill := _skill(path, root):
                 found.setdefault(skill.name, skill)
     return sorted(found.values(), key=lambda skill: (skill.category or "", skill.name))

@@ -42,7 +42,7 @@ def gather(
         tools=tools,
         soul=_read(home.soul_file).strip() if spec.context_files else "",
         instructions=instructions,
-        skills=_skills(settings) if "skill_view" in tools else (),
+        skills=_skills(settings, spec) if "skill_view" in tools else (),
         environment=_environment(cwd, settings) if tools else Environment(),
         project=project,
         memory=_memory(home, settings, spec, "memory"),
@@ -51,9 +51,9 @@ def gather(
     )
 
 
-def _skills(settings: Settings) -> tuple[tuple[str, str], ...]:
+def _skills(settings: Settings, spec: RunSpec) -> tuple[tuple[str, str], ...]:
     """The index of skills; a file is read again only when it has changed."""
-    return tuple((skill.name, skill.description) for skill in find_skills(settings))
+    return tuple((skill.name, skill.description) for skill in find_skills(settings, spec.owner, spec.session_key))
 
 
 def _memory(home: Home, settings: Settings, spec: RunSpec, target: Target) -> str:

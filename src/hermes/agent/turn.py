@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -87,6 +87,11 @@ class Services:
     learnt: Learnt = field(default_factory=Learnt)
     desks: Desks = field(default_factory=Desks)
     jitter: Callable[[], float] = random.random
+
+    def forget(self, session_ids: Collection[str]) -> None:
+        """Let go of what the process has of sessions that are gone: their state, and their background processes."""
+        self.desks.drop(session_ids)
+        self.outside.processes.end(session_ids)
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from hermes.app import App
+from hermes.cli.output import NotFound
 from hermes.errors import HermesError
 from hermes.exchange import Timeouts, TransportError
 from hermes.home import Home, is_served
@@ -64,6 +65,8 @@ class Door:
         try:
             run_id = await self.app.engine.submit(spec)
         except Refused as error:
+            if error.code == "session_not_found":
+                raise NotFound(str(error), hint="hermes sessions list --all") from error
             kind = StoreError if error.code == "session_db_unavailable" else SessionBusy
             raise kind(str(error)) from error
         live = self.app.engine.live(run_id)
@@ -84,7 +87,9 @@ class Door:
 
     async def control(self, run_id: str, kind: ControlKind, **data: str) -> bool:
         """Tell a run something. False: it does not concern it any more."""
-        return await self.app.engine.control(run_id, Control(kind, data, surface="cli")) == "applied"
+        return (
+            await self.app.engine.control(run_id, Control(kind, data, surface="cli", credential="default")) == "applied"
+        )
 
     async def log(self, run_id: str) -> AsyncIterator[Json]:
         """The run's log itself, to its end."""

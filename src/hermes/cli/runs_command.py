@@ -205,7 +205,7 @@ def _control(args: Args, home: Home, kind: ControlKind, data_for: Callable[[RunR
         run_id, runs = record.spec.run_id, Runs(db.engine)
         if record.state.ended:
             raise NotActive(f"It has ended: {record.state.status}.", where=run_id, hint=f"hermes runs show {run_id}")
-        control = Control(kind, data_for(record), surface="cli")
+        control = Control(kind, data_for(record), surface="cli", credential="default")
         held = Leases(db.engine).holder(f"session:{record.spec.session_id}") is not None
         runs.add_control(run_id, control)
         until = time.monotonic() + (_APPLIED_S_MAX if held else 0.0)

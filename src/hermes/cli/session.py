@@ -37,6 +37,7 @@ from hermes.tools.toolsets import DEFAULTS, _get_platform_tools
 EXIT_FAILED, EXIT_NO_MODEL, EXIT_REFUSED, EXIT_DEADLINE, EXIT_INTERRUPTED = 1, 3, 6, 124, 130
 _EXITS = {"turn_timeout": EXIT_DEADLINE, "provider_auth_failed": EXIT_NO_MODEL}
 _UNSAFE = frozenset({"memory", "skills"})
+_OWNER = "default"
 Show = Callable[[Json], None]
 _BUSY = {
     "event": "warning",
@@ -209,7 +210,7 @@ class Conversation:
         """Go on with the newest session of this folder, or of a name."""
         cursor = None
         while page := await self.db.list_sessions(
-            **({"search": name} if name else {"cwd_prefix": here()}), limit=100, cursor=cursor
+            **({"search": name} if name else {"cwd_prefix": here()}), owner=_OWNER, limit=100, cursor=cursor
         ):
             # A title that was taken has a number behind it.
             meant = [one for one in page if (one["title"] or "").partition(" #")[0] == name.partition(" #")[0]]
@@ -221,6 +222,8 @@ class Conversation:
         raise NotFound(f"There is no session {where}.", hint="hermes sessions list")
 
     async def _take(self, session: Json) -> Json:
+        if session["owner"] != _OWNER:
+            raise NotFound(f"There is no session '{session['id']}'.", hint="hermes sessions list")
         self.session_id = session["id"]
         if not self.saved:  # it is gone on with, and stays as it was
             self.history = await self.db.get_messages_as_conversation(self.session_id)

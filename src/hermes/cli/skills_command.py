@@ -47,7 +47,9 @@ _GIT_ENV |= {"GIT_ALLOW_PROTOCOL": "https:http:ssh:git:file"}
 
 def _context(home: Home) -> Any:
     """What the tools for skills need to know."""
-    return SimpleNamespace(home=home, settings=config.load(home), secrets=secrets(home))
+    return SimpleNamespace(
+        home=home, settings=config.load(home), secrets=secrets(home), owner="default", session_key=None
+    )
 
 
 def _skill(args: Args, context: Any) -> Skill:

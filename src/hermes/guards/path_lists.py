@@ -137,7 +137,7 @@ def _rule(line: str) -> Rule:
 RULES = tuple(map(_rule, _TABLE.strip().splitlines()))
 
 # Below the Hermes home: each holds a folder per session or owner, and only the one that is a root is for this run.
-APART = ("cache/tool_results", "uploads", "sandbox", "workspace/scopes", "memories/scopes")
+APART = ("cache/tool_results", "uploads", "sandbox", "workspace/scopes", "memories/scopes", "skills/scopes")
 
 PRIVATE_KEY = re.compile(
     rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----(?:\s|\\r|\\n)+"

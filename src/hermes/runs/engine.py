@@ -24,12 +24,17 @@ from hermes.runs.log import RunLog
 from hermes.runs.resume import Resumption, look
 from hermes.runs.spec import Applied, Control, RunSpec
 from hermes.runs.writer import LogEnded, RunWriter
-from hermes.store.base import Begun, LeaseLost, Row, RunRecord, SessionBusy, Store, StoreError
+from hermes.store.base import Begun, LeaseLost, Row, RunRecord, SessionBusy, SessionNotFound, Store, StoreError
 
 log = logging.getLogger(__name__)
 
 Refusal = Literal[
-    "rate_limit_exceeded", "gateway_draining", "session_busy", "idempotency_key_conflict", "session_db_unavailable"
+    "rate_limit_exceeded",
+    "gateway_draining",
+    "session_busy",
+    "session_not_found",
+    "idempotency_key_conflict",
+    "session_db_unavailable",
 ]
 Result = dict[str, Any]
 _UNKEPT = ("store_unavailable", "The store is out of reach; this turn is not kept.")
@@ -119,6 +124,12 @@ def _was_left(record: RunRecord) -> bool:
     return record.state.last_seq == 0 and time.time() - record.created_at > LEASE_TTL_S
 
 
+def _refused(error: StoreError | SessionNotFound) -> Refused:
+    if isinstance(error, SessionNotFound):
+        return Refused("session_not_found", str(error))
+    return Refused("session_db_unavailable", f"The store is out of reach: {error}")
+
+
 def _may_go_unrecorded(spec: RunSpec) -> bool:
     """Whether a turn makes sense without a record: when it keeps nothing, or somebody waits for its answer."""
     return not spec.persist or spec.on_detach == "cancel"
@@ -129,10 +140,16 @@ Execute = Callable[[LiveRun], Awaitable[Result]]
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """How much at once, and how long to wait."""
+    """How much at once, how long to wait, and what an owner may do.
+
+    `ceiling` puts a run under the present ceilings of its owner; `charge` counts it against its owner's rates, or
+    raises `Refused`.
+    """
 
     runs_max: int = 0
     owner_max: Callable[[str], int] = lambda owner: 0
+    ceiling: Callable[[RunSpec], RunSpec] = lambda spec: spec
+    charge: Callable[[RunSpec], None] = lambda spec: None
     turn_queue: int = 16
     session_wait_s: float | None = 30.0
     submitted_wait_s: float | None = 600.0
@@ -202,13 +219,18 @@ class RunEngine:
 
     # --- admission ----------------------------------------------------------------------------------------------
 
-    async def admit(self, spec: RunSpec, *, wait_s: float | None = -1.0, bind: bool = False) -> Admission:
-        """A permit and the session's lease, waited for in order of arrival.
+    async def admit(
+        self, spec: RunSpec, *, wait_s: float | None = -1.0, bind: bool = False, charged: bool = False
+    ) -> Admission:
+        """A permit and the session's lease, waited for in order of arrival. `charged`: the run has been counted against
+        its owner's rates before.
 
         With `bind` the session's id is only a label: the stored session that holds the spec's history is taken, or a
         new one, and none is waited for.
         """
         self._check_open(spec)
+        if not charged:
+            self.limits.charge(spec)
         self._permits[spec.owner] += 1
         began = time.monotonic()
         try:
@@ -217,9 +239,9 @@ class RunEngine:
             self._permits[spec.owner] -= 1
             self._check_open()
             raise Refused("session_busy", str(error), await self._running_in(spec)) from None
-        except StoreError as error:
+        except (StoreError, SessionNotFound) as error:
             self._permits[spec.owner] -= 1
-            raise Refused("session_db_unavailable", f"The store is out of reach: {error}") from error
+            raise _refused(error) from error
         except BaseException:
             self._permits[spec.owner] -= 1
             raise
@@ -260,14 +282,15 @@ class RunEngine:
             return None
 
     async def _running_in(self, spec: RunSpec) -> str | None:
-        """The run that holds a session."""
-        if (run_id := self._leases.first(spec.session_id)) is not None:
+        """The run that holds a session, if it is of the same owner."""
+        if (run_id := self._leases.first(spec.session_id, spec.owner)) is not None:
             return run_id
         try:
             found = await self._store.runs.unfinished(spec.session_id)
         except StoreError:
             return None
-        return next((record.spec.run_id for record in found if record.state.started_at is not None), None)
+        begun = (record.spec for record in found if record.state.started_at is not None)
+        return next((other.run_id for other in begun if other.owner == spec.owner), None)
 
     def _orphan(self, lease: Lease) -> RunRecord | None:
         """A run of the session that was begun elsewhere and has no end."""
@@ -337,12 +360,14 @@ class RunEngine:
             await self.detach(spec.run_id, owner)
             raise
 
-    async def submit(self, spec: RunSpec) -> str:
-        """Record a run that starts as soon as its session is free; returns once it is on record.
+    async def submit(self, spec: RunSpec, *, charged: bool = False) -> str:
+        """Record a run that starts as soon as its session is free; returns once it is on record. `charged` as in `admit`.
 
         It goes on even where whoever asks for it has left before that.
         """
         self._check_open(spec)
+        if not charged:
+            self.limits.charge(spec)
         await asyncio.shield(self._spawn(self._queue(spec)))
         return spec.run_id
 
@@ -352,19 +377,19 @@ class RunEngine:
         try:
             live = await self._open(spec, at_once=False)
             await live.log.emit("run.queued", session_id=spec.session_id, source=spec.source, position=position)
-        except StoreError as error:
+        except (StoreError, SessionNotFound) as error:
             if live is not None:
                 await self._forget(live)
                 with contextlib.suppress(StoreError):
                     await self._store.runs.discard(spec.run_id)
-            raise Refused("session_db_unavailable", f"The store is out of reach: {error}") from error
+            raise _refused(error) from error
         self._spawn(self._start_queued(live))
 
     async def _start_queued(self, live: LiveRun) -> None:
         spec = live.spec
         try:
             async with live.controls.stop.scope():
-                admission = await self.admit(spec, wait_s=self.limits.submitted_wait_s)
+                admission = await self.admit(spec, wait_s=self.limits.submitted_wait_s, charged=True)
         except BaseException as error:  # whatever kept it from starting is its end, on record
             await self._end_unstarted(live, error)
             if not isinstance(error, Exception):
@@ -393,14 +418,15 @@ class RunEngine:
         if admission.lease.token is not None:
             try:
                 return await self._open(spec, at_once=not _may_go_unrecorded(spec))
-            except StoreError as error:
-                raise Refused("session_db_unavailable", f"The store is out of reach: {error}") from error
+            except (StoreError, SessionNotFound) as error:
+                raise _refused(error) from error
         live = await self._open(replace(spec, persist=False))
         live.notices.append(_UNKEPT)
         return live
 
     async def _open(self, spec: RunSpec, *, at_once: bool = True) -> LiveRun:
-        """A run that is put on record now, or together with its first event."""
+        """A run that is put on record now, or together with its first event, under its owner's ceilings."""
+        spec = self.limits.ceiling(spec)
         store = self._store if spec.persist else self._ephemeral
         if at_once:
             await store.runs.create(spec)
@@ -470,7 +496,7 @@ class RunEngine:
         if record is None:
             return None
         turn = asyncio.get_running_loop().create_future()
-        lease = Lease(record.spec.session_id, run_id, turn, self._store)
+        lease = Lease(record.spec.session_id, record.spec.owner, run_id, turn, self._store)
         return Admission(record.spec, lease, self, begun=True, released=True)
 
     async def _resume(self, record: RunRecord) -> bool:
@@ -482,7 +508,11 @@ class RunEngine:
                 return False
             await self._queue_again(record)
             return True
-        lease = await self._leases.acquire_if_free(spec, self._store)
+        try:
+            lease = await self._leases.acquire_if_free(spec, self._store)
+        except SessionNotFound as error:
+            await self._end_cut_off(record, _refused(error))
+            return True
         if lease is None:
             return False
         # While the lease was waited for, whoever had it may have come to an end.
@@ -493,12 +523,23 @@ class RunEngine:
         await self._take_up(now, lease)
         return True
 
+    async def _end_cut_off(self, record: RunRecord, error: Refused) -> None:
+        """Close a run that may not go on."""
+        live = await self._revived(record, None)
+        live.resumption = None
+        await self._end_unstarted(live, error)
+
     async def _take_up(self, record: RunRecord, lease: Lease) -> None:
         """Go on with a run whose session is held; it gives the lease back at its end."""
-        lease.run_id = record.spec.run_id
-        self._permits[record.spec.owner] += 1
         admission = Admission(record.spec, lease, self)
+        session = lease.begun.session if lease.begun is not None else None
+        self._permits[record.spec.owner] += 1
         try:
+            if session is not None and session["owner"] != record.spec.owner:
+                await self._end_cut_off(record, _refused(SessionNotFound(record.spec.session_id)))
+                await admission.release()
+                return
+            lease.run_id, lease.owner = record.spec.run_id, record.spec.owner
             live = await self._revived(record, lease.token)
         except BaseException:
             await admission.release()
@@ -522,7 +563,7 @@ class RunEngine:
 
     async def _revived(self, record: RunRecord, token: int | None) -> LiveRun:
         """A run as its log leaves it."""
-        spec, store = record.spec, self._store.runs
+        spec, store = self.limits.ceiling(record.spec), self._store.runs
         events, partials = await store.durable(spec.run_id), await store.partials(spec.run_id)
         if not events:
             return self._alive(spec, self._store)
@@ -569,7 +610,7 @@ class RunEngine:
                 raise LeaseLost(f"The run {live.spec.run_id} has lost its session.") from None
             await self._close_broken(live)
             raise
-        except LeaseLost:
+        except (LeaseLost, Refused):
             raise
         except Exception:
             await self._close_broken(live)
@@ -588,6 +629,8 @@ class RunEngine:
         """The run's result. One of which nothing could be put on record is carried out without, if somebody waits."""
         try:
             return await self._execute(live)
+        except SessionNotFound as error:  # another owner has made the session since it was leased
+            raise _refused(error) from None
         except StoreError as error:
             if live.log.creates is None or isinstance(error, LeaseLost):
                 raise
@@ -739,13 +782,18 @@ class RunEngine:
         if control.control_id in live.controls.seen:
             return "applied"
         live.controls.seen.add(control.control_id)
-        event = live.log.event("control.received", by=control.by, surface=control.surface)
+        event = live.log.event(
+            "control.received", by=control.by, surface=control.surface, credential=control.credential
+        )
         event.data |= {"control_id": control.control_id, "control": control.control, "data": dict(control.data)}
         applied: list[Applied] = []
         try:
             await live.log.append(event, then=lambda: applied.append(self._apply(live, control)))
         except (LogEnded, LeaseLost):
             return "not_active"
+        if control.control in ("approve", "answer"):
+            said = (applied[0], control.control, run_id, control.credential or control.by, control.surface)
+            log.info("%s: %s of run %s with the credential %r over %r", *said)
         return applied[0]
 
     async def _leave_control(self, run_id: str, control: Control) -> Applied:
@@ -768,7 +816,12 @@ class RunEngine:
             controls.steers.append((control.control_id, str(data["text"])))
             return "applied"
         questions = controls.approvals if control.control == "approve" else controls.clarifications
-        answer: Mapping[str, Any] = {**data, "by": control.by, "surface": control.surface}
+        answer: Mapping[str, Any] = {
+            **data,
+            "by": control.by,
+            "surface": control.surface,
+            "credential": control.credential,
+        }
         return "applied" if questions.answer(data.get("id"), answer) else "already_resolved"
 
     # --- ending -------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hermes.runs.events import RunState
@@ -26,10 +26,15 @@ def spec_of(job: Mapping[str, Any], now: float) -> RunSpec:
         session_key=job.get("session_key"),
         route=RouteChoice(model=job["model"], provider=job["provider"]) if named else None,
         toolsets=frozenset(job["enabled_toolsets"]) if job["enabled_toolsets"] is not None else None,
-        tool_policy=frozenset(job["tool_policy"]) if job.get("tool_policy") is not None else None,
+        tool_policy=_ceiling(job.get("tool_policy")),
+        allowed_models=_ceiling(job.get("allowed_models")),
         workdir=job["workdir"],
         job_id=job["id"],
     )
+
+
+def _ceiling(names: Sequence[str] | None) -> frozenset[str] | None:
+    return None if names is None else frozenset(names)
 
 
 def begun(spec: RunSpec, now: float) -> Job:

@@ -11,7 +11,7 @@ from typing import TypeVar
 from hermes.limits import LEASE_POLL_S, LEASE_RENEW_S, LEASE_TTL_S
 from hermes.processes import this_process
 from hermes.runs.spec import RunSpec
-from hermes.store.base import Begun, SessionBusy, Store, StoreError
+from hermes.store.base import Begun, SessionBusy, SessionNotFound, Store, StoreError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -22,6 +22,7 @@ class Lease:
     """The right to a session's next turn. Without a token it holds in this process only: the store is away."""
 
     session_id: str
+    owner: str
     run_id: str
     turn: asyncio.Future[None]
     store: Store
@@ -40,10 +41,10 @@ class SessionLeases:
         self._renewing: asyncio.Task[None] | None = None
         self._holder = this_process()
 
-    def first(self, session_id: str) -> str | None:
-        """The run of this process whose turn it is."""
+    def first(self, session_id: str, owner: str) -> str | None:
+        """The run of this process whose turn it is, if it is this owner's."""
         line = self._lines.get(session_id)
-        return line[0].run_id if line else None
+        return line[0].run_id if line and line[0].owner == owner else None
 
     def waiting(self, session_id: str) -> int:
         """How many turns of a session there are before a new one."""
@@ -60,9 +61,11 @@ class SessionLeases:
     ) -> Lease:
         """Wait in order of arrival, or as the next one. With `unrecorded`, a store that is away is done without."""
         line = self._lines.setdefault(spec.session_id, [])
+        if line and line[0].token is not None and line[0].owner != spec.owner:
+            raise SessionNotFound(spec.session_id)
         if len(line) > self._turn_queue and not next_in_line:
             raise SessionBusy(f"{self._turn_queue} turns of this session are waiting already.")
-        lease = Lease(spec.session_id, spec.run_id, asyncio.get_running_loop().create_future(), store)
+        lease = Lease(spec.session_id, spec.owner, spec.run_id, asyncio.get_running_loop().create_future(), store)
         line.insert(1 if next_in_line else len(line), lease)
         if line[0] is lease:
             lease.turn.set_result(None)
@@ -113,7 +116,7 @@ class SessionLeases:
         """The session that holds a spec's history, or a new one, found and taken in one step."""
         begun = await self._ask(spec, store, bind=True)
         assert begun is not None, "a session that is held is not found"
-        lease = Lease(begun.session_id, spec.run_id, asyncio.get_running_loop().create_future(), store)
+        lease = Lease(begun.session_id, spec.owner, spec.run_id, asyncio.get_running_loop().create_future(), store)
         lease.turn.set_result(None)
         self._lines.setdefault(begun.session_id, []).insert(0, lease)
         self._hold(lease, begun)

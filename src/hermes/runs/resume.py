@@ -112,7 +112,8 @@ def _take_control(found: Resumption, data: Mapping[str, Any]) -> None:
     else:
         # The answer is on record, though the call that asked may not have heard it.
         question = said.get("id") or next(reversed(found.asked.values()), "")
-        found.answers[question] = {**said, "by": data["by"], "surface": data["surface"]}
+        who = {"by": data["by"], "surface": data["surface"], "credential": data.get("credential", "")}
+        found.answers[question] = {**said, **who}
 
 
 def _take_answer(found: Resumption, kind: str, data: Mapping[str, Any]) -> None:

@@ -47,7 +47,13 @@ class Scheduler:
         for job in await jobs.claim_due(now, self._holder, ttl=JOB_CLAIM_S, limit=free) if free > 0 else ():
             try:
                 fields = await self._begin(job, now)
-            except (Refused, StoreError) as error:
+            except Refused as error:
+                log.warning("the job %s is not begun: %s", job["id"], error)
+                # The session will not become the job's by waiting; any other refusal passes.
+                never = error.code == "session_not_found"
+                failed = {"last_status": "failed", "last_error": str(error)}
+                fields = {**_following(job, now), **failed} if never else {}
+            except StoreError as error:
                 log.warning("the job %s is put off: %s", job["id"], error)
                 fields = {}
             except schedules.BadSchedule as error:  # a time zone that is not there any more

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Literal
 
-from hermes.ids import random_hex
+from hermes.ids import random_hex, scope_name
 
 RunKind = Literal["chat", "response", "session", "run", "job", "cli", "subagent"]
 Source = Literal["cli", "api_server", "cron", "subagent"]
@@ -15,7 +15,7 @@ OnDetach = Literal["cancel", "continue"]
 ControlKind = Literal["interrupt", "cancel", "steer", "approve", "answer"]
 Applied = Literal["applied", "not_active", "already_resolved", "unknown"]
 Content = str | list[dict[str, Any]]
-_SETS = ("toolsets", "disabled_toolsets", "tool_policy", "allowed_tools")
+_SETS = ("toolsets", "disabled_toolsets", "tool_policy", "allowed_models", "allowed_tools")
 
 
 def new_run_id() -> str:
@@ -39,7 +39,11 @@ class RouteChoice:
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """One turn to be run. With `compact` nothing is asked: the conversation is made shorter, minding what it names."""
+    """One turn to be run. With `compact` nothing is asked: the conversation is made shorter, minding what it names.
+
+    `tool_policy` (toolsets) and `allowed_models` (aliases) are ceilings: whatever else the spec asks for stays within
+    them, after a restart too. None is no ceiling.
+    """
 
     user_message: Content
     session_id: str
@@ -58,6 +62,7 @@ class RunSpec:
     toolsets: frozenset[str] | None = None
     disabled_toolsets: frozenset[str] = frozenset()
     tool_policy: frozenset[str] | None = None
+    allowed_models: frozenset[str] | None = None
     client_tools: tuple[Mapping[str, Any], ...] = ()
     allowed_tools: frozenset[str] | None = None
     results: tuple[Mapping[str, Any], ...] = ()
@@ -80,6 +85,20 @@ class RunSpec:
     parent_session_id: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     workdir: str | None = None
+
+    @property
+    def folder_id(self) -> str:
+        """Under what the session's files lie. Where no record tells whose session it is, each owner has another."""
+        if self.persist:
+            return self.session_id
+        return f"unrecorded-{scope_name(self.owner, self.session_id)}"
+
+    def within(self, toolsets: frozenset[str] | None, models: frozenset[str] | None) -> RunSpec:
+        """The spec under these ceilings besides its own."""
+        if toolsets is None and models is None:
+            return self
+        policy, allowed = narrowed(self.tool_policy, toolsets), narrowed(self.allowed_models, models)
+        return replace(self, tool_policy=policy, allowed_models=allowed)
 
     def stored(self) -> dict[str, Any]:
         """The spec as it is kept with the run: all that it says, but for the credentials."""
@@ -108,6 +127,13 @@ class RunSpec:
         return cls(**values)
 
 
+def narrowed(first: frozenset[str] | None, second: frozenset[str] | None) -> frozenset[str] | None:
+    """Two ceilings together; None is no ceiling."""
+    if first is None or second is None:
+        return second if first is None else first
+    return first & second
+
+
 def _stored(cls: type, *left_out: str) -> dict[str, Any]:
     """The fields that are kept, each with what need not be."""
     kept = [item for item in fields(cls) if item.name not in left_out]
@@ -123,10 +149,11 @@ _STORED, _STORED_ROUTE = _stored(RunSpec), _stored(RouteChoice, "api_key", "extr
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """A wish that reaches a run from outside."""
+    """A wish that reaches a run from outside. `credential` is the name of the key that it came with, if any."""
 
     control: ControlKind
     data: Mapping[str, Any] = field(default_factory=dict)
     by: str = "user"
     surface: str = ""
+    credential: str = ""
     control_id: str = field(default_factory=lambda: f"ctl_{random_hex(8)}")

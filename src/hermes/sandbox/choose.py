@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
-import re
 import shutil
 import weakref
 from collections.abc import Mapping, Sequence
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hermes.errors import ConfigError
 from hermes.guards.path_lists import below
 from hermes.home import Home, make_private_folder
+from hermes.ids import folder_name, scope_name
 from hermes.sandbox import bubblewrap, docker
 from hermes.sandbox.base import Sandbox, SandboxError
 from hermes.sandbox.bubblewrap import Bubblewrap
@@ -77,20 +76,13 @@ def workspace_of(
     make_private_folder(scopes)  # before any command works beside it: so it is hidden from every one
     if owner == "default" and key is None:
         return home.workspace
-    folder = scopes / hashlib.sha256(f"{owner}\0{key or ''}".encode()).hexdigest()[:32]
+    folder = scopes / scope_name(owner, key)
     make_private_folder(folder)
     return folder
 
 
 def _real(path: str | Path) -> Path:
     return Path(os.path.realpath(Path(path).expanduser()))
-
-
-def folder_name(session_id: str) -> str:
-    """The name of a session's folder: its id, or where that is no plain name one that no other session has."""
-    if re.fullmatch(r"[\w@-][\w.@-]{0,199}", session_id, re.ASCII):
-        return session_id
-    return f"~{hashlib.sha256(session_id.encode()).hexdigest()[:32]}"
 
 
 def child_env(settings: Settings, backend: str, private: Path, environ: Mapping[str, str]) -> dict[str, str]:

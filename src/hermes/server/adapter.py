@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import inspect
 import logging
-import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from hermes import app as apps
 from hermes import home
 from hermes.agent import facade
 from hermes.guards.secrets import Secrets
-from hermes.runs.engine import Admission, LiveRun
+from hermes.runs.engine import Admission, LiveRun, Refused
 from hermes.runs.events import Event
 from hermes.runs.spec import RunSpec
 from hermes.server import (
@@ -174,6 +173,8 @@ class APIServerAdapter:
         app.engine.limit(
             runs_max=self._options["max_concurrent_runs"],
             owner_max=self.keyring.concurrent,
+            ceiling=self.keyring.ceiling,
+            charge=self._charge,
             session_wait_s=self._options["session_wait_seconds"],
             submitted_wait_s=self._options["run_queue_seconds"],
         )
@@ -287,6 +288,10 @@ class APIServerAdapter:
         """To whom belongs what the request makes."""
         return CALLER.get().owner
 
+    def credential(self) -> str:
+        """The name of the key that the present request has shown; none in open mode."""
+        return "" if self.is_open else CALLER.get().owner
+
     def seen_by(self, request: web.Request) -> str | None:
         """Whose things the request may see; None: everybody's. Where there is one owner, nobody is told of owners."""
         caller = CALLER.get()
@@ -329,31 +334,34 @@ class APIServerAdapter:
             return ApiError(401, "Incorrect API key provided.", "invalid_api_key", headers=challenge)
         CALLER.set(key)
         route = route_at(request)
-        if route is not None and not key.opens(route.scope):
-            words = f"This key lacks the scope {route.scope!r}."
+        if route is not None and (missing := key.lacks(route.scope)):
+            words = f"This key lacks the scope {' and '.join(map(repr, missing))}."
             challenge = {"WWW-Authenticate": f'Bearer error="insufficient_scope", scope="{route.scope}"'}
             return ApiError(403, words, "insufficient_scope", headers=challenge)
-        return self._limited(key, begins_turns=route is not None and route.begins_turns)
+        return self.rate_refusal(key, begins_turns=route is not None and route.begins_turns)
 
-    def _limited(self, key: Key, *, begins_turns: bool) -> ApiError | None:
-        """A key that has used up what it may do in a minute has to wait."""
-        requests, tokens = (self.keyring.bucket(key.owner, name) for name in ("requests", "tokens"))
-        for name, bucket, wanted in (("requests", requests, 1.0), ("tokens", tokens if begins_turns else None, 0.0)):
-            if bucket is not None and bucket.left < max(wanted, 1e-9):
-                wait = {"Retry-After": str(math.ceil(bucket.wait_s(wanted) or 1)), **self.keyring.headers(key.owner)}
-                words = f"This key may use {bucket.limit} {name} per minute, and has."
-                return ApiError(429, words, "rate_limit_exceeded", headers=wait)
-        if requests is not None:
-            requests.spend(1)
-        return None
+    def rate_refusal(self, key: Key, *, begins_turns: bool) -> ApiError | None:
+        """Count a request of a key; one that has used up what it may do in a minute has to wait."""
+        exceeded = self.keyring.charge(key.owner, begins_turn=begins_turns)
+        if exceeded is None:
+            return None
+        wait = {"Retry-After": str(exceeded.retry_after_s), **self.keyring.headers(key.owner)}
+        return ApiError(429, exceeded.message, "rate_limit_exceeded", headers=wait)
+
+    def _charge(self, spec: RunSpec) -> None:
+        """Count a turn that no request has asked for: a job's, or a subagent's."""
+        if (exceeded := self.keyring.charge(spec.owner, begins_turn=True)) is not None:
+            raise Refused("rate_limit_exceeded", exceeded.message)
 
     def rate_headers(self) -> dict[str, str]:
         """What answers to the present caller say of its limits."""
         return self.keyring.headers(CALLER.get().owner)
 
     def _spent(self, live: LiveRun, event: Event) -> None:
-        """Count the tokens of a turn that has ended."""
-        if event.final and (bucket := self.keyring.bucket(live.spec.owner, "tokens")) is not None:
+        """Count the tokens of a turn that has ended; those of a subagent are among its parent's."""
+        if not event.final or live.spec.parent is not None:
+            return
+        if (bucket := self.keyring.bucket(live.spec.owner, "tokens")) is not None:
             bucket.spend(live.log.state.usage.get("total_tokens") or 0)
 
     def _parse_session_key_header(self, request: web.Request) -> tuple[str | None, web.Response | None]:

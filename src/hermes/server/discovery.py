@@ -128,8 +128,11 @@ def _model(adapter: APIServerAdapter, name: str, root: str, parent: str | None) 
 async def skills(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
     """GET /v1/skills"""
     app = await adapter.app()
-    settings = app.settings
-    found = await app.services.files.call(lambda: find_skills(settings))
+    settings, owner = app.settings, adapter.owner_of(request)
+    session_key, refusal = adapter.session_key(request)
+    if refusal is not None:
+        raise refusal
+    found = await app.services.files.call(lambda: find_skills(settings, owner, session_key))
     data = [{"name": skill.name, "description": skill.description, "category": skill.category} for skill in found]
     return answer({"object": "list", "data": data})
 

@@ -25,6 +25,7 @@ from hermes.server.keys import CALLER
 from hermes.server.models import JobPatch, JobRequest
 from hermes.server.queries import bad_cursor, cursor_of, flag, listed, whole
 from hermes.server.runs import shown
+from hermes.server.session_routes import unknown_session
 from hermes.server.turns import route_of
 from hermes.server.wishes import session_id_of, toolsets_of
 from hermes.tools import cronjob
@@ -57,7 +58,8 @@ async def list_jobs(adapter: APIServerAdapter, request: web.Request) -> web.Stre
 async def create(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
     """POST /api/jobs"""
     body = await read(adapter, request, JobRequest)
-    fields = await _fields(adapter, request, msgspec.structs.asdict(body.model))
+    owner = adapter.owner_of(request)
+    fields = await _fields(adapter, owner, msgspec.structs.asdict(body.model))
     settings = (await adapter.app()).settings
     key, refusal = adapter.session_key(request)
     if refusal:
@@ -66,9 +68,11 @@ async def create(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
         job = cronjob.made(fields, time.time(), fields.get("timezone") or settings.get("timezone"), adapter.secrets)
     except ToolError as error:
         raise _refused(error) from None
-    policy = CALLER.get().toolsets
-    job |= {"owner": adapter.owner_of(request), "session_key": key, "origin": {"source": "api_server"}}
-    job["tool_policy"] = sorted(policy) if policy is not None else None
+    route_of(adapter, body.model.model)
+    job |= {"owner": owner, "session_key": key, "origin": {"source": "api_server"}}
+    caller = CALLER.get()
+    ceilings = {"tool_policy": caller.toolsets, "allowed_models": caller.models}
+    job |= {name: None if names is None else sorted(names) for name, names in ceilings.items()}
     made = await (await _store(adapter)).jobs.create(job)
     told = {"object": "hermes.job", "job": _shown(adapter, made)}
     return answer(told, 201, {"Location": f"/api/jobs/{made['id']}", **body.headers()})
@@ -88,7 +92,7 @@ async def update(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
         raise ApiError(400, f"Nothing was given that is to change; these can be: {known}.", "no_fields")
     job = await _job(adapter, request)
     enabled = given.pop("enabled", None)
-    fields = await _fields(adapter, request, given)
+    fields = await _fields(adapter, job["owner"], given)
     try:
         new = cronjob.changed(job, fields, time.time(), adapter.secrets) if fields else {}
         if enabled is not None:
@@ -124,7 +128,7 @@ async def run(adapter: APIServerAdapter, request: web.Request) -> web.StreamResp
         raise ApiError(409, f"The job runs already, as {last.spec.run_id}.", "job_running")
     try:
         if joined() is None:
-            await asyncio.shield(asyncio.ensure_future(app.engine.submit(spec)))
+            await asyncio.shield(asyncio.ensure_future(app.engine.submit(spec, charged=True)))
     except Refused as error:
         raise outcome.refusal(error) from None
     job = await _change(adapter, job, begun(spec, now))
@@ -188,8 +192,8 @@ def _switched(job: Job, enabled: bool) -> Job:
     return (cronjob.resumed if enabled else cronjob.paused)(job, time.time())
 
 
-async def _fields(adapter: APIServerAdapter, request: web.Request, given: Mapping[str, Any]) -> Job:
-    """What was given, as far as it can be checked without the job: model, toolsets, session, folder."""
+async def _fields(adapter: APIServerAdapter, owner: str, given: Mapping[str, Any]) -> Job:
+    """What was given for a job of this owner, checked: model, toolsets, session, folder."""
     fields = {name: value for name, value in given.items() if value is not None}
     if "model" in fields:
         route_of(adapter, fields["model"])
@@ -199,8 +203,11 @@ async def _fields(adapter: APIServerAdapter, request: web.Request, given: Mappin
         toolsets_of(fields["enabled_toolsets"], "enabled_toolsets")
     if "session_id" in fields:
         fields["session_id"] = session_id_of(fields["session_id"], "session_id")
+        session = await (await _store(adapter)).sessions.get_session(fields["session_id"])
+        if session is not None and session["owner"] != owner:
+            raise unknown_session(fields["session_id"])
     if "workdir" in fields:
-        app, owner = await adapter.app(), adapter.owner_of(request)
+        app = await adapter.app()
         try:
             await app.services.files.call(partial(workspace_of, app.home, app.settings, owner, None, fields["workdir"]))
         except SandboxError as error:

@@ -11,6 +11,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+from hermes.runs.spec import RunSpec
+
 SCOPES = ("chat", "sessions:read", "sessions:write", "runs", "jobs", "admin")
 DEFAULT_OWNER = "default"
 _COUNTS = ("max_concurrent", "requests_per_minute", "tokens_per_minute")
@@ -34,9 +36,15 @@ class Key:
         """Whether it opens everything."""
         return "admin" in self.scopes
 
+    def lacks(self, scope: str | None) -> list[str]:
+        """What it is missing of a scope, which may be several with spaces between; any key does for `any`."""
+        if scope in (None, "any") or self.is_admin:
+            return []
+        return [one for one in str(scope).split() if one not in self.scopes]
+
     def opens(self, scope: str | None) -> bool:
-        """Whether it suffices for what needs this scope; any key does for `any`."""
-        return scope in (None, "any") or self.is_admin or scope in self.scopes
+        """Whether it suffices for what needs this scope."""
+        return not self.lacks(scope)
 
 
 def key_of(entry: Mapping[str, Any]) -> Key:
@@ -88,6 +96,14 @@ class Bucket:
         return {f"x-ratelimit-{part}-{name}": value for part, value in told.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class RateExceeded:
+    """Which rate is used up, and how long to wait for more."""
+
+    message: str
+    retry_after_s: int
+
+
 class Keyring:
     """Every key of a server, and how much each has left."""
 
@@ -122,6 +138,22 @@ class Keyring:
             if bucket := self.bucket(owner, name):
                 told |= bucket.headers(name)
         return told
+
+    def charge(self, owner: str, *, begins_turn: bool) -> RateExceeded | None:
+        """Count one request of an owner, unless that or, for a turn, the owner's tokens are used up."""
+        requests, tokens = (self.bucket(owner, name) for name in ("requests", "tokens"))
+        for name, bucket, wanted in (("requests", requests, 1.0), ("tokens", tokens if begins_turn else None, 0.0)):
+            if bucket is not None and bucket.left < max(wanted, 1e-9):
+                message = f"This key may use {bucket.limit} {name} per minute, and has."
+                return RateExceeded(message, math.ceil(bucket.wait_s(wanted) or 1))
+        if requests is not None:
+            requests.spend(1)
+        return None
+
+    def ceiling(self, spec: RunSpec) -> RunSpec:
+        """The run under the toolsets and models that its owner's key allows."""
+        key = self.by_owner.get(spec.owner)
+        return spec if key is None else spec.within(key.toolsets, key.models)
 
     def concurrent(self, owner: str) -> int:
         """How many turns an owner may have at once; 0: as many as there are places."""

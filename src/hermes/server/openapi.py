@@ -208,8 +208,8 @@ def _operation(route: Route) -> Json:
         "responses": _answers(route),
         "security": [] if route.scope is None else [{"key": []}],
     }
-    if route.scope not in (None, "any"):
-        told["description"] = f"Needs a key with the scope `{route.scope}`."
+    if route.scope is not None and route.scope != "any":
+        told["description"] = f"Needs a key with the scope {' and '.join(f'`{one}`' for one in route.scope.split())}."
     if route.body is not None:
         needed = any(field.required for field in msgspec.structs.fields(route.body))
         content: Json = {"schema": _ref(route.body)}

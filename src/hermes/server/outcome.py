@@ -25,6 +25,7 @@ STATUS = {
     "turn_cancelled": 409,
     "session_busy": 409,
     "agent_error": 500,
+    "model_not_allowed": 403,
 }
 _FINISH = {
     "output_truncated": "length",
@@ -39,7 +40,13 @@ _ALONE = {
     "content_filter": "content_policy_violation",
     "interrupted": "turn_cancelled",
 }
-_ADMISSION = {"rate_limit_exceeded": 429, "gateway_draining": 503, "session_busy": 409, "session_db_unavailable": 503}
+_ADMISSION = {
+    "rate_limit_exceeded": 429,
+    "gateway_draining": 503,
+    "session_busy": 409,
+    "session_not_found": 404,
+    "session_db_unavailable": 503,
+}
 _TOKENS = ("input_tokens", "output_tokens", "total_tokens")
 
 
@@ -181,6 +188,8 @@ def raised(error: BaseException, redact: Callable[[str], str]) -> Outcome:
 
 def refusal(error: Refused) -> ApiError:
     """Why a turn was not begun."""
+    if error.code == "session_not_found":
+        return ApiError(404, str(error), error.code)
     told = refused(error.code, str(error), status=_ADMISSION.get(error.code, 409))
     if error.holder:
         told.headers["X-Hermes-Run-Id"] = error.holder

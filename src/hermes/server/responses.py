@@ -250,7 +250,7 @@ async def _submit(adapter: APIServerAdapter, work: Work, renderer: ResponseRende
     app, kept = await adapter.app(), work.kept
     await kept.begin(adapter, renderer.snapshot())
     try:
-        await app.engine.submit(work.turn.spec) if joined() is None else None
+        await app.engine.submit(work.turn.spec, charged=True) if joined() is None else None
     except Refused as error:
         await adapter.stored_responses.delete(kept.response_id)
         raise outcome.refusal(error) from None
@@ -336,7 +336,7 @@ async def cancel(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
 
 async def _stop(adapter: APIServerAdapter, run_id: str) -> None:
     engine = (await adapter.app()).engine
-    await engine.control(run_id, Control("cancel", {"reason": "stop"}, surface="api"))
+    await engine.control(run_id, Control("cancel", {"reason": "stop"}, surface="api", credential=adapter.credential()))
     await engine.wait(run_id, CLOSE_S_MAX)
 
 

@@ -13,7 +13,8 @@ from hermes.server import models
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One route. `handler` is a method of the adapter, `scope` what a key must have (None: no key is needed)."""
+    """One route. `handler` is a method of the adapter, `scope` what a key must have (None: no key is needed); several
+    scopes have spaces between them, and all are needed."""
 
     name: str
     method: str
@@ -39,6 +40,7 @@ class Route:
 
 _TURN = (404, 409, 429, 500, 502, 503, 504)
 _CHAT, _READ, _WRITE, _RUNS, _JOBS = "chat", "sessions:read", "sessions:write", "runs", "jobs"
+_CHAT_IN_SESSION = f"{_CHAT} {_WRITE}"
 _SESSION = "/api/sessions/{session_id}"
 _RESPONSE = "/v1/responses/{response_id}"
 _CONVERSATION = "/v1/conversations/{conversation_id}"
@@ -318,7 +320,7 @@ ROUTES: tuple[Route, ...] = (
         "POST",
         f"{_SESSION}/chat",
         "_handle_session_chat",
-        _CHAT,
+        _CHAT_IN_SESSION,
         "A turn of a session",
         models.SessionChatRequest,
         faults=_TURN,
@@ -328,7 +330,7 @@ ROUTES: tuple[Route, ...] = (
         "POST",
         f"{_SESSION}/chat/stream",
         "_handle_session_chat_stream",
-        _CHAT,
+        _CHAT_IN_SESSION,
         "A turn of a session, streamed",
         models.SessionChatRequest,
         faults=_TURN,

@@ -57,7 +57,7 @@ async def submit(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
     try:
         # What was asked for is done, also when the client does not stay to be told so.
         if joined() is None:
-            await asyncio.shield(asyncio.ensure_future(engine.submit(spec)))
+            await asyncio.shield(asyncio.ensure_future(engine.submit(spec, charged=True)))
     except Refused as error:
         raise outcome.refusal(error) from None
     record = await engine.get(spec.run_id)
@@ -300,7 +300,7 @@ async def events(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
 async def stop(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
     """POST /v1/runs/{run_id}/stop"""
     record = await _record(adapter, request)
-    if record.state.ended or not (record.state.stopping or await _tell(adapter, record, "interrupt", {})):
+    if record.state.ended or not (record.state.stopping or await _tell(adapter, request, record, "interrupt", {})):
         raise _finished(record)
     return answer({"run_id": record.spec.run_id, "status": "stopping"})
 
@@ -310,7 +310,7 @@ async def steer(adapter: APIServerAdapter, request: web.Request) -> web.StreamRe
     body = await read(adapter, request, SteerRequest)
     text = _words(adapter, body.model.text, "text")
     record = await _record(adapter, request)
-    control = None if record.state.ended else await _tell(adapter, record, "steer", {"text": text})
+    control = None if record.state.ended else await _tell(adapter, request, record, "steer", {"text": text})
     if control is None:
         raise _finished(record)
     told = {"run_id": record.spec.run_id, "steer_id": control.control_id, "accepted": True}
@@ -336,7 +336,7 @@ async def approve(adapter: APIServerAdapter, request: web.Request) -> web.Stream
     for approval_id in ids:
         if choice not in pending[approval_id]["choices"]:
             raise _bad_choice(pending[approval_id]["choices"])
-    resolved = [await _tell(adapter, record, "approve", {"id": one, "choice": choice}) for one in ids]
+    resolved = [await _tell(adapter, request, record, "approve", {"id": one, "choice": choice}) for one in ids]
     if not any(resolved):
         raise ApiError(409, "No such question for leave is open.", "approval_not_pending")
     told = {"object": "hermes.run.approval_response", "run_id": run_id, "choice": choice}
@@ -355,16 +355,21 @@ async def clarify(adapter: APIServerAdapter, request: web.Request) -> web.Stream
     record = await _record(adapter, request)
     pending = {} if record.state.ended else record.state.questions
     request_id = asked.request_id or next(iter(pending), "")
-    answered = request_id in pending and await _tell(adapter, record, "answer", {"id": request_id, "answer": said})
+    answered = request_id in pending and await _tell(
+        adapter, request, record, "answer", {"id": request_id, "answer": said}
+    )
     if not answered:
         raise ApiError(409, "No such question is open.", "clarify_not_pending")
     told = {"object": "hermes.run.clarify_response", "run_id": record.spec.run_id, "request_id": request_id}
     return answer(told, 200, body.headers())
 
 
-async def _tell(adapter: APIServerAdapter, record: RunRecord, kind: ControlKind, data: Json) -> Control | None:
+async def _tell(
+    adapter: APIServerAdapter, request: web.Request, record: RunRecord, kind: ControlKind, data: Json
+) -> Control | None:
     """Tell a run something. None: it does not concern it any more."""
-    control = Control(kind, data, surface="api")
+    surface = "cli" if at_door(adapter, request) else "api"
+    control = Control(kind, data, surface=surface, credential=adapter.credential())
     applied = await (await adapter.app()).engine.control(record.spec.run_id, control)
     if applied == "unknown":
         raise _unknown(record.spec.run_id)

@@ -40,7 +40,7 @@ from hermes.server.render_session import (
 from hermes.server.turns import route_of
 from hermes.server.wishes import session_id_of
 from hermes.store.base import SessionBusy, SessionExists
-from hermes.store.coding import plain_title
+from hermes.store.coding import BadSessionId, plain_title
 from hermes.store.search import words_of
 
 if TYPE_CHECKING:
@@ -104,6 +104,8 @@ async def create(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
         made = await adapter.database().create_session(session_id, "api_server", exist_ok=False, **fields)
     except SessionExists as error:
         raise ApiError(409, str(error), "session_exists", "id") from None
+    except BadSessionId as error:
+        raise invalid("id" if asked.id is not None else "session_id", str(error), "invalid_session_id") from None
     except ValueError as error:  # the id is sound: it is the title that is taken
         raise invalid("title", str(error), "invalid_title") from None
     return await _shown(adapter, made, 201, body.headers())
@@ -113,8 +115,8 @@ async def import_sessions(adapter: APIServerAdapter, request: web.Request) -> we
     """POST /api/sessions/import"""
     body = await read(adapter, request, ImportRequest)
     owner = adapter.owner_of(request)
-    items = [{**item, "owner": owner} if isinstance(item, Mapping) else item for item in body.model.sessions]
-    done = await adapter.database().import_sessions(items)
+    hides = adapter.seen_by(request) is not None
+    done = await adapter.database().import_sessions(body.model.sessions, owner=owner, hide_others=hides)
     told = {name: done[name] for name in ("imported", "skipped", "detached", "errors")}
     return answer({"object": "hermes.session.import", **told}, 200, body.headers())
 
@@ -241,6 +243,8 @@ async def fork(adapter: APIServerAdapter, request: web.Request) -> web.StreamRes
         made = await adapter.database().fork_session(session_id, new_id, title, asked.at_message_id)
     except SessionExists as error:
         raise ApiError(409, str(error), "session_exists", "id") from None
+    except BadSessionId as error:
+        raise invalid("id", str(error), "invalid_session_id") from None
     except ValueError as error:
         raise invalid("title", str(error), "invalid_title") from None
     except KeyError:

@@ -174,8 +174,13 @@ class Turn:
         One whose run an earlier server has begun has all that, and only follows.
         """
         app = await self.adapter.app()
+        if self.adapter.seen_by(self.request) is None and not self.bind:
+            # Who sees all sessions works in another owner's for that owner.
+            session = await self.adapter.session(self.spec.session_id)
+            if session is not None and session["owner"] != self.spec.owner:
+                self.spec = replace(self.spec, owner=session["owner"])
         try:
-            self.admission = joined() or await app.engine.admit(self.spec, bind=self.bind)
+            self.admission = joined() or await app.engine.admit(self.spec, bind=self.bind, charged=True)
         except Refused as error:
             raise outcome.refusal(error) from None
         self.spec = self.admission.spec
@@ -202,11 +207,8 @@ class Turn:
             stored = await self.adapter.stored_history(spec.session_id, joined())
             if begun is not None and stored:
                 begun.said = [*stored]
-            if session is not None:
-                route = spec.route or route_in(self.adapter, None, session)
-                owner = session.get("owner", spec.owner)
-                if (route, owner) != (spec.route, spec.owner):
-                    self.spec = replace(spec, route=route, owner=owner)
+            if session is not None and (route := spec.route or route_in(self.adapter, None, session)) != spec.route:
+                self.spec = replace(spec, route=route)
             seeded = not stored and bool(spec.history)
             self.history = list(spec.history or ()) if seeded else stored
             self.history_source = "request" if seeded else "stored"

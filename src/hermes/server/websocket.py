@@ -12,6 +12,7 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from hermes.limits import SOCKET_PING_S, SOCKET_QUEUE_MAX, SOCKET_S_MAX
 from hermes.server.bodies import as_object, parse
 from hermes.server.errors import ApiError
+from hermes.server.keys import CALLER
 from hermes.server.middleware import own_headers
 from hermes.server.models import ResponseRequest
 from hermes.server.render_responses import socket_frame
@@ -125,6 +126,8 @@ class _Connection:
                 self._open -= 1
 
     async def _respond(self, given: Json) -> None:
+        if (refusal := self._adapter.rate_refusal(CALLER.get(), begins_turns=True)) is not None:
+            raise refusal
         kind = given.pop("type", None)
         if kind != "response.create":
             raise ApiError(400, "The type of a message is response.create.", "invalid_value", "type")

@@ -49,6 +49,7 @@ class Wishes:
             "session_key": self.session_key,
             "toolsets": adapter.toolsets(self.toolsets),
             "tool_policy": CALLER.get().toolsets,
+            "allowed_models": CALLER.get().models,
             **({"run_id": recording.run_id} if (recording := RECORDING.get()) else {}),
             "answerable": announces if self.approvals is None else self.approvals == "wait",
             "approvals": "deny" if self.approvals == "deny" else None,

@@ -56,6 +56,13 @@ class SessionExists(HermesError):
     """There is a session of that id already."""
 
 
+class SessionNotFound(HermesError):
+    """There is no session of that id for this owner. One of another owner answers exactly like an unknown one."""
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(f"There is no session {session_id!r}.")
+
+
 class SessionBusy(HermesError):
     """The session was not free in time, too many wait for it already, or a turn of it is running."""
 
@@ -286,6 +293,7 @@ class Store(Protocol):
     def begin(self, spec: RunSpec, holder: str, ttl: float, *, bind: bool) -> asyncio.Future[Begun | None]:
         """The lease on a turn's session, and what is to be known of that; None while somebody else has it.
 
-        With `bind` it is the session that holds the spec's history, or one for it to begin in.
+        With `bind` it is the session that holds the spec's history, or one for it to begin in. A session of another
+        owner raises `SessionNotFound`.
         """
         ...

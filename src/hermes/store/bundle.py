@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hermes.errors import ConfigError
-from hermes.store.base import Begun
+from hermes.store.base import Begun, SessionNotFound
 from hermes.store.binding import bound
 from hermes.store.connections import Tx
 from hermes.store.engine import Engine
@@ -99,7 +99,8 @@ class AsyncStore:
     def begin(self, spec: RunSpec, holder: str, ttl: float, *, bind: bool) -> asyncio.Future[Begun | None]:
         """The lease on a turn's session, and what is to be known of that, in one step.
 
-        With `bind` it is the session that holds the spec's history, or one for it to begin in.
+        With `bind` it is the session that holds the spec's history, or one for it to begin in. A session of another
+        owner raises `SessionNotFound`, whether or not it is free.
         """
         sessions, runs = self.blocking.sessions, self.blocking.runs
         base_id, said = spec.base_id or spec.session_id, spec.history or []
@@ -108,12 +109,14 @@ class AsyncStore:
             found, new = spec.session_id, False
             if bind:
                 found, new = bound(tx, base_id, said, spec.owner, spec.session_key)
+            session = None if new else sessions.get_session(found)
+            if session is not None and session["owner"] != spec.owner:
+                raise SessionNotFound(found)
             token = acquire(tx, f"session:{found}", holder, ttl, free=new)
             if token is None:
                 return None
-            if new:  # what was begun in a session has made it
-                return Begun(found, token, (), None)
-            return Begun(found, token, runs.unfinished(found), sessions.get_session(found))
+            # What was begun in a session has made it: a new one has nothing left over.
+            return Begun(found, token, () if new else runs.unfinished(found), session)
 
         return self.blocking.engine.write_later(work)
 

@@ -197,16 +197,25 @@ def unspaced(text: str) -> str:
 # --- names -----------------------------------------------------------------------------------------------------------
 
 
+class BadSessionId(ValueError):
+    """An id that a session cannot be given."""
+
+    @classmethod
+    def unusable(cls, session_id: str) -> BadSessionId:
+        """One that is reserved or belongs to another owner: the words do not say which."""
+        return cls(f"The session id '{session_id}' cannot be used; choose another one or leave it out.")
+
+
 def checked_id(session_id: Any) -> str:
-    """An id that a caller may give to a session; anything else is a `ValueError`."""
+    """An id that a caller may give to a session; anything else is a `BadSessionId`."""
     if not isinstance(session_id, str) or not session_id:
-        raise ValueError("A session id is a text of at least one character.")
+        raise BadSessionId("A session id is a text of at least one character.")
     if len(session_id) > SESSION_ID_CHARS_MAX:
-        raise ValueError(f"A session id has at most {SESSION_ID_CHARS_MAX} characters.")
+        raise BadSessionId(f"A session id has at most {SESSION_ID_CHARS_MAX} characters.")
     if _ID_REFUSED.search(session_id) or whole_text(session_id) != session_id:
-        raise ValueError("A session id holds no control characters, slashes, '..' or drive letters.")
+        raise BadSessionId("A session id holds no control characters, slashes, '..' or drive letters.")
     if session_id in _RESERVED_IDS:
-        raise ValueError(f"'{session_id}' cannot be the id of a session.")
+        raise BadSessionId.unusable(session_id)
     return session_id
 
 

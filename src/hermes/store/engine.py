@@ -9,7 +9,7 @@ import os
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -88,6 +88,8 @@ class Engine:
     def __init__(self, path: Path | None, schema: Schema, *, read_only: bool = False, read_threads: int = 4) -> None:
         self.path, self.schema, self.read_only = path, schema, read_only
         self.notices: list[str] = []
+        # Told which sessions were deleted, in the writer's thread, before whoever asked for it goes on.
+        self.deletion_listeners: list[Callable[[Sequence[str]], None]] = []
         self.index = Index(schema, path, self._notice)
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -108,6 +110,11 @@ class Engine:
         self._upkeep_due = False
         self._users = 0
         _all.add(self)
+
+    def tell_deleted(self, session_ids: Sequence[str]) -> None:
+        """Sessions are gone: whoever has something of theirs in memory lets go of it."""
+        for listen in tuple(self.deletion_listeners):
+            listen(session_ids)
 
     # --- using it -----------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from hermes.store.coding import Blobs, clean, pack, pack_content, pack_or_none, 
 from hermes.store.connections import Tx
 from hermes.store.leases import held, release
 from hermes.store.parts import Part, reads, writes
-from hermes.store.records import count_usage, exists, open_session
+from hermes.store.records import check_owner, count_usage, exists, open_session
 
 _EVENT = "INSERT INTO run_events VALUES (?, ?, ?, ?, ?, ?)"
 _EVENTS = "SELECT seq, ts, type, step, data FROM run_events WHERE run_id = ?"
@@ -303,7 +303,8 @@ class Runs(Part):
         """Leave a control for whoever holds the run. False: it was left before, or there is no such run any more."""
         if tx.value("SELECT 1 FROM runs WHERE run_id = ? AND ended_at IS NULL", (run_id,)) is None:
             return False
-        data = pack({"data": dict(control.data), "by": control.by, "surface": control.surface})
+        who = {"by": control.by, "surface": control.surface, "credential": control.credential}
+        data = pack({"data": dict(control.data), **who})
         values = (control.control_id, run_id, control.control, data, time.time())
         return tx.execute("INSERT INTO run_controls VALUES (?, ?, ?, ?, ?, NULL) ON CONFLICT DO NOTHING", values) > 0
 
@@ -387,6 +388,7 @@ class Runs(Part):
 
 
 def _create(tx: Tx, spec: RunSpec, state: RunState | None = None, updated_at: float | None = None) -> None:
+    check_owner(tx, spec.session_id, spec.owner)
     now = time.time()
     parent = spec.parent or (None, None)
     values = (
@@ -426,6 +428,7 @@ def _open_session(tx: Tx, session: Mapping[str, Any], rows: Sequence[Row]) -> bo
     parent = fields.get("parent_session_id")
     if parent is not None and not exists(tx, parent):
         del fields["parent_session_id"]
+    check_owner(tx, session["id"], fields.get("owner") or "default")
     counted = messages.tally([row for row in rows if row.session_id == session["id"]])
     if open_session(tx, session["id"], session["source"], fields, reopen=True, counted=counted):
         return True

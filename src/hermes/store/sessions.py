@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes.home import resolve
-from hermes.ids import random_hex
+from hermes.ids import folder_name, random_hex
 from hermes.limits import PENDING_CALLS_KEPT_S, SESSION_ID_CHARS_MAX
 from hermes.store import rows as messages
 from hermes.store.base import SessionBusy, SessionExists
@@ -31,6 +32,7 @@ from hermes.store.records import (
     free_title,
     next_title,
     open_session,
+    refuse_foreign,
     refuse_taken,
     require,
     shown,
@@ -44,9 +46,9 @@ from hermes.store.upkeep import Upkeep
 _CHANGED = ("model", "model_config", "instructions", "cwd", "archived", "system_prompt", "prompt_digest")
 # Rows of turns that have come to their end.
 _FINISHED = "NOT EXISTS (SELECT 1 FROM runs r WHERE r.run_id = messages.run_id AND r.ended_at IS NULL)"
-# Folders of a session beside the database: received files, its sandbox, large results of tools.
 _FILE_NAME = "state.db"
-_FOLDERS = ("uploads", "sandbox", "cache/tool_results")
+# Folders of a session beside the database: received files and its sandbox; and of its runs: large results of tools.
+_FOLDERS, _RESULTS = ("uploads", "sandbox"), "cache/tool_results"
 
 
 def new_session_id() -> str:
@@ -107,6 +109,8 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):
         parent = fields.get("parent_session_id")
         if parent is not None and not exists(tx, parent):
             raise KeyError(f"There is no session '{parent}' to be its parent.")
+        if fields.get("owner") is not None:
+            refuse_foreign(tx, made_id, fields["owner"])
         if not open_session(tx, made_id, source, fields) and not exist_ok:
             raise SessionExists(f"There is a session '{made_id}' already.")
         return made_id
@@ -185,6 +189,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):
     @writes
     def _delete(self, tx: Tx, session_ids: Sequence[str], force: bool, skip_busy: bool = False) -> list[str]:
         gone: list[str] = []
+        runs: list[str] = []
         for session_id in session_ids:
             if not exists(tx, session_id):
                 continue
@@ -194,6 +199,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):
                     continue
                 raise SessionBusy(f"A turn of the session '{busy[0]}' is running.", hint="stop it first")
             for one in reversed(family):
+                runs += (row[0] for row in tx.rows("SELECT run_id FROM runs WHERE session_id = ?", (one,)))
                 tx.execute("DELETE FROM runs WHERE session_id = ?", (one,))
                 tx.execute("DELETE FROM leases WHERE name = ?", (f"session:{one}",))
                 tx.execute("DELETE FROM messages WHERE session_id = ?", (one,))
@@ -201,18 +207,18 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):
             gone += family
         if gone:
             messages.purge_due(tx)
-            tx.after(lambda: self._remove_folders(gone))
+            tx.after(lambda: self._remove_folders(gone, runs))
+            tx.after(lambda: self._engine.tell_deleted(gone))
         return gone
 
-    def _remove_folders(self, session_ids: Sequence[str]) -> None:
+    def _remove_folders(self, session_ids: Sequence[str], run_ids: Sequence[str]) -> None:
         if self.path is None or self.path.name != _FILE_NAME:  # the folders of a home belong to its own database
             return
-        for session_id in session_ids:
-            for folder in _FOLDERS:
-                inside = self.path.parent / folder
-                if (inside / session_id).parent == inside and (inside / session_id) != inside:
-                    with suppress(OSError):
-                        shutil.rmtree(inside / session_id)
+        for folder in _FOLDERS:
+            for session_id in session_ids:
+                _remove_folder(self.path.parent / folder / folder_name(session_id))
+        for run_id in run_ids:
+            _remove_folder(self.path.parent / _RESULTS / folder_name(run_id))
 
     def prune_sessions(
         self,
@@ -277,9 +283,10 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):
         if unknown := set(fields) - set(CREATED_WITH):
             raise ValueError(f"A session has no field {', '.join(sorted(unknown))}.")
         made_id = new_session_id() if new_id is None else checked_id(new_id)
+        owner = fields.get("owner") or source["owner"]
+        refuse_foreign(tx, made_id, owner)
         if exists(tx, made_id):
             raise SessionExists(f"There is a session '{made_id}' already.")
-        owner = fields.get("owner") or source["owner"]
         wanted = plain_title(title)
         if wanted is None and source["title"]:
             wanted = next_title(tx, owner, source["title"])
@@ -390,6 +397,22 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):
         """Keep a small thing under a name."""
         sql = "INSERT INTO state_meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
         tx.execute(sql, (key, value))
+
+
+def _remove_folder(folder: Path) -> None:
+    """Take it away at once, whatever lies in it: a new session of the same id must find nothing."""
+    gone = folder.with_name(f".gone-{random_hex(8)}")
+    with suppress(OSError):
+        folder.rename(gone)
+        shutil.rmtree(gone, onerror=_open_and_retry)
+
+
+def _open_and_retry(remove: Any, path: str, _: Any) -> None:
+    """A folder that commands have closed to their user is opened again."""
+    with suppress(OSError):
+        for one in (os.path.dirname(path), path):
+            os.chmod(one, 0o700, follow_symlinks=False) if not os.path.islink(one) else None
+        shutil.rmtree(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
 
 
 def _family(tx: Tx, session_id: str) -> list[str]:

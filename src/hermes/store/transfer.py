@@ -8,10 +8,10 @@ from typing import Any
 from hermes.limits import IMPORT_BYTES_MAX, IMPORT_ROWS_AT_ONCE_MAX, IMPORT_ROWS_MAX, IMPORT_SESSIONS_MAX
 from hermes.store import rows
 from hermes.store.base import Row
-from hermes.store.coding import checked_id, checked_role, clean_or_none, end_reason, pack, plain_title
+from hermes.store.coding import BadSessionId, checked_id, checked_role, clean_or_none, end_reason, pack, plain_title
 from hermes.store.connections import Tx
 from hermes.store.parts import Part, reads, writes
-from hermes.store.records import column, exists, next_title, shown, title_holder
+from hermes.store.records import column, exists, next_title, owner_of, refuse_foreign, shown, title_holder
 
 FORMAT = "hermes.session/1"
 Redact = Callable[[str], str]
@@ -85,6 +85,13 @@ _OF_SESSION: dict[str, tuple[type, ...]] = {
 }
 
 
+# What a document cannot decide: to whom the session belongs, where it works, and what the model is told besides the
+# conversation. Digests are made anew from what came in.
+_NOT_IMPORTED = frozenset(
+    {"owner", "session_key", "cwd", "instructions", "system_prompt", "prompt_digest", "transcript_digest"}
+)
+
+
 class Transfer(Part):
     """Out of one database and into another."""
 
@@ -123,31 +130,47 @@ class Transfer(Part):
         sql = f"SELECT id FROM sessions WHERE {where} ORDER BY started_at, id"
         return [row[0] for row in tx.rows(sql, params)]
 
-    def import_sessions(self, items: Iterable[Mapping[str, Any]], on_conflict: str = "skip") -> dict[str, Any]:
-        """Take sessions in. One that is not sound keeps all of them out; one that is there already is skipped."""
+    def import_sessions(
+        self,
+        items: Iterable[Mapping[str, Any]],
+        on_conflict: str = "skip",
+        *,
+        owner: str = "default",
+        hide_others: bool = False,
+    ) -> dict[str, Any]:
+        """Take sessions in, as this owner's. One that is not sound keeps all of them out; one that is there already is
+        skipped. With `hide_others` an id of another owner is refused like one that cannot be used."""
         if on_conflict != "skip":
             raise ValueError("`on_conflict` can only be 'skip': what is there already stays.")
         batch = list(items)
         errors = _faults(batch)
         if errors:
             return {"ok": False, "imported": 0, "skipped": 0, "detached": 0, "errors": errors}
-        return self._take_in(batch)
+        return self._take_in(batch, owner, hide_others)
 
     @writes
-    def _take_in(self, tx: Tx, batch: list[Mapping[str, Any]]) -> dict[str, Any]:
+    def _take_in(self, tx: Tx, batch: list[Mapping[str, Any]], owner: str, hide_others: bool) -> dict[str, Any]:
+        errors = []
+        for index, item in enumerate(batch if hide_others else ()):
+            try:
+                refuse_foreign(tx, item["id"], owner)
+            except BadSessionId as error:
+                errors.append({"index": index, "message": str(error)})
+        if errors:
+            return {"ok": False, "imported": 0, "skipped": 0, "detached": 0, "errors": errors}
         imported: list[Mapping[str, Any]] = []
         skipped = detached = 0
         for item in batch:
             if exists(tx, item["id"]):
                 skipped += 1
                 continue
-            _insert(tx, item)
+            _insert(tx, item, owner)
             imported.append(item)
         for item in imported:
             parent = item.get("parent_session_id")
             if parent is None:
                 continue
-            if parent != item["id"] and exists(tx, parent):
+            if parent != item["id"] and owner_of(tx, parent) == owner:
                 tx.execute("UPDATE sessions SET parent_session_id = ? WHERE id = ?", (parent, item["id"]))
             else:
                 detached += 1
@@ -261,13 +284,17 @@ def _check_message(at: int, message: Any) -> None:
             raise ValueError(f"`messages[{at}].{name}` is a list of objects.")
 
 
-def _insert(tx: Tx, item: Mapping[str, Any]) -> None:
-    fields = {name: item[name] for name in _OF_SESSION if item.get(name) is not None}
+def _insert(tx: Tx, item: Mapping[str, Any], owner: str) -> None:
+    fields = {name: item[name] for name in _OF_SESSION if item.get(name) is not None and name not in _NOT_IMPORTED}
     for name in ("parent_session_id", "title"):
         fields.pop(name, None)
     fields = {name: value if isinstance(value, int | float) else column(name, value) for name, value in fields.items()}
-    owner = fields.setdefault("owner", "default")
-    fields |= {"id": item["id"], "source": fields.get("source") or "import", "kind": fields.get("kind") or "root"}
+    fields |= {
+        "id": item["id"],
+        "owner": owner,
+        "source": fields.get("source") or "import",
+        "kind": fields.get("kind") or "root",
+    }
     held: list[Mapping[str, Any]] = item.get("messages", [])
     times = [message["timestamp"] for message in held if message.get("timestamp")]
     fields.setdefault("started_at", min(times, default=0.0))
@@ -286,7 +313,7 @@ def _insert(tx: Tx, item: Mapping[str, Any]) -> None:
             f"INSERT INTO session_model_usage VALUES ({', '.join('?' * 11)}) ON CONFLICT DO NOTHING",
             [item["id"], *values, *numbers, one.get("actual_cost_usd")],
         )
-    # Counters and hash are those of the document where it has them, and counted where it has not.
+    # Counters are those of the document where it has them, and counted where it has not.
     kept = {name: fields[name] for name in ("last_active", "tool_call_count", "preview") if item.get(name) is not None}
     for name, value in kept.items():
         tx.execute(f"UPDATE sessions SET {name} = ? WHERE id = ?", (value, item["id"]))
@@ -297,7 +324,9 @@ def _rows_of(session_id: str, held: list[Mapping[str, Any]]) -> Iterator[Row]:
     """One after the other: a copy names its original by the id that was given to that."""
     made: list[Row] = []
     for message in held:
-        row = Row(session_id, message["role"], message.get("content"), active=bool(message.get("active", True)))
+        # A system message would be a system prompt: it is kept, and no model sees it.
+        active = bool(message.get("active", True)) and message["role"] != "system"
+        row = Row(session_id, message["role"], message.get("content"), active=active)
         for name in _OF_MESSAGE:
             if name in message and name not in ("role", "content", "active"):
                 value = message[name]

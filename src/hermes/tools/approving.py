@@ -230,7 +230,7 @@ async def _settle(ctx: ToolContext, matter: Matter) -> str:
         words = (_REFUSED.get(decision.by, ""), decision.comment, reason)
         raise Blocked(decision.by, " ".join(text for text in words if text), matter.rules)
     if decision.choice == "always":
-        await ctx.blocking(partial(_write, ctx, matter.setting, matter.patterns))
+        await ctx.blocking(partial(_write, ctx, matter.setting, matter.patterns, decision.credential))
     return decision.choice
 
 
@@ -304,11 +304,11 @@ def _covered(pieces: Sequence[str], patterns: Sequence[str]) -> bool:
     return bool(pieces) and all(any(fnmatchcase(piece, pattern) for pattern in patterns) for piece in pieces)
 
 
-def _write(ctx: ToolContext, setting: str, patterns: Sequence[str]) -> None:
+def _write(ctx: ToolContext, setting: str, patterns: Sequence[str], by: str) -> None:
     """Allow these from now on. Blocks. A file that cannot be written to stops nobody from going on."""
     try:
         known = load(ctx.home).get(setting)
-        set_value(ctx.home, setting, list(dict.fromkeys([*known, *patterns])))
+        set_value(ctx.home, setting, list(dict.fromkeys([*known, *patterns])), by=by)
     except (HermesError, OSError) as error:
         log.warning("%s could not be written: %s", setting, error)
 

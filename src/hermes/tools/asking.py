@@ -32,11 +32,12 @@ class ApprovalRequest:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How a question for leave was decided, and by whom."""
+    """How a question for leave was decided, and by whom: `credential` is the key that answered, or else the surface."""
 
     choice: str
     by: str
     comment: str = ""
+    credential: str = ""
 
     @property
     def allowed(self) -> bool:
@@ -97,7 +98,7 @@ class Asking:
                 raise
             said = answer or {}
             choice = str(said.get("choice", "deny"))
-            told = {name: str(said.get(name, "")) for name in ("surface", "comment")}
+            told = {name: str(said.get(name, "")) for name in ("surface", "credential", "comment")}
             choice = choice if choice in request.choices else "deny"
             decision = await self._decided(approval_id, choice, by, **told)
             granted |= request.keys if choice in ("session", "always") else frozenset()
@@ -123,7 +124,9 @@ class Asking:
             answer, by = await self._wait(self._controls.clarifications, request_id, event, self._clarify_s)
         finally:
             if by != "interrupt" or not self._stays_open:
-                await self._log.emit("clarify.resolved", request_id=request_id, by=by, answered=answer is not None)
+                event = self._log.event("clarify.resolved", request_id=request_id, by=by, answered=answer is not None)
+                event.data |= {name: str((answer or {}).get(name, "")) for name in ("surface", "credential")}
+                await self._log.append(event)
         return str(answer["answer"]) if answer is not None else None
 
     @property
@@ -156,9 +159,17 @@ class Asking:
             future.cancel()
 
     async def _decided(
-        self, approval_id: str, choice: str, by: str, *, surface: str = "", comment: str = "", **more: str
+        self,
+        approval_id: str,
+        choice: str,
+        by: str,
+        *,
+        surface: str = "",
+        credential: str = "",
+        comment: str = "",
+        **more: str,
     ) -> Decision:
         event = self._log.event("approval.resolved", approval_id=approval_id, choice=choice, by=by)
-        event.data |= {"surface": surface, "comment": comment, **more}
+        event.data |= {"surface": surface, "credential": credential, "comment": comment, **more}
         await self._log.append(event)
-        return Decision(choice, by, comment)
+        return Decision(choice, by, comment, credential or surface)

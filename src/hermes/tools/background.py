@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -33,6 +33,7 @@ class Background:
     """One of them, with the last of what it has said. Its sandbox lives as long as it does."""
 
     id: str
+    owner: str
     session_id: str
     command: str
     process: Process
@@ -45,6 +46,11 @@ class Background:
     ended_at: float | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
+    forgotten: bool = False
+
+    def is_of(self, owner: str, session_id: str) -> bool:
+        """Whether that session may see it."""
+        return not self.forgotten and (self.owner, self.session_id) == (owner, session_id)
 
     @property
     def total(self) -> int:
@@ -59,34 +65,47 @@ class Background:
 
 
 class Processes:
-    """Those of a server. A session sees its own."""
+    """Those of a server. A session sees its own, and each owner has places of its own."""
 
     def __init__(self) -> None:
         self._known: dict[str, Background] = {}
 
-    def of(self, session_id: str) -> list[Background]:
+    def of(self, owner: str, session_id: str) -> list[Background]:
         """A session's, in the order of their start."""
-        return [found for found in self._known.values() if found.session_id == session_id]
+        return [found for found in self._known.values() if found.is_of(owner, session_id)]
 
-    def get(self, session_id: str, process_id: str) -> Background | None:
+    def get(self, owner: str, session_id: str, process_id: str) -> Background | None:
         """One of a session's."""
         found = self._known.get(process_id)
-        return found if found is not None and found.session_id == session_id else None
+        return found if found is not None and found.is_of(owner, session_id) else None
 
-    def make_room(self) -> bool:
-        """Forget the one that has been over for longest, if need be. False: all of them run."""
-        over = next((found.id for found in self._known.values() if found.ended.is_set()), None)
-        if len(self._known) >= BACKGROUND_MAX and over is not None:
+    def make_room(self, owner: str) -> bool:
+        """Forget the owner's one that has been over for longest, if need be. False: all of the owner's run."""
+        own = [found for found in self._known.values() if found.owner == owner]
+        over = next((found.id for found in own if found.ended.is_set()), None)
+        if len(own) >= BACKGROUND_MAX and over is not None:
             del self._known[over]
-        return len(self._known) < BACKGROUND_MAX
+            return True
+        return len(own) < BACKGROUND_MAX
+
+    def end(self, session_ids: Collection[str]) -> None:
+        """End those of sessions that are gone. Nobody sees them any more, or hears of them."""
+        for found in [one for one in self._known.values() if one.session_id in session_ids]:
+            found.forgotten = True
+            found.process.kill()
+            if found.task is not None:
+                found.task.add_done_callback(partial(self._drop, found.id))
+
+    def _drop(self, process_id: str, _: object) -> None:
+        self._known.pop(process_id, None)
 
     def add(self, ctx: ToolContext, command: str, process: Process, sandbox: Sandbox, *, notify: bool) -> Background:
         """Look after a process from now on; with `notify` its session is told of its end."""
-        made = Background(f"proc_{secrets.token_hex(4)}", ctx.session_id, command, process, sandbox)
+        made = Background(f"proc_{secrets.token_hex(4)}", ctx.owner, ctx.session_id, command, process, sandbox)
         self._known[made.id] = made
         # Only what outlives the turn: nothing here leads to its conversation.
         world = ctx.world
-        tell = partial(_tell, world.engine, world.desk, ctx.session_id, ctx.run_id) if notify else None
+        tell = partial(_tell, world.engine, world.desk, ctx.owner, ctx.session_id, ctx.run_id) if notify else None
         made.task = asyncio.create_task(_follow(made, Readable(ctx.secrets), tell))
         return made
 
@@ -112,16 +131,17 @@ async def _follow(made: Background, readable: Readable, tell: Callable[[str], Aw
     finally:
         made.state, made.ended_at, made.sandbox = _STATES.get(process.ended_by, "killed"), time.time(), None
         made.ended.set()
-    if tell is not None:
+    if tell is not None and not made.forgotten:
         await tell(f"[The background process {made.id} has ended with exit code {made.exit_code}.]")
 
 
-async def _tell(engine: RunEngine, desk: Desk, session_id: str, run_id: str, words: str) -> None:
+async def _tell(engine: RunEngine, desk: Desk, owner: str, session_id: str, run_id: str, words: str) -> None:
     """To the turn that runs in the session, like words of the user; or as a notice of its next turn."""
     if engine.draining:
         return
     with contextlib.suppress(StoreError):
-        later = [record.spec.run_id for record in await engine.list(session_id=session_id) if not record.state.ended]
+        runs = await engine.list(owner=owner, session_id=session_id)
+        later = [record.spec.run_id for record in runs if not record.state.ended]
         for running in (run_id, *later):
             if await engine.control(running, Control("steer", {"text": words}, by="process")) == "applied":
                 return

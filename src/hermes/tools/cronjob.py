@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from hermes.agent.routes import is_allowed
 from hermes.guards.injection import suspicious
 from hermes.limits import JOB_NAME_CHARS_MAX, JOB_PROMPT_CHARS_MAX, JOBS_MAX
 from hermes.runs import schedule as schedules
+from hermes.runs.spec import RouteChoice, narrowed
 from hermes.sandbox.base import SandboxError
 from hermes.sandbox.choose import workspace_of
 from hermes.tools import toolsets
@@ -22,13 +24,14 @@ if TYPE_CHECKING:
 Job = dict[str, Any]
 ACTIONS = ("create", "list", "update", "pause", "resume", "remove", "run")
 GIVEN = ("name", "prompt", "skills", "model", "enabled_toolsets", "workdir")
-# What a job's record has besides what it was given; `session_key` and `tool_policy` bind its runs and are not shown.
+# What a job's record has besides what it was given; `session_key` and the ceilings bind its runs and are not shown.
 _EMPTY: Job = {
     "name": "", "prompt": "", "skills": [], "model": None, "provider": None, "enabled_toolsets": None, "workdir": None,
     "last_run_at": None, "last_status": None, "last_error": None, "last_run_id": None, "session_id": None,
     "last_session_id": None, "deliver": "local", "origin": None, "paused_at": None, "paused_reason": None,
 }  # fmt: skip
-_HIDDEN = ("owner", "session_key", "tool_policy")
+_CEILINGS = ("tool_policy", "allowed_models")
+_HIDDEN = ("owner", "session_key", *_CEILINGS)
 
 
 def made(fields: Mapping[str, Any], now: float, timezone: str, secrets: Secrets) -> Job:
@@ -121,7 +124,7 @@ class _Jobs:
             raise ToolError(f"There are {JOBS_MAX} jobs already.", "limit_reached", "Remove those no longer needed.")
         job = made(args, time.time(), ctx.settings.get("timezone"), ctx.secrets)
         job |= {"owner": ctx.owner, "session_key": ctx.session_key}
-        job["tool_policy"] = _narrowed(ctx, None)
+        job |= _ceilings(ctx, {})
         job["origin"] = {"source": spec.source, "session_id": ctx.session_id}
         return await self._store.create(job)  # type: ignore[no-any-return]
 
@@ -152,7 +155,7 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
         if not fields:
             hint = f"Give one of {', '.join((*GIVEN, 'schedule', 'repeat'))}."
             raise ToolError("Nothing was given that is to change.", "invalid_arguments", hint)
-        fields["tool_policy"] = _narrowed(ctx, job.get("tool_policy"))
+        fields |= _ceilings(ctx, job)
     elif action in ("pause", "resume"):
         fields = paused(job, now) if action == "pause" else resumed(job, now)
     elif action == "run":
@@ -169,20 +172,23 @@ def _told(job: Job, now: float) -> Answer:
     return {"job": shown(job), "next_times": times, **({"note": "It is due now."} if soon else {})}
 
 
-def _narrowed(ctx: ToolContext, policy: list[str] | None) -> list[str] | None:
-    """The policy of a job's runs: it may never do more than whoever made or changed it."""
-    own = ctx.world.spec.tool_policy
-    if own is None or policy is None:
-        return sorted(own) if own is not None else policy
-    return sorted(own.intersection(policy))
+def _ceilings(ctx: ToolContext, job: Mapping[str, Any]) -> Job:
+    """The ceilings of a job's runs: it may never do more than whoever made or changed it."""
+    known = {name: None if job.get(name) is None else frozenset(job[name]) for name in _CEILINGS}
+    found = {name: narrowed(getattr(ctx.world.spec, name), names) for name, names in known.items()}
+    return {name: None if names is None else sorted(names) for name, names in found.items()}
 
 
 async def _check_place(ctx: ToolContext, args: Args) -> None:
-    """The toolsets must be known, and the folder one that runs may work in."""
+    """The toolsets must be known, the model allowed, and the folder one that runs may work in."""
     known = {*toolsets.DEFAULTS, *toolsets.of_servers(ctx.settings.section("mcp_servers"))}
     if unknown := sorted(set(args.get("enabled_toolsets") or ()) - known):
         hint = f"There are: {', '.join(sorted(known))}."
         raise ToolError(f"There is no toolset {', '.join(unknown)}.", "invalid_arguments", hint)
+    allowed = ctx.world.spec.allowed_models
+    if args.get("model") and not is_allowed(ctx.settings, allowed, RouteChoice(model=args["model"])):
+        hint = f"These may be used: {', '.join(sorted(allowed or ()))}."
+        raise ToolError(f"The model {args['model']!r} may not be used here.", "invalid_arguments", hint)
     if args.get("workdir"):
         find = partial(workspace_of, ctx.home, ctx.settings, ctx.owner, ctx.session_key, args["workdir"])
         try:

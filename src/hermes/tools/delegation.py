@@ -94,6 +94,7 @@ class Child:
             toolsets=ctx.world.toolsets - WITHOUT,
             disabled_toolsets=spec.disabled_toolsets | WITHOUT,
             tool_policy=spec.tool_policy,
+            allowed_models=spec.allowed_models,
             approvals=spec.approvals,
             answerable=spec.answerable,
             max_iterations=ctx.settings.get("delegation.max_iterations"),
@@ -148,7 +149,8 @@ class Child:
     async def _pass_on(self, approval_id: str, answered: asyncio.Future[Mapping[str, Any]]) -> None:
         answer = dict(await answered)
         by, surface = str(answer.pop("by", "user")), str(answer.pop("surface", ""))
-        await self._engine.control(self.run_id, Control("approve", {**answer, "id": approval_id}, by, surface))
+        who = (by, surface, str(answer.pop("credential", "")))
+        await self._engine.control(self.run_id, Control("approve", {**answer, "id": approval_id}, *who))
 
     async def _outcome(self, end: Event, told: set[tuple[str, str]]) -> Answer:
         data, status = end.data, _STATUS[end.type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,24 +35,30 @@ class Desk:
 
 
 class Desks:
-    """The desks of a process; those that nobody has used for long are cleared first."""
+    """The desks of a process, each of one owner's session; those that nobody has used for long are cleared first."""
 
     def __init__(self) -> None:
-        self._desks: OrderedDict[str, Desk] = OrderedDict()
+        self._desks: OrderedDict[tuple[str, str], Desk] = OrderedDict()
 
-    def notices(self, session_id: str) -> list[str]:
+    def notices(self, owner: str, session_id: str) -> list[str]:
         """What is to be told in a session; one without a desk has nothing."""
-        desk = self._desks.get(session_id)
+        desk = self._desks.get((owner, session_id))
         return [] if desk is None else desk.notices
 
-    def of(self, session_id: str, parent_id: str | None = None) -> Desk:
+    def of(self, owner: str, session_id: str, parent_id: str | None = None) -> Desk:
         """The desk of a session. A child's has the leave that was given to its parent, and shares what is given later."""
-        desk = self._desks.get(session_id)
+        key = (owner, session_id)
+        desk = self._desks.get(key)
         if desk is None:
-            above = self._desks.get(parent_id) if parent_id is not None else None
+            above = self._desks.get((owner, parent_id)) if parent_id is not None else None
             given = {name: getattr(above, name) for name in _LEAVE} if above is not None else {}
-            desk = self._desks[session_id] = Desk(**given)
-        self._desks.move_to_end(session_id)
+            desk = self._desks[key] = Desk(**given)
+        self._desks.move_to_end(key)
         while len(self._desks) > DESKS_MAX:
             self._desks.popitem(last=False)
         return desk
+
+    def drop(self, session_ids: Collection[str]) -> None:
+        """Forget the desks of sessions that are gone, whoever they belonged to."""
+        for key in [key for key in self._desks if key[1] in session_ids]:
+            del self._desks[key]

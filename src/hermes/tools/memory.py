@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hermes.guards.injection import suspicious
 from hermes.home import locked, make_private_folder, write_private
+from hermes.ids import scope_name
 from hermes.tools import approving
 from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, ToolError
 
@@ -54,8 +54,7 @@ def memory_dir(home: Home, owner: str, session_key: str | None) -> Path:
     """Where a scope's memory lives: the profile's own, or one per owner and session key."""
     if owner == "default" and session_key is None:
         return home.memories
-    digest = hashlib.sha256(f"{owner}\0{session_key or ''}".encode()).hexdigest()
-    return home.memories / "scopes" / digest[:32]
+    return home.memories / "scopes" / scope_name(owner, session_key)
 
 
 def memory_file(home: Home, settings: Settings, target: Target, owner: str, session_key: str | None) -> MemoryFile:

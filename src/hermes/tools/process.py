@@ -17,10 +17,10 @@ _LOST = "Nothing is known of it here: it ended when the server did, or was never
 async def _run(ctx: ToolContext, args: Args) -> Answer:
     processes, action = ctx.world.processes, args["action"]
     if action == "list":
-        return {"processes": [_summary(found) for found in processes.of(ctx.session_id)]}
+        return {"processes": [_summary(found) for found in processes.of(ctx.owner, ctx.session_id)]}
     if not args.get("session_id"):
         raise ToolError(f"`{action}` needs a session_id.", "invalid_arguments", "The action list shows them.")
-    found = processes.get(ctx.session_id, args["session_id"])
+    found = processes.get(ctx.owner, ctx.session_id, args["session_id"])
     if found is None:
         if not re.fullmatch(r"proc_[0-9a-f]{8}", args["session_id"]):
             raise ToolError("There is no such process.", "not_found", "The action list shows those of this session.")

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from hermes.agent.skills import FILE, Skill, find_skills, front_matter
+from hermes.agent.skills import FILE, SCOPES, Skill, find_skills, front_matter, skills_root
 from hermes.guards.injection import fenced, suspicious
 from hermes.home import locked, write_private
 from hermes.limits import (
@@ -36,8 +36,17 @@ _SKILL = "---\nname: the-name\ndescription: One line that says when to use it.\n
 # --- looking ---------------------------------------------------------------------------------------------------------
 
 
+def _found(ctx: ToolContext) -> list[Skill]:
+    return find_skills(ctx.settings, ctx.owner, ctx.session_key)
+
+
+def _root(ctx: ToolContext) -> Path:
+    """Where the session's own skills lie; all others are read-only to it."""
+    return skills_root(ctx.home, ctx.owner, ctx.session_key)
+
+
 def _list(ctx: ToolContext, args: Args) -> Answer:
-    found, wanted = find_skills(ctx.settings), args.get("category")
+    found, wanted = _found(ctx), args.get("category")
     chosen = [skill for skill in found if wanted is None or skill.category == wanted]
     told = [{"name": s.name, "description": fenced(s.description, "a skill"), "category": s.category} for s in chosen]
     return {"skills": told, "categories": sorted({skill.category for skill in found if skill.category})}
@@ -54,7 +63,7 @@ def _view(ctx: ToolContext, args: Args) -> Answer:
 
 
 def _skill(ctx: ToolContext, name: str) -> Skill:
-    found = {skill.name: skill for skill in find_skills(ctx.settings)}
+    found = {skill.name: skill for skill in _found(ctx)}
     if name not in found:
         near = difflib.get_close_matches(name, found, n=5)
         hint = f"Near names: {', '.join(near)}." if near else "skills_list shows all there are."
@@ -123,25 +132,26 @@ async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
 
 
 def _told(ctx: ToolContext, args: Args, change: Change) -> str:
-    place = change.path.relative_to(ctx.home.skills).as_posix()
+    place = change.path.relative_to(_root(ctx)).as_posix()
     before, after = change.before.splitlines(), (change.text or "").splitlines()
     return "\n".join([f"{args['action']} {place}", *list(difflib.unified_diff(before, after, lineterm=""))[2:]])
 
 
 def _manage(ctx: ToolContext, args: Args) -> Answer:
-    with locked(ctx.home.skills):
+    root = _root(ctx)
+    with locked(root):
         change = _planned(ctx, args)
         if change.text is not None:
             write_private(change.path, change.text)
         elif args["action"] == "delete":
-            gone = ctx.home.skills / f".gone-{os.urandom(6).hex()}"
+            gone = root / f".gone-{os.urandom(6).hex()}"
             os.rename(change.path, gone)
             shutil.rmtree(gone)
-            _tidy(change.path.parent, ctx.home.skills)
+            _tidy(change.path.parent, root)
         else:
             change.path.unlink()
-            _tidy(change.path.parent, ctx.home.skills)
-    place = change.path.relative_to(ctx.home.skills).as_posix()
+            _tidy(change.path.parent, root)
+    place = change.path.relative_to(root).as_posix()
     note = "The index in view is the one of the session's beginning; skills_list shows the present one."
     return {"done": args["action"], "name": args["name"], "path": place, "note": note}
 
@@ -157,7 +167,7 @@ def _tidy(folder: Path, root: Path) -> None:
 def _planned(ctx: ToolContext, args: Args) -> Change:
     """What a call changes, checked whole; nothing is written."""
     action, name = args["action"], args["name"]
-    if not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(name) or name == SCOPES:
         hint = f"Up to {SKILL_NAME_CHARS_MAX} small letters, digits and hyphens, the first no hyphen."
         raise ToolError("That is no name for a skill.", "invalid_arguments", hint)
     if action == "create":
@@ -189,12 +199,12 @@ def _given(args: Args, field: str) -> str:
 
 
 def _new_place(ctx: ToolContext, args: Args) -> Path:
-    name, category, root = args["name"], args.get("category"), ctx.home.skills
-    if category is not None and not _NAME.fullmatch(category):
+    name, category, root = args["name"], args.get("category"), _root(ctx)
+    if category is not None and (not _NAME.fullmatch(category) or category == SCOPES):
         hint = "Small letters, digits and hyphens, as in a skill's name."
         raise ToolError("That is no name for a category.", "invalid_arguments", hint)
     folder: Path = root / category if category else root
-    taken = any(skill.name == name for skill in find_skills(ctx.settings)) or os.path.lexists(folder / name)
+    taken = any(skill.name == name for skill in _found(ctx)) or os.path.lexists(folder / name)
     if taken or os.path.lexists(root / (category or name) / FILE):
         hint = "Change the one there is with edit or patch, or take another name."
         raise ToolError(f"There is a skill or a category of that name already: {name}.", "invalid_arguments", hint)
@@ -204,7 +214,7 @@ def _new_place(ctx: ToolContext, args: Args) -> Path:
 
 
 def _own_folder(ctx: ToolContext, skill: Skill) -> Path:
-    root, folder = ctx.home.skills, skill.path.parent
+    root, folder = _root(ctx), skill.path.parent
     real = Path(os.path.realpath(folder))
     if not folder.is_relative_to(root) or real != Path(os.path.realpath(root)) / folder.relative_to(root):
         hint = "Create a skill of another name, or tell the user."

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from hermes.errors import HermesError
 from hermes.guards.commands import detaches, simple_forms
 from hermes.guards.rules import NETWORK
+from hermes.ids import folder_name
 from hermes.limits import BACKGROUND_MAX, COMMAND_CHARS_MAX
-from hermes.sandbox.choose import folder_name, shell_in
+from hermes.sandbox.choose import shell_in
 from hermes.sandbox.proxy_env import PROXIED
 from hermes.tools import approving
 from hermes.tools.captured import Captured, Spill
@@ -89,8 +90,10 @@ async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
     if await ctx.blocking(partial(detaches, command)):
         raise ToolError("The command leaves something running behind it.", "invalid_arguments", _IN_BACKGROUND)
     sandbox, shell = await surroundings(ctx)
-    if background and not ctx.world.processes.make_room():
-        raise ToolError(f"{BACKGROUND_MAX} processes run already.", "limit_reached", "End one of them with process.")
+    if background and not ctx.world.processes.make_room(ctx.owner):
+        raise ToolError(
+            f"{BACKGROUND_MAX} of your processes run already.", "limit_reached", "End one of them with process."
+        )
     where = _resolved(args.get("workdir", ""), shell)
     try:
         await approving.command(ctx, command, where)

@@ -126,11 +126,11 @@ class World:
             here, workdir = None, spec.workdir
             if spec.source == "cli":  # the user's own choice, whatever folder that is
                 here, workdir = Path(spec.workdir or Path.cwd()), None
-            session_id = self.spec.session_id if self.spec.parent is None else self.spec.parent_session_id
+            folder_id = self.spec.folder_id if self.spec.parent is None else self.spec.parent_session_id
             find = partial(workspace_of, self.home, self.settings, spec.owner, spec.session_key, workdir, here)
             workspace = await self._blocking(find)
             self._sandbox = await self._outside.sandboxes.of(
-                self.settings, session_id or spec.session_id, workspace, granted=self.desk.reserved
+                self.settings, folder_id or spec.folder_id, workspace, granted=self.desk.reserved
             )
             self._sandbox.egress = self.egress
         return self._sandbox
