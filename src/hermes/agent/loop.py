@@ -29,7 +29,7 @@ from hermes.runs.writer import LogEnded
 from hermes.store.base import LeaseLost, Row
 from hermes.tools import arguments
 from hermes.tools.asking import Asking
-from hermes.tools.registry import Answer, ToolContext, ToolDef
+from hermes.tools.registry import Answer, ToolContext, ToolDef, redaction
 from hermes.tools.round import Outcome, ToolRound, last_answer
 from hermes.tools.shaping import Shaper
 from hermes.tools.world import World
@@ -422,7 +422,7 @@ class TurnLoop:
             turn.services.threads,
             transcript_id=self._live.transcript_id,
             parallel_max=get("agent.max_parallel_tools"),
-            redact=known.redact if get("security.redact_secrets") else known.mask,
+            redact=redaction(known, turn.settings),
             shape=Shaper(world.spill, get("tool_output.max_chars"), turn.window, services.files.call),
             resumes=self._resumes,
         )

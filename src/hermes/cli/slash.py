@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hermes import config
 from hermes.agent import routes
-from hermes.agent.skills import find_skills
+from hermes.agent.skills import find_skills, skill_text
 from hermes.cli.actions import folder
 from hermes.cli.door import Door
 from hermes.cli.output import UsageError
@@ -41,7 +41,11 @@ async def run(chat: Chat, text: str) -> None:
     if (known := COMMANDS.get(name)) is not None:
         await known[0](chat, rest.strip())
     elif name in skills:
-        file = {"name": f"{name}.md", "media_type": "text/plain", "data": chat.talk.skill(name).path.read_bytes()}
+        file = {
+            "name": f"{name}.md",
+            "media_type": "text/plain",
+            "data": skill_text(chat.talk.skill(name).path).encode(),
+        }
         words = rest.strip() or skills[name]
         content: Content = [
             {"type": "text", "text": f"Follow the skill {name}: {words}"},

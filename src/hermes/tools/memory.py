@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hermes.guards.injection import suspicious
+from hermes.guards.paths import PathRefused, read_inside
 from hermes.home import locked, make_private_folder, write_private
+from hermes.limits import PROMPT_FILE_BYTES_MAX
 from hermes.tools import approving
 from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, ToolError
 
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from hermes.guards.secrets import Secrets
     from hermes.home import Home
 
+log = logging.getLogger(__name__)
 Target = Literal["memory", "user"]
 FILES: dict[Target, tuple[str, str, str]] = {
     "memory": ("MEMORY.md", "memory.memory_char_limit", "memory.memory_enabled"),
@@ -34,18 +38,30 @@ class MemoryFile:
         self.chars_max = chars_max
 
     def entries(self) -> list[str]:
-        """The entries, or none where there is no file."""
+        """The entries, or none where there is no file that may be read."""
         try:
-            text = self.path.read_text("utf-8", errors="replace")
-        except OSError:
+            return self._read()
+        except (PathRefused, OSError) as error:
+            log.warning("%s cannot be read: %s", self.path, error)
             return []
+
+    def _read(self) -> list[str]:
+        try:
+            data = read_inside(self.path, self.path.parent, PROMPT_FILE_BYTES_MAX, links=False)
+        except FileNotFoundError:
+            return []
+        text = data.decode("utf-8", "replace")
         return [entry for part in re.split(r"^§[ \t]*$", text, flags=re.M) if (entry := part.strip())]
 
     def change(self, operations: list[dict[str, Any]], secrets: Secrets) -> list[str]:
         """Apply a batch, alone with the file among all processes."""
         make_private_folder(self.path.parent)
         with locked(self.path.parent):
-            entries = apply(self.entries(), operations, self, secrets)
+            try:
+                entries = apply(self._read(), operations, self, secrets)
+            except (PathRefused, OSError):
+                hint = "Tell the user; it must be a plain file that can be read."
+                raise ToolError(f"{self.path.name} cannot be read.", "path_refused", hint) from None
             write_private(self.path, SEPARATOR.join(entries) + "\n" if entries else "")
         return entries
 

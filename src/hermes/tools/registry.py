@@ -66,7 +66,7 @@ class ToolContext:
     @property
     def redact(self) -> Callable[[str], str]:
         """What takes secrets out of a text, as far as the settings want it."""
-        return self.secrets.redact if self.settings.get("security.redact_secrets") else self.secrets.mask
+        return redaction(self.secrets, self.settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +143,11 @@ class Registry:
             self._of_sets[wanted] = [tool for tool in self.all() if tool.toolset in wanted]
         chosen = self._of_sets[wanted]
         return {t.name: t for t in chosen if t.available is _always or t.available(settings) is None}
+
+
+def redaction(secrets: Secrets, settings: Settings) -> Callable[[str], str]:
+    """By value and by pattern, or by value only where the settings want no more."""
+    return secrets.redact if settings.get("security.redact_secrets") else secrets.mask
 
 
 def render(answer: Mapping[str, Any]) -> str:
