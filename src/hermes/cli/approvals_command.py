@@ -6,13 +6,14 @@ from hermes import config
 from hermes.cli.actions import Actions, Args, Arguments, command
 from hermes.cli.output import NotFound, note, tell_said
 from hermes.home import Home
+from hermes.text import visible
 
 _KEY = "command_allowlist"
 
 
 def _list(args: Args, home: Home) -> None:
     grants = config.load(home).get(_KEY)
-    tell_said(args, home, {"grants": grants}, (f"{at}  {grant}" for at, grant in enumerate(grants, 1)))
+    tell_said(args, home, {"grants": grants}, (f"{at}  {visible(grant)}" for at, grant in enumerate(grants, 1)))
     if not grants:
         note("Nothing is allowed for good.")
 
@@ -24,7 +25,7 @@ def _remove(args: Args, home: Home) -> None:
         raise NotFound(f"There is no grant '{unknown[0]}'.", hint="hermes approvals list")
     gone = sorted({known[text] for text in args.grants})
     config.set_value(home, _KEY, [grant for grant in grants if grant not in gone])
-    tell_said(args, home, {"removed": gone}, (f"No longer allowed without asking: {grant}" for grant in gone))
+    tell_said(args, home, {"removed": gone}, (f"No longer allowed without asking: {visible(grant)}" for grant in gone))
 
 
 _ARGUMENTS: Arguments = {

@@ -21,6 +21,7 @@ from hermes.config import load, set_value
 from hermes.errors import HermesError
 from hermes.guards.commands import Facts, Hit, check, simple_forms
 from hermes.limits import REVIEW_TOKENS_MAX
+from hermes.text import visible
 from hermes.tools.asking import ApprovalRequest
 from hermes.tools.registry import ToolContext, ToolError
 
@@ -182,9 +183,10 @@ async def _settle(ctx: ToolContext, matter: Matter) -> str:
         reason = f"{reason} The reviewer says: {review['reason']}"
     if review is None or review["decision"] != "deny":
         choices[1:1] = [*(["session"] if matter.keys else []), *(["always"] if _may_write(ctx, matter) else [])]
-    subject = ctx.secrets.redact(matter.subject)
+    # Whoever answers must see what will be done: only known values are hidden, and nothing is invisible.
+    subject = visible(ctx.secrets.mask(matter.subject))
     request = ApprovalRequest(
-        ctx.call_id, matter.kind, subject, reason, matter.rules, tuple(choices), review, matter.keys
+        ctx.call_id, matter.kind, subject, visible(reason), matter.rules, tuple(choices), review, matter.keys
     )
     decision = await asking.approve(request, granted)
     if not decision.allowed:
@@ -279,7 +281,7 @@ def _write(ctx: ToolContext, patterns: Sequence[str]) -> None:
 
 async def _review(ctx: ToolContext, matter: Matter) -> dict[str, str] | None:
     """What a model thinks of it, without having seen the output of any tool; None where there is none that counts."""
-    action = {"kind": matter.kind, "action": ctx.secrets.redact(matter.subject), "cwd": matter.cwd}
+    action = {"kind": matter.kind, "action": visible(ctx.secrets.mask(matter.subject)), "cwd": matter.cwd}
     action |= {"rules": _reason(matter.rules), "user_message": text_of(ctx.world.spec.user_message)}
     message = {"role": "user", "content": json.dumps(action, ensure_ascii=False)}
     try:

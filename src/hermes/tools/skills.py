@@ -83,11 +83,8 @@ def _text(skill: Skill, parts: tuple[str, ...]) -> str:
     try:
         data = read_inside(path, folder, SKILL_FILE_BYTES_MAX + 1)
     except PathRefused as refused:
-        if refused.rule == "outside_root":
-            raise ToolError(
-                f"{name} is a link that leads out of the skill.", "path_refused", "Tell the user."
-            ) from None
-        raise ToolError(f"{name}: {refused}", "path_refused", "Tell the user.", rule=refused.rule) from None
+        why = "it is a link that leads out of the skill." if refused.rule == "outside_root" else refused
+        raise ToolError(f"{name}: {why}", "path_refused", "Tell the user.", rule=refused.rule) from None
     except OSError:
         listed = ", ".join(_files(folder)[:20])
         hint = f"Its files: {listed}." if listed else f"It has no files but {FILE}."
