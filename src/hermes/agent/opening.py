@@ -162,6 +162,8 @@ async def _offered(turn: Turn) -> dict[str, ToolDef]:
         sets &= LEAN
     if not spec.answerable:
         sets -= {"clarify"}
+    if not sets.isdisjoint(("terminal", "code_execution")):
+        await services.outside.sandboxes.ready(settings)
     known = services.lately((_offered, settings, frozenset(sets)), lambda: services.registry().offered(sets, settings))
     tools = {**known}
     if any(name.startswith(SERVER_PREFIX) for name in sets):

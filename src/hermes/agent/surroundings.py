@@ -113,6 +113,8 @@ def _sandbox(settings: Settings) -> str:
         chosen = choice(settings)
     except ConfigError:
         return "no sandbox that works, so none can be run"
+    if chosen.reason is not None:
+        return "no sandbox, so none can be run; the user can install bubblewrap"
     if not chosen.isolated:
         return "no sandbox: they can reach whatever the user can"
     network = "with" if settings.get("terminal.network") else "without"

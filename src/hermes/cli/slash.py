@@ -364,7 +364,7 @@ async def _status(chat: Chat, rest: str) -> None:
     facts = {
         "model": f"{route.provider}/{route.model}",
         "window": f"{used:,} of {_window(route):,} tokens used by the last turn",
-        "sandbox": f"{chosen.name}{'' if chosen.isolated else ', not isolated'}",
+        "sandbox": f"{chosen.name}{'' if chosen.isolated or chosen.reason else ', not isolated'}",
         "folder": here(),
         "session": f"{talk.session_id} {session.get('title') or ''}".strip() if talk.saved else "not kept",
         "agent": "in the server of this home" if talk.door.kind == "server" else "in this process",

@@ -20,6 +20,7 @@ from hermes.agent.content import text_of
 from hermes.config import load, set_value
 from hermes.errors import HermesError
 from hermes.guards.commands import Facts, Hit, check, simple_forms
+from hermes.guards.read_only import is_read_only
 from hermes.limits import REVIEW_TOKENS_MAX
 from hermes.text import visible
 from hermes.tools.asking import ApprovalRequest
@@ -45,6 +46,7 @@ _WHY = {
     "data": "it deletes or changes data of a database",
     "containers": "it removes or stops containers",
     "opaque": "it hides what it runs",
+    "local": "it runs without a sandbox",
 }
 _REVIEW = (
     "You review one action of an AI agent before it is carried out on its user's machine. You get it as JSON: the action, "
@@ -88,10 +90,12 @@ async def command(ctx: ToolContext, command: str, cwd: str, *, network: bool | N
     await _refuse_never(ctx, [command, *forms], hits)
     if network is None:
         network = online(ctx, sandbox)
-    kept = [hit for hit in hits if not (sandbox.isolated and (hit.klass == "S" or (hit.klass == "N" and not network)))]
+    kept = counted(
+        command, hits, forms, isolated=sandbox.isolated, network=network, usual=_has_usual_path(ctx, sandbox)
+    )
     if hits and not kept:
         await ctx.asking.decide(ctx.call_id, "once", "rule", "It can do no harm outside its sandbox.")
-    if not kept:
+    if not kept or (_mode(ctx) == "off" and not hits):
         return
     pieces = [_pieces(hit, forms) for hit in kept]
     moves = any(form.split(" ", 1)[0] in _MOVES for form in forms)
@@ -149,6 +153,30 @@ async def leave(
     """Leave for something else. With a `key` it can be given for the session, to all that has the same one."""
     keys = frozenset({f"{kind} {key}"}) if key else frozenset[str]()
     await _settle(ctx, Matter(kind, subject, reason, tuple(rules), keys))
+
+
+def counted(
+    command: str, hits: Sequence[Hit], forms: Sequence[str], *, isolated: bool, network: bool, usual: bool = True
+) -> list[Hit]:
+    """The rules that a command is asked about where it would run. `usual`: the names of commands mean what they should.
+
+    Without a sandbox that is every part of it that is not known to change nothing.
+    """
+    if isolated:
+        return [hit for hit in hits if hit.klass != "S" and (hit.klass != "N" or network)]
+    if usual and is_read_only(command):
+        return list(hits)
+    known = {piece for hit in hits for piece in _pieces(hit, forms)}
+    rest = [form for form in forms if form not in known and not (usual and is_read_only(form))]
+    # What is only joined in a way that is not known to be harmless, or cannot be taken apart, is asked about as a whole.
+    rest = rest if rest or hits else [command]
+    return [*hits, *(Hit("local", "S", form) for form in dict.fromkeys(rest))]
+
+
+def _has_usual_path(ctx: ToolContext, sandbox: Sandbox) -> bool:
+    """Whether no command has changed where the names of commands are looked up."""
+    shell = ctx.world.desk.shell
+    return shell is None or shell.env.get("PATH") == sandbox.place.env.get("PATH")
 
 
 def online(ctx: ToolContext, sandbox: Sandbox) -> bool:

@@ -25,6 +25,7 @@ from hermes.limits import (
 )
 from hermes.sandbox import script
 from hermes.sandbox.base import CHUNK_BYTES_MAX
+from hermes.sandbox.choose import no_commands
 from hermes.tools import approving
 from hermes.tools.captured import Captured
 from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, render
@@ -184,5 +185,6 @@ TOOL = ToolDef(
     prepare=_prepare,
     scope=lambda _: frozenset({"shell"}),
     timeout_s=None,
+    available=no_commands,
     preview=lambda args: str(args["code"]).strip().partition("\n")[0],
 )

@@ -8,6 +8,7 @@ import re
 import time
 
 from hermes.limits import PREVIEW_CHARS_MAX, PROCESS_SLICE_CHARS, PROCESS_WAIT_S, PROCESS_WAIT_S_MAX
+from hermes.sandbox.choose import no_commands
 from hermes.tools.background import Background
 from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, ToolError
 
@@ -79,5 +80,6 @@ TOOL = ToolDef(
     effect=lambda args: "effect" if args["action"] == "kill" else "read",
     scope=lambda args: frozenset({f"process:{args.get('session_id', '')}"}),
     timeout_s=None,
+    available=no_commands,
     preview=lambda args: f"{args['action']} {args.get('session_id', '')}".strip(),
 )

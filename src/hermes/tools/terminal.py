@@ -16,7 +16,8 @@ from hermes.errors import HermesError
 from hermes.guards.commands import detaches, simple_forms
 from hermes.guards.rules import NETWORK
 from hermes.limits import BACKGROUND_MAX, COMMAND_CHARS_MAX
-from hermes.sandbox.choose import folder_name, shell_in
+from hermes.sandbox.choose import folder_name, no_commands, shell_in
+from hermes.sandbox.local import INSTALL, NoSandbox
 from hermes.tools import approving
 from hermes.tools.captured import Captured, Spill
 from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
@@ -69,6 +70,8 @@ async def surroundings(ctx: ToolContext) -> tuple[Sandbox, Shell]:
         sandbox = await ctx.world.sandbox()
     except HermesError as error:
         raise ToolError(f"No command can be run: {error}", "tool_unavailable", "Tell the user.") from None
+    if isinstance(sandbox, NoSandbox):
+        raise ToolError("No command can be run.", "tool_unavailable", f"Tell the user: {INSTALL}.")
     desk = ctx.world.desk
     if desk.shell is None:
         desk.shell = await ctx.blocking(partial(shell_in, sandbox))
@@ -222,5 +225,6 @@ TOOL = ToolDef(
     prepare=_prepare,
     scope=lambda _: frozenset({"shell"}),
     timeout_s=None,
+    available=no_commands,
     preview=lambda args: str(args["command"]),
 )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hermes.guards.paths import Paths
 from hermes.guards.urls import UrlGuard
 from hermes.sandbox.choose import Sandboxes, workspace_of
+from hermes.sandbox.local import NoSandbox
 from hermes.tools.background import Processes
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class World:
     def _guarded(self, sandbox: Sandbox) -> Paths:
         place = sandbox.place
         writable, readable = [place.workspace, *place.rw], [*place.ro, *([place.uploads] if place.uploads else [])]
-        if sandbox.isolated:
+        if sandbox.isolated and not isinstance(sandbox, NoSandbox):
             mounts = sandbox.mounts()
             writable = [Path(mount.path) for mount in mounts if mount.mode == "rw"]
             readable += [Path(mount.path) for mount in mounts if mount.mode == "ro"]
