@@ -84,6 +84,16 @@ def _bytes(data: str | bytes) -> bytes:
         return data.encode()
 
 
+_ATTACHED = re.compile(r"File [\w.@ -]+:\n")
+
+
+def own_words(content: Content | None) -> str:
+    """What the user has said in a message: without the text of files that came with it."""
+    if isinstance(content, list):
+        return text_of([part for part in content if not _ATTACHED.match(str(part.get("text", "")))])
+    return content or ""
+
+
 def text_of(content: Content | None) -> str:
     """The words of a message."""
     if isinstance(content, list):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
@@ -21,6 +22,7 @@ from hermes.config import load, set_value
 from hermes.errors import HermesError
 from hermes.guards.commands import Facts, Hit, check, simple_forms
 from hermes.guards.read_only import is_read_only
+from hermes.guards.url_text import FetchFailed
 from hermes.limits import REVIEW_TOKENS_MAX
 from hermes.text import visible
 from hermes.tools.asking import ApprovalRequest
@@ -55,6 +57,7 @@ _REVIEW = (
     'Answer with one JSON object and nothing else: {"decision": "approve", "deny" or "unsure", "reason": one sentence}'
 )
 _REFUSED = {"user": "The user did not allow it.", "timeout": "Nobody answered in time."}
+_HOST_HINT = "The user can name the host in a message, or list it in web.allowed_hosts."
 _FENCE = re.compile(r"\A```(?:json)?\s*(.*?)\s*```\Z", re.S)
 _MOVES = frozenset({"cd", "pushd", "popd"})
 
@@ -62,10 +65,10 @@ _MOVES = frozenset({"cd", "pushd", "popd"})
 class Blocked(ToolError):
     """What may not be done, as the model is told."""
 
-    def __init__(self, by: str, reason: str, rules: Iterable[str] = ()) -> None:
+    def __init__(self, by: str, reason: str, rules: Iterable[str] = (), hint: str = "") -> None:
         super().__init__(reason, "blocked")
         told = {"status": "blocked", "by": by, "reason": reason, "rules": list(rules)}
-        self.answer = {**told, "hint": _HINT, "code": "blocked"}
+        self.answer = {**told, "hint": f"{_HINT} {hint}".strip(), "code": "blocked"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,7 @@ class Matter:
     patterns: tuple[str, ...] = ()
     allowed: bool = False
     cwd: str = ""
+    hint: str = ""
 
 
 async def command(ctx: ToolContext, command: str, cwd: str, *, network: bool | None = None) -> None:
@@ -145,6 +149,39 @@ async def network(ctx: ToolContext, subject: str = "") -> None:
     matter = Matter("network", subject, "It needs the network, which is off.", keys=frozenset({"network"}))
     if await _settle(ctx, matter) == "session":
         ctx.world.desk.network = True
+
+
+async def hosts(ctx: ToolContext, urls: Iterable[str]) -> None:
+    """Leave to read hosts of the web that nobody has named: for the rest of the turn, or for the session.
+
+    Raises Blocked where none of the URLs may be read; a single one is refused when it is opened.
+    """
+    asked: dict[str, list[str]] = {}
+    for url in dict.fromkeys(urls):
+        with contextlib.suppress(FetchFailed):  # whoever opens it is told
+            asked.setdefault(ctx.world.urls.check(url, any_host=True).host, []).append(url)
+    refusals: list[Blocked] = []
+    for host, named in asked.items():
+        if ctx.world.may_read(host):
+            continue
+        reason = f"Neither the user nor the settings have named {host}."
+        matter = Matter("host", "\n".join(named), reason, keys=frozenset({f"host {host}"}), hint=_HOST_HINT)
+        try:
+            await _settle(ctx, matter)
+            ctx.world.hosts.add(host)
+        except Blocked as refusal:
+            refusals.append(refusal)
+    if refusals and len(refusals) == len(asked):
+        raise refusals[0]
+
+
+async def write(ctx: ToolContext, kind: str, subject: str, *, wanted: bool, reason: str) -> None:
+    """Leave to write what lasts longer than the session: where the settings want that (`wanted`), and in any turn that
+    has read text from outside."""
+    if wanted:
+        await leave(ctx, kind, subject, reason)
+    elif ctx.world.has_foreign():
+        await leave(ctx, kind, subject, "Text from outside has been read in this conversation and may be behind it.")
 
 
 async def leave(
@@ -219,7 +256,7 @@ async def _settle(ctx: ToolContext, matter: Matter) -> str:
     decision = await asking.approve(request, granted)
     if not decision.allowed:
         words = (_REFUSED.get(decision.by, ""), decision.comment, reason)
-        raise Blocked(decision.by, " ".join(text for text in words if text), matter.rules)
+        raise Blocked(decision.by, " ".join(text for text in words if text), matter.rules, matter.hint)
     if decision.choice == "always":
         await ctx.blocking(partial(_write, ctx, matter.patterns))
     return decision.choice

@@ -152,6 +152,7 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
     try:
         await booth.open(args["code"])
         network = approving.online(ctx, sandbox)
+        ctx.foreign = ctx.foreign or (sandbox.isolated and network)
         process, _ = await begun(sandbox.spawn(argv, env=shell.env, seconds=CODE_S_MAX, network=network))
         code = await followed(process, output, booth.hang_up)
     except HermesError as fault:

@@ -13,7 +13,7 @@ from hermes.guards.paths import PathRefused, read_inside
 from hermes.home import locked, make_private_folder, write_private
 from hermes.limits import PROMPT_FILE_BYTES_MAX
 from hermes.tools import approving
-from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, ToolError
+from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
 
 if TYPE_CHECKING:
     from hermes.config import Settings
@@ -133,17 +133,31 @@ def _place(entries: list[str], old_text: str) -> int:
     raise ToolError(f"`old_text` fits {len(hits)} entries; it must fit one.", code, _OLD_TEXT, entries=entries)
 
 
+def _operations(args: Args) -> list[dict[str, Any]]:
+    return args.get("operations") or ([] if args.get("action", "list") == "list" else [args])
+
+
+async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
+    if operations := _operations(args):
+        wanted = ctx.settings.get("memory.write_approval")
+        subject = "\n".join(map(_told, operations))
+        await approving.write(ctx, "memory", subject, wanted=wanted, reason="Memory writes are to be approved.")
+    return Prepared()
+
+
 async def _run(ctx: ToolContext, args: Args) -> Answer:
     target: Target = args["target"]
     file = memory_file(ctx.home, ctx.settings, target, ctx.owner, ctx.session_key)
-    operations = args.get("operations") or ([] if args.get("action", "list") == "list" else [args])
-    if not operations:
+    if not (operations := _operations(args)):
         return _answer(await ctx.blocking(file.entries), file)
-    if ctx.settings.get("memory.write_approval"):
-        subject = "\n".join(f"{o.get('action', 'add')}: {o.get('content') or o.get('old_text')}" for o in operations)
-        await approving.leave(ctx, "memory", subject, "Memory writes are to be approved.")
     entries = await ctx.blocking(lambda: file.change(operations, ctx.secrets))
     return {**_answer(entries, file), "note": "It will be in view from the next session or compaction on."}
+
+
+def _told(operation: dict[str, Any]) -> str:
+    """A change as it is approved: what goes, and what comes in its place."""
+    old, new = operation.get("old_text") or "", operation.get("content") or ""
+    return f"{operation.get('action', 'add')}: {f'{old} -> {new}' if old and new else old or new}"
 
 
 def _answer(entries: list[str], file: MemoryFile) -> Answer:
@@ -178,6 +192,7 @@ TOOL = ToolDef(
         "additionalProperties": False,
     },
     run=_run,
+    prepare=_prepare,
     effect=lambda args: "read" if args.get("action", "list") == "list" and not args.get("operations") else "effect",
     scope=lambda _: frozenset({"memory"}),
     available=lambda settings: None if settings.get("memory.memory_enabled") else "memory is turned off",

@@ -33,6 +33,7 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(args.get("timeout", PROCESS_WAIT_S)):
                 await found.ended.wait()
+    ctx.foreign = found.foreign
     return {**_summary(found), **_slice(found, args.get("offset"), args.get("limit", PROCESS_SLICE_CHARS))}
 
 

@@ -56,6 +56,7 @@ class Search:
         paths = self.paths
         with told(self.ctx, paths, path):
             real = str(paths.check(located(self.ctx, paths, path), "read"))
+            self.ctx.foreign = self.ctx.world.is_foreign_file(real)
             try:
                 with paths.open(real) as file:
                     size, kind = os.fstat(file.fileno()).st_size, type_of(file.read(SNIFFED_BYTES), real)

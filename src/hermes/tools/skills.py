@@ -111,11 +111,11 @@ class Change(NamedTuple):
 async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
     """Say no before the call begins, or ask whoever has to say yes."""
     change: Change = await ctx.blocking(partial(_planned, ctx, args))
-    if ctx.settings.get("skills.write_approval"):
-        from hermes.tools.approving import leave
+    from hermes.tools.approving import write
 
-        subject = await ctx.blocking(partial(_told, ctx, args, change))
-        await leave(ctx, "skill", subject, "Changes of skills are to be approved.")
+    subject = await ctx.blocking(partial(_told, ctx, args, change))
+    wanted = ctx.settings.get("skills.write_approval")
+    await write(ctx, "skill", subject, wanted=wanted, reason="Changes of skills are to be approved.")
     return Prepared()
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hermes.errors import HermesError
 from hermes.guards.commands import detaches, simple_forms
+from hermes.guards.read_only import is_read_only
 from hermes.guards.rules import NETWORK
 from hermes.limits import BACKGROUND_MAX, COMMAND_CHARS_MAX
 from hermes.sandbox.choose import folder_name, no_commands, shell_in
@@ -62,6 +63,7 @@ class Plan:
     seconds: float | None
     network: bool
     offline: bool
+    foreign: bool
 
 
 async def surroundings(ctx: ToolContext) -> tuple[Sandbox, Shell]:
@@ -102,8 +104,18 @@ async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
     except approving.Blocked as refusal:
         refusal.answer = {"output": "", "exit_code": -1, **refusal.answer}
         raise
+    foreign = await ctx.blocking(partial(_is_foreign, ctx, sandbox, command, network))
     text = f"cd -- {shlex.quote(where)} || exit\n{command}" if where != shell.cwd else command
-    return Prepared(value=Plan(sandbox, shell, _SUDO * ("sudo" in command) + text, seconds, network, offline))
+    return Prepared(value=Plan(sandbox, shell, _SUDO * ("sudo" in command) + text, seconds, network, offline, foreign))
+
+
+def _is_foreign(ctx: ToolContext, sandbox: Sandbox, command: str, network: bool) -> bool:
+    """Whether the output may come from outside: from the network, or from a file that did.
+
+    Without a sandbox every command has the network; then it is told by the names of those that use it.
+    """
+    online = (network and not is_read_only(command)) if sandbox.isolated else goes_online(command)
+    return online or ctx.world.names_foreign_file(command)
 
 
 def _resolved(path: str, shell: Shell) -> str:
@@ -125,6 +137,7 @@ def goes_online(command: str) -> bool:
 
 async def _run(ctx: ToolContext, args: Args) -> Answer:
     plan: Plan = ctx.prepared
+    ctx.foreign = plan.foreign
     shell, background = plan.shell, args.get("background", False)
     began = time.monotonic()
     try:
@@ -135,6 +148,7 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
             made = ctx.world.processes.add(
                 ctx, args["command"], process, plan.sandbox, notify=args.get("notify_on_complete", False)
             )
+            made.foreign, ctx.foreign = plan.foreign, False  # nothing of its output is in this answer
             return {"status": "started", "session_id": made.id, "pid": process.pid, "cwd": shell.cwd}
         spill = Spill(ctx.world.spill / f"{folder_name(ctx.call_id)}-output.txt", ctx.blocking, ctx.redact)
         chars_max = min(ctx.settings.get("tool_output.max_bytes"), room_of(ctx))
