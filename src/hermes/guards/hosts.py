@@ -10,7 +10,9 @@ from hermes.guards.url_text import UrlRefused, parse
 # In an address, or as a word with dots of its own that is no mail address.
 _NAMED = re.compile(r"://(?:\[([0-9a-fA-F:.]{2,45})\]|([\w.-]+))|(?<![\w@./-])((?:[\w-]+\.)+[\w-]{2,})(?![\w-])")
 # Ends of host names that are more often ends of file names: such a name counts in an address only.
-_OF_FILES = frozenset(["app", "cc", "gz", "in", "md", "ml", "mov", "pl", "pm", "ps", "py", "rs", "sh", "so", "tf", "zip"])
+_OF_FILES = frozenset(
+    {"app", "cc", "gz", "in", "md", "ml", "mov", "pl", "pm", "ps", "py", "rs", "sh", "so", "tf", "zip"}
+)
 
 
 def hosts_in(text: str) -> frozenset[str]:

@@ -4,44 +4,19 @@ from __future__ import annotations
 
 import shlex
 
+
+def _set(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # Whatever their arguments are.
-_PLAIN = frozenset(
-    [
-        "basename",
-        "cat",
-        "cd",
-        "cmp",
-        "cut",
-        "df",
-        "diff",
-        "dirname",
-        "du",
-        "echo",
-        "false",
-        "grep",
-        "head",
-        "id",
-        "ls",
-        "nl",
-        "printf",
-        "pwd",
-        "readlink",
-        "realpath",
-        "sleep",
-        "stat",
-        "tail",
-        "tr",
-        "true",
-        "type",
-        "uname",
-        "wc",
-        "which",
-        "whoami",
-    ]
+_PLAIN = _set(
+    "basename cat cd cmp cut df diff dirname du echo false grep head id ls nl printf pwd readlink realpath sleep stat "
+    "tail test tr true type uname wc which whoami ["
 )
 # With these options only, and nothing else.
 _OPTIONS = {"date": frozenset({"-u", "-R", "-I"})}
-_GIT = frozenset(["blame", "describe", "diff", "log", "ls-files", "rev-parse", "show", "status"])
+_GIT = _set("blame describe diff log ls-files rev-parse show status")
 # Options of git that write a file or run a program; git takes them also when they are shortened.
 _GIT_REFUSED = ("--ou", "--ext", "--textc")
 _JOINING = frozenset({"&&", "||", "|", ";"})
