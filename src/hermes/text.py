@@ -14,6 +14,25 @@ def spaced_json(value: Any) -> str:
     return msgspec.json.format(_encode(value), indent=0).decode()
 
 
+# Shown as nothing, or as a blank, although `str.isprintable` takes them for visible.
+_BLANK = frozenset(
+    map(chr, (0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, *range(0x180B, 0x1810), 0x2800, 0x3164, 0xFFA0, 0x1D159))
+) | frozenset(map(chr, (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))))
+
+
+def visible(text: str) -> str:
+    """The text with every invisible, bidirectional and control character but line ends and tabs escaped (`\\u202e`)."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        char if char in "\n\t" or (char.isprintable() and char not in _BLANK) else _escaped(ord(char)) for char in text
+    )
+
+
+def _escaped(code: int) -> str:
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
 def whole_text(text: str) -> str:
     """The text with half pairs of surrogates replaced; they are no characters, and nothing can encode them."""
     try:

@@ -77,6 +77,7 @@ def test_reasoning_is_shown_unless_it_is_hidden(place: Place) -> None:
 
 def test_a_tool_is_one_line_and_its_output_folds(each_way: Place) -> None:
     command = "for i in 1 2 3 4 5 6 7; do echo row-$i; done; until [ -e go ]; do sleep 0.01; done; echo over"
+    each_way.configure("approvals: {mode: off}\n")
     each_way.script(Reply(tool_calls=[Call("terminal", {"command": command})]), Reply(text="Counted.", continues=False))
     terminal = each_way.terminal()
     terminal.send("count")
@@ -183,7 +184,7 @@ def test_typing_while_it_works_interrupts(each_way: Place) -> None:
 
 
 def test_typing_while_it_works_waits_in_line(place: Place) -> None:
-    place.configure("display: {busy_input_mode: queue}\n")
+    place.configure("display: {busy_input_mode: queue}\napprovals: {mode: off}\n")
     place.script(
         Reply(tool_calls=[Call("terminal", {"command": "until [ -e go ]; do sleep 0.01; done"})]),
         Reply(text="First.", continues=False),
@@ -201,7 +202,7 @@ def test_typing_while_it_works_waits_in_line(place: Place) -> None:
 
 
 def test_typing_while_it_works_steers(each_way: Place) -> None:
-    each_way.configure("display: {busy_input_mode: steer}\n")
+    each_way.configure("display: {busy_input_mode: steer}\napprovals: {mode: off}\n")
     each_way.script(
         Reply(tool_calls=[Call("terminal", {"command": "until [ -e go ]; do sleep 0.01; done"})]),
         Reply(text="As you wish.", continues=False),

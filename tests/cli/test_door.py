@@ -51,6 +51,7 @@ def test_a_stranger_chooses_no_folder_and_speaks_for_no_user(door: str, place: P
 def test_anybody_may_choose_a_folder_that_is_meant_for_it(place: Place, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
+    place.configure("approvals: {mode: off}\n")
     config = (place.home / "config.yaml").read_text()
     (place.home / "config.yaml").write_text(config.replace("backend: local", f"backend: local, workspaces: [{shared}]"))
     place.serve()

@@ -66,6 +66,7 @@ def test_yolo_does_it(each_way: Place) -> None:
 
 
 def test_commands_work_in_the_folder_of_the_user(each_way: Place) -> None:
+    each_way.configure("approvals: {mode: off}\n")
     each_way.script(Reply(tool_calls=[Call("terminal", {"command": "pwd > here.txt"})]), Reply(text="Done."))
     each_way.run("-z", "where are you?")
     assert (each_way.folder / "here.txt").read_text().strip() == os.path.realpath(each_way.folder)

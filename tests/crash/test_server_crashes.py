@@ -35,6 +35,7 @@ async def house(folder: Path, handler: Handler = answer, **server: Any) -> Async
         settings = {
             "model": {"default": "m", "base_url": f"{model.url}/v1", "api_key": "key-12345678"},
             "terminal": {"backend": "local"},
+            "command_allowlist": ["> *"],
             "agent": {"delta_window_ms": 0},
             "api_server": server,
         }

@@ -37,7 +37,7 @@ def test_the_tiers_come_in_order_joined_by_blank_lines() -> None:
         "You are Hermes",
         "Finish the job",
         "`memory`",
-        "<user-steer>",
+        "<user-steer-…>",
         "- deploy: How we deploy.",
         "Working folder: /work",
         "in a terminal",
@@ -182,9 +182,9 @@ def test_the_users_own_instructions_are_not_fenced() -> None:
 
 
 def test_a_steer_is_framed_as_the_prompt_says() -> None:
-    frame = prompt.steer_frame(["Use Rust.", "Hurry."])
-    assert frame.splitlines() == ["<user-steer>", "Use Rust.", "Hurry.", "</user-steer>"]
-    assert "<user-steer>" in build(FULL)
+    frame = prompt.steer_frame(["Use Rust.", "Hurry."], "0123")
+    assert frame.splitlines() == ["<user-steer-0123>", "Use Rust.", "Hurry.", "</user-steer-0123>"]
+    assert "<user-steer-…>" in build(FULL)
 
 
 def test_going_on_names_the_lost_call() -> None:

@@ -34,7 +34,7 @@ def settings(home: Home, environ: dict[str, str] | None = None, **terminal: Any)
     ("wanted", "bubblewrap_fails", "docker_fails", "expected"),
     [
         ("auto", "", "no", Choice("bubblewrap", isolated=True)),
-        ("auto", "no namespaces", "", Choice("local", isolated=False, failure="no namespaces")),
+        ("auto", "no namespaces", "", Choice("none", isolated=False, failure="no namespaces")),
         ("local", "", "", Choice("local", isolated=False)),
         ("bubblewrap", "", "no", Choice("bubblewrap", isolated=True)),
         ("bubblewrap", "no namespaces", "", "terminal.backend: The sandbox 'bubblewrap' does not work here: no names"),

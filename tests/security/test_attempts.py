@@ -90,7 +90,7 @@ def test_the_table_says_enough() -> None:
 async def test_in_a_sandbox(make_house: MakeHouse, server: ModelServer, canaries: Canaries, attempt: Attempt) -> None:
     # Leave is given for nothing, or for everything where something else must hold.
     mode = "manual" if attempt.defence in ("approval", "network", "nested") else "off"
-    desk = Desk(make_house, server, "bubblewrap", approvals={"mode": mode})
+    desk = Desk(make_house, server, "bubblewrap", approvals={"mode": mode}, web={"ask_hosts": False})
     canaries.plant()
     answers, text = await carried_out(desk, canaries, attempt)
     assert canaries.touched(text) == set(), answers
@@ -101,7 +101,7 @@ async def test_in_a_sandbox(make_house: MakeHouse, server: ModelServer, canaries
 async def test_without_a_sandbox_nothing_is_done_before_somebody_was_asked(
     make_house: MakeHouse, server: ModelServer, canaries: Canaries, attempt: Attempt
 ) -> None:
-    desk = Desk(make_house, server, "local")
+    desk = Desk(make_house, server, "local", web={"ask_hosts": False})
     canaries.plant()
     answers, text = await carried_out(desk, canaries, attempt)
     assert canaries.touched(text) == set(), answers

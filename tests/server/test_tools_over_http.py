@@ -501,7 +501,7 @@ async def test_web_search(
 
 
 async def test_web_extract(start: Start, surface: str, home_folder: Path, site: str) -> None:
-    api = await start(settings={"security": {"allow_private_urls": True}})
+    api = await start(settings={"security": {"allow_private_urls": True}, "web": {"ask_hosts": False}})
     talk = await Talk(api, surface, home_folder).begin()
     metadata = "http://169.254.169.254/latest/meta-data/"
     turn = await talk.turn([Call("web_extract", {"urls": [f"{site}/page", f"{site}/gone", metadata, "example.org"]})])
@@ -513,7 +513,8 @@ async def test_web_extract(start: Start, surface: str, home_folder: Path, site: 
     framed(turn)
 
 
-async def test_a_private_address_is_not_read(talk: Talk, site: str) -> None:
+async def test_a_private_address_is_not_read(start: Start, surface: str, home_folder: Path, site: str) -> None:
+    talk = await Talk(await start(settings={"web": {"ask_hosts": False}}), surface, home_folder).begin()
     turn = await talk.turn([Call("web_extract", {"urls": [f"{site}/page"]})])
     [page] = turn.answers[0]["pages"]
     assert (page["code"], page["content"]) == ("url_refused", "")

@@ -14,12 +14,12 @@ from hermes.tools.background import Background
 from hermes.tools.process import _slice
 from support.model_server import Call, ModelServer, Reply
 
-from .commanding import SURELY_S, Desk, descriptors, each_backend, new_mark, running
+from .commanding import SURELY_S, Desk, allowed, descriptors, each_backend, new_mark, running
 
 
 @pytest.fixture
 def desk(make_house: MakeHouse, server: ModelServer) -> Desk:
-    return Desk(make_house, server)
+    return allowed(make_house, server)
 
 
 async def started(desk: Desk, command: str, **arguments: Any) -> str:
@@ -43,7 +43,7 @@ async def until_said(desk: Desk, session_id: str, text: str) -> Json:
 
 @each_backend
 async def test_a_process_outlives_its_turn(make_house: MakeHouse, server: ModelServer, backend: str) -> None:
-    desk = Desk(make_house, server, backend)
+    desk = allowed(make_house, server, backend)
     first = await started(desk, "echo one; until [ -e go ]; do sleep 0.01; done; echo two; exit 3")
     state = await until_said(desk, first, "one")
     assert (state["state"], state["exit_code"], state["output"]) == ("running", None, "one\n")
@@ -58,7 +58,7 @@ async def test_a_process_outlives_its_turn(make_house: MakeHouse, server: ModelS
 async def test_a_process_is_ended_with_all_it_has_started(
     make_house: MakeHouse, server: ModelServer, backend: str
 ) -> None:
-    desk, mark = Desk(make_house, server, backend), new_mark()
+    desk, mark = allowed(make_house, server, backend), new_mark()
     await desk.sh("true")
     before = descriptors()
     one = await started(desk, f"echo up; (sleep {mark}); true")
@@ -89,11 +89,11 @@ async def test_a_session_sees_its_own_only(desk: Desk) -> None:
 
 
 async def test_with_the_server_they_end_and_then_are_lost(make_house: MakeHouse, server: ModelServer) -> None:
-    desk, mark = Desk(make_house, server), new_mark()
+    desk, mark = allowed(make_house, server), new_mark()
     one = await started(desk, f"sleep {mark}", notify_on_complete=True)
     await desk.house.close()
     assert running(mark) == [] and product_tasks() == []
-    again = Desk(make_house, server)
+    again = allowed(make_house, server)
     seen = await process(again, "poll", one)
     assert (seen["state"], seen["exit_code"]) == ("lost", None) and "server" in seen["note"]
     assert (await process(again, "list"))["processes"] == []

@@ -136,7 +136,7 @@ async def test_links_lead_nowhere(house: House, server: ModelServer, tmp_path: P
     os.mkfifo(folder / "references" / "pipe")
     places = ["references/file", "assets/secret", "references/b", "references/pipe"]
     seen = await asked(house, server, VIEW, *({"name": "brew-tea", "file_path": place} for place in places))
-    assert [answer.get("code") for answer in seen] == ["path_refused", "path_refused", None, "not_found"]
+    assert [answer.get("code") for answer in seen] == ["path_refused", "path_refused", None, "path_refused"]
     change = {"action": "write_file", "file_content": "x"}
     removal = {"action": "remove_file"}
     for given in (change, removal):
@@ -154,7 +154,7 @@ async def test_a_skill_file_that_is_a_link_is_not_read(house: House, server: Mod
     (folder / "SKILL.md").unlink()
     (folder / "SKILL.md").symlink_to(tmp_path / "key")
     [answer] = await asked(house, server, VIEW, {"name": "linked"})
-    assert answer["code"] == "path_refused"
+    assert answer["code"] == "not_found"
 
 
 async def test_large_and_binary_files(house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,12 +20,12 @@ from hermes.tools.captured import Ends, Readable
 from hermes.tools.terminal import goes_online
 from support.model_server import Call, ModelServer
 
-from .commanding import SURELY_S, Desk, descriptors, each_backend, new_mark, running
+from .commanding import SURELY_S, Desk, allowed, descriptors, each_backend, new_mark, running
 
 
 @pytest.fixture
 def desk(make_house: MakeHouse, server: ModelServer) -> Desk:
-    return Desk(make_house, server)
+    return allowed(make_house, server)
 
 
 # ---- what a command says
@@ -49,7 +49,7 @@ def desk(make_house: MakeHouse, server: ModelServer) -> Desk:
 async def test_a_command_and_its_answer(
     make_house: MakeHouse, server: ModelServer, backend: str, command: str, code: int, output: str
 ) -> None:
-    desk = Desk(make_house, server, backend)
+    desk = allowed(make_house, server, backend)
     answer = await desk.sh(command)
     assert {"output", "exit_code", "status", "error", "cwd", "duration_ms", "truncated", "spill"} <= answer.keys()
     assert (answer["output"], answer["exit_code"], answer["status"]) == (output, code, "ok")
@@ -62,7 +62,7 @@ async def test_a_command_and_its_answer(
 async def test_the_next_command_begins_where_the_last_one_ended(
     make_house: MakeHouse, server: ModelServer, backend: str
 ) -> None:
-    desk = Desk(make_house, server, backend)
+    desk = allowed(make_house, server, backend)
     assert (await desk.sh("mkdir -p a/b; cd a; export LEFT='x y'; HERE=1"))["cwd"] == f"{desk.workspace}/a"
     assert (await desk.sh("echo $LEFT$HERE; pwd"))["output"] == f"x y\n{desk.workspace}/a\n"
     # One that crashes wedges nothing, and leaves the state as it was.
@@ -81,11 +81,11 @@ async def test_commands_know_no_key_and_no_variable_of_ours(
 ) -> None:
     for name in ("OPENAI_API_KEY", "HERMES_WRITE_SAFE_ROOT", "SOME_OTHER"):
         monkeypatch.setenv(name, "/planted-value")
-    assert "planted-value" not in (await Desk(make_house, server).sh("env"))["output"]
+    assert "planted-value" not in (await allowed(make_house, server).sh("env"))["output"]
 
 
 async def test_no_command_hides_something_in_the_next(make_house: MakeHouse, server: ModelServer) -> None:
-    desk = Desk(make_house, server, approvals={"mode": "off"})
+    desk = allowed(make_house, server, approvals={"mode": "off"})
     hide = "f() { echo hidden; }; export -f f; export BASH_ENV=/x LD_PRELOAD=/x PS4=x KEPT=yes"
     await desk.sh(hide)
     assert (await desk.sh("f; env | grep -cE '^(BASH_|LD_|PS4)'; echo $KEPT 2>&1"))["output"].endswith("0\nyes\n")
@@ -107,7 +107,7 @@ async def test_sudo_never_asks(desk: Desk, tmp_path: Path, monkeypatch: pytest.M
 async def test_much_output_is_cut_in_the_middle_and_kept_in_a_file(
     make_house: MakeHouse, server: ModelServer, backend: str
 ) -> None:
-    desk = Desk(make_house, server, backend, tool_output={"max_bytes": 10_000})
+    desk = allowed(make_house, server, backend, tool_output={"max_bytes": 10_000})
     answer = await desk.sh("seq -w 1 10000; echo last >&2")
     output = answer["output"]
     assert (answer["truncated"], answer["exit_code"]) == (True, 0)
@@ -162,7 +162,7 @@ def test_the_ends_of_a_text(said: int, told: str) -> None:
 
 @each_backend
 async def test_lines_are_shown_while_the_command_runs(make_house: MakeHouse, server: ModelServer, backend: str) -> None:
-    desk = Desk(make_house, server, backend)
+    desk = allowed(make_house, server, backend)
     command = "echo one; until [ -e go ]; do sleep 0.01; done; printf two; until [ -e on ]; do sleep 0.01; done"
     under_way = await desk.begin(Call("terminal", {"command": command}))
 
@@ -190,7 +190,7 @@ async def test_a_secret_is_seen_nowhere(desk: Desk, home_folder: Path) -> None:
 
 @each_backend
 async def test_time_is_limited(make_house: MakeHouse, server: ModelServer, backend: str) -> None:
-    desk, mark = Desk(make_house, server, backend), new_mark()
+    desk, mark = allowed(make_house, server, backend), new_mark()
     ran = await desk.ran(Call("terminal", {"command": f"echo so far; (sleep {mark}); sleep {mark}", "timeout": 1.5}))
     [answer] = ran.tool_results()
     assert (answer["status"], answer["exit_code"], answer["output"]) == ("timeout", 124, "so far\n")
@@ -203,7 +203,7 @@ async def test_time_is_limited(make_house: MakeHouse, server: ModelServer, backe
 async def test_an_interrupt_ends_the_whole_group_and_keeps_what_was_said(
     make_house: MakeHouse, server: ModelServer, backend: str
 ) -> None:
-    desk, mark = Desk(make_house, server, backend), new_mark()
+    desk, mark = allowed(make_house, server, backend), new_mark()
     await desk.ran(Call("terminal", {"command": "true"}), persist=True)
     before = descriptors()
     command = f"trap 'echo bye; exit' INT; echo hello; (sleep {mark} | sleep {mark}) & wait"
@@ -304,7 +304,7 @@ def test_what_goes_to_the_network(command: str, online: bool) -> None:
 async def test_a_command_that_expects_more_network_than_there_is_gets_a_hint(
     make_house: MakeHouse, server: ModelServer
 ) -> None:
-    desk = Desk(make_house, server, "bubblewrap")
+    desk = allowed(make_house, server, "bubblewrap")
     answer = await desk.sh("curl --version >/dev/null; tail -n +3 /proc/net/dev; false")
     assert answer["exit_code"] == 1 and "only hosts that are granted" in answer["hint"]
     assert "eth" not in answer["output"]

@@ -111,6 +111,7 @@ async def test_turned_off_it_is_not_offered(make_house: MakeHouse) -> None:
 
 
 async def test_an_image_of_the_web_comes_through_the_url_guard(house: House, server: ModelServer) -> None:
+    house.configure({"web": {"ask_hosts": False}})
     stage = Stage(house.app.services.files)
     stage.answers["page.test"] = [[WORLD]]
     house.app.services.outside.network = stage

@@ -32,6 +32,12 @@ def one_tls_context() -> None:
     """These tests do speak TLS."""
 
 
+@pytest.fixture(autouse=True)
+def any_host(house: House) -> None:
+    """These tests are about pages; that hosts are asked about has its own."""
+    house.configure({"web": {"ask_hosts": False}})
+
+
 def outside(house: House, **more: Any) -> Stage:
     """The world as this house sees it: names that the test answers for."""
     stage = Stage(house.app.services.files, **more)

@@ -11,6 +11,7 @@ from typing import Any
 from hermes.limits import BYTES_PER_IMAGE_TOKEN, BYTES_PER_TOKEN, IMAGE_TOKENS, IMAGE_TOKENS_MIN, PIXELS_PER_TOKEN
 
 SUMMARY_MARK = "[Summary of the conversation so far]"
+FOREIGN_SUMMARY_MARK = f"{SUMMARY_MARK}\n[It covers data from outside.]"
 Message = dict[str, Any]
 
 
@@ -179,9 +180,12 @@ SUMMARY_REQUEST = (
 )
 
 
-def joined(plan: Plan, summary: str, todo: str | None) -> list[Message]:
-    """The conversation again, with the summary in place of the middle and the plan of work after it."""
-    text = f"{SUMMARY_MARK}\n{summary}"
+def joined(plan: Plan, summary: str, todo: str | None, *, foreign: bool = False) -> list[Message]:
+    """The conversation again, with the summary in place of the middle and the plan of work after it.
+
+    `foreign`: the middle has text from outside, and so may the summary.
+    """
+    text = f"{FOREIGN_SUMMARY_MARK if foreign else SUMMARY_MARK}\n{summary}"
     if todo:
         text += f"\n\nThe todo list as it stands:\n{todo}"
     note: Message = {"role": "user", "content": text}

@@ -6,6 +6,7 @@ import base64
 import binascii
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,8 +34,10 @@ class Upload:
     mime: str
 
 
-async def received(content: Content, services: Services, session_id: str) -> tuple[Content, list[Upload]]:
-    """The message with every file part turned into text, and text that can be stored; what was saved on the way."""
+async def received(
+    content: Content, services: Services, session_id: str, redact: Callable[[str], str]
+) -> tuple[Content, list[Upload]]:
+    """The message with every file part turned into redacted text that can be stored, and what was saved on the way."""
     content = whole_tree(content)
     saved: list[Upload] = []
     if isinstance(content, str) or not any(part.get("type") == "file" for part in content):
@@ -44,16 +47,18 @@ async def received(content: Content, services: Services, session_id: str) -> tup
         if part.get("type") != "file":
             parts.append(part)
             continue
-        text = await services.files.call(partial(_as_text, part["file"], services, session_id, saved))
+        text = await services.files.call(partial(_as_text, part["file"], services, session_id, saved, redact))
         parts.append({"type": "text", "text": text})
     return parts, saved
 
 
-def _as_text(file: dict[str, Any], services: Services, session_id: str, saved: list[Upload]) -> str:
+def _as_text(
+    file: dict[str, Any], services: Services, session_id: str, saved: list[Upload], redact: Callable[[str], str]
+) -> str:
     name = re.sub(r"[^\w.@ -]", "_", os.path.basename(str(file.get("name") or "file"))).lstrip(".") or "file"
     data = _bytes(file["data"])
     if _TEXT_TYPES.search(str(file.get("media_type") or "")) and b"\0" not in data:
-        return f"File {name}:\n{data.decode('utf-8', 'replace')}"
+        return f"File {name}:\n{redact(data.decode('utf-8', 'replace'))}"
     folder = folder_of(services.home, session_id)
     path = folder / name
     count = 1
@@ -78,6 +83,16 @@ def _bytes(data: str | bytes) -> bytes:
         return base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError):
         return data.encode()
+
+
+_ATTACHED = re.compile(r"File [\w.@ -]+:\n")
+
+
+def own_words(content: Content | None) -> str:
+    """What the user has said in a message: without the text of files that came with it."""
+    if isinstance(content, list):
+        return text_of([part for part in content if not _ATTACHED.match(str(part.get("text", "")))])
+    return content or ""
 
 
 def text_of(content: Content | None) -> str:

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from hermes.agent import compress
+from hermes.agent import compress, prompt
 from hermes.agent.auxiliary import Auxiliary
 from hermes.agent.failures import Failure, explain
 from hermes.agent.opening import set_system_prompt
@@ -92,7 +92,8 @@ async def _shorter(
         return pruned, "prune", None
     todo = last_answer(turn.messages, "todo", "todos")
     todos = json.dumps(todo["todos"], ensure_ascii=False) if todo else None
+    foreign = any(map(prompt.is_foreign, plan.middle))
     if (got := await Auxiliary(turn).summary(plan.middle, room, topic)) is not None:
-        return compress.joined(plan, got[0], todos), "summary", got[1]
+        return compress.joined(plan, got[0], todos, foreign=foreign), "summary", got[1]
     summary = compress.extract(plan.middle, int(room.tail * BYTES_PER_TOKEN / 2))
-    return compress.joined(plan, summary, todos), "extract", None
+    return compress.joined(plan, summary, todos, foreign=foreign), "extract", None

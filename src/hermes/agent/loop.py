@@ -11,7 +11,8 @@ from functools import cached_property, partial
 from hermes.agent import prompt
 from hermes.agent.auxiliary import Auxiliary, plain_title
 from hermes.agent.closing import close_cancelled, close_completed, close_failed, open_answer
-from hermes.agent.content import text_of
+from hermes.agent.compress import SUMMARY_MARK
+from hermes.agent.content import own_words, text_of
 from hermes.agent.failures import Failure, Kind, explain
 from hermes.agent.fitting import ASKED, compact, fit
 from hermes.agent.media import Deliverables, as_said
@@ -19,6 +20,7 @@ from hermes.agent.opening import open_turn, reopen_turn
 from hermes.agent.parts import Assembled, ToolCall
 from hermes.agent.step import Answered, ModelStep
 from hermes.agent.turn import Services, Turn
+from hermes.guards.hosts import hosts_in
 from hermes.guards.secrets import redact_tree
 from hermes.ids import random_hex
 from hermes.limits import INVALID_STEPS_MAX
@@ -29,7 +31,7 @@ from hermes.runs.writer import LogEnded
 from hermes.store.base import LeaseLost, Row
 from hermes.tools import arguments
 from hermes.tools.asking import Asking
-from hermes.tools.registry import Answer, ToolContext, ToolDef
+from hermes.tools.registry import Answer, ToolContext, ToolDef, redaction
 from hermes.tools.round import Outcome, ToolRound, last_answer
 from hermes.tools.shaping import Shaper
 from hermes.tools.world import World
@@ -85,6 +87,8 @@ class TurnLoop:
         self._turn, self._live = turn, turn.live
         self._spec, self._log = turn.live.spec, turn.live.log
         self._invalid_steps = 0
+        self._steers: list[str] = []
+        self._steer_mark = random_hex(8)
         if self._spec.source == "api_server" and any(tool.toolset == "file" for tool in turn.tools.values()):
             turn.media = Deliverables(turn.live, turn.services, lambda: self._world)
         self._calls = sum(m["role"] == "tool" for m in turn.messages[turn.history_length :])
@@ -251,7 +255,8 @@ class TurnLoop:
         def steer() -> str:
             taken, self._live.controls.steers = self._live.controls.steers, []
             applied.extend(steer_id for steer_id, _ in taken)
-            return prompt.steer_frame(text for _, text in taken) if taken else ""
+            self._steers += (text for _, text in taken)
+            return prompt.steer_frame((text for _, text in taken), self._steer_mark) if taken else ""
 
         outcomes: list[Outcome] = []
         if server:
@@ -363,7 +368,33 @@ class TurnLoop:
             ask_model=Auxiliary(turn).ask,
             toolsets=frozenset(tool.toolset for tool in turn.tools.values()),
             spend=turn.totals.add,
+            has_foreign=self._has_foreign,
+            named_hosts=self._named_hosts,
         )
+
+    def _has_foreign(self) -> bool:
+        """Whether text from outside is in view of the model, or was in this turn; of a child also in its parent's."""
+        live, parent = self._live, self._parent()
+        if not live.read_foreign:
+            live.read_foreign = any(map(prompt.is_foreign, self._turn.messages)) or bool(parent and parent.read_foreign)
+        return live.read_foreign
+
+    def _named_hosts(self) -> frozenset[str]:
+        """The hosts in the user's own words. What a child is told are its parent's words, not the user's."""
+        if self._spec.parent is not None:
+            parent = self._parent()
+            return parent.named_hosts if parent is not None else frozenset()
+        said = [own_words(m.get("content")) for m in self._turn.messages if m.get("role") == "user"]
+        texts = [text for text in (*said, *self._steers) if not text.startswith(SUMMARY_MARK)]
+        self._live.named_hosts = frozenset().union(*map(hosts_in, texts))
+        return self._live.named_hosts
+
+    def _parent(self) -> LiveRun | None:
+        parent = self._spec.parent
+        return self._turn.services.outside.engine().live(parent[0]) if parent is not None else None
+
+    def _mark_foreign(self) -> None:
+        self._live.read_foreign = True
 
     @cached_property
     def _asking(self) -> Asking:
@@ -424,8 +455,9 @@ class TurnLoop:
             turn.services.threads,
             transcript_id=self._live.transcript_id,
             parallel_max=get("agent.max_parallel_tools"),
-            redact=known.redact if get("security.redact_secrets") else known.mask,
+            redact=redaction(known, turn.settings),
             shape=Shaper(world.spill, get("tool_output.max_chars"), turn.window, services.files.call),
+            read_foreign=self._mark_foreign,
             resumes=self._resumes,
         )
 

@@ -26,7 +26,7 @@ from hermes.runs.spec import RouteChoice
 from hermes.store.base import Row
 from hermes.store.rows import row_of_message
 from hermes.tools.mcp import PREFIX as SERVER_PREFIX
-from hermes.tools.registry import ToolDef
+from hermes.tools.registry import ToolDef, redaction
 from hermes.tools.toolsets import LEAN, _get_platform_tools
 
 _KINDS = {"subagent": "delegate", "job": "job"}
@@ -49,7 +49,9 @@ async def open_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | 
     history = [*(stored or spec.history or ()), *results]
     uploads: list[Upload] = []
     try:
-        content, uploads = await received(spec.user_message, services, spec.folder_id)
+        content, uploads = await received(
+            spec.user_message, services, spec.folder_id, redaction(live.secrets, settings)
+        )
         client_tools = {tool.name: tool for tool in map(_client_tool, spec.client_tools)}
         _check_answered(history, content)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -165,6 +167,8 @@ async def _offered(turn: Turn) -> dict[str, ToolDef]:
         sets &= LEAN
     if not spec.answerable:
         sets -= {"clarify"}
+    if not sets.isdisjoint(("terminal", "code_execution")):
+        await services.outside.sandboxes.ready(settings)
     known = services.lately((_offered, settings, frozenset(sets)), lambda: services.registry().offered(sets, settings))
     tools = {**known}
     if any(name.startswith(SERVER_PREFIX) for name in sets):
@@ -231,11 +235,13 @@ async def _gathered(turn: Turn, facts: dict[str, Any]) -> PromptInputs:
     """What the prompt is made of, as it lies on the disk, or, when there is much to do, as it lay there a moment ago."""
     live, spec, services = turn.live, turn.live.spec, turn.services
     whose = (spec.source, spec.workdir, spec.context_files, spec.memory, spec.owner, spec.session_key)
-    key = (gather, turn.settings, *whose, *facts.values())
+    key = (gather, turn.settings, live.secrets.values, *whose, *facts.values())
     inputs: PromptInputs | None = services.lately.get(key)
     if inputs is None:
         async with live.controls.stop.scope():
-            inputs = await services.files.call(partial(gather, services.home, turn.settings, spec, **facts))
+            inputs = await services.files.call(
+                partial(gather, services.home, turn.settings, spec, redaction(live.secrets, turn.settings), **facts)
+            )
         services.lately.keep(key, inputs)
     return inputs
 

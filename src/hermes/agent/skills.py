@@ -6,8 +6,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hermes.guards.paths import PathRefused, read_inside
 from hermes.ids import scope_name
-from hermes.limits import SKILL_CHARS_MAX
+from hermes.limits import SKILL_CHARS_MAX, SKILL_FILE_BYTES_MAX
 
 if TYPE_CHECKING:
     from hermes.config import Settings
@@ -53,7 +54,7 @@ def _skill(path: Path, root: Path) -> Skill | None:
     try:
         stamp = path.stat()
         name, description = _head(path, stamp.st_mtime_ns, stamp.st_size)
-    except OSError:
+    except (OSError, PathRefused):
         return None
     folders = path.relative_to(root).parts[:-1]
     return Skill(name or folders[-1], description, folders[0] if len(folders) > 1 else None, path)
@@ -62,8 +63,12 @@ def _skill(path: Path, root: Path) -> Skill | None:
 @lru_cache(maxsize=1024)
 def _head(path: Path, mtime_ns: int, size: int) -> tuple[str, str]:
     """Name and description from the head of a file; read again only when the file has changed."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        return front_matter(file.read(SKILL_CHARS_MAX))
+    return front_matter(skill_text(path)[:SKILL_CHARS_MAX])
+
+
+def skill_text(path: Path) -> str:
+    """The text of a skill's file in its folder. Raises PathRefused where it leads out of it, or OSError."""
+    return read_inside(path, path.parent, SKILL_FILE_BYTES_MAX).decode("utf-8", "replace")
 
 
 def front_matter(text: str) -> tuple[str, str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
@@ -14,6 +16,9 @@ from typing import TYPE_CHECKING
 from hermes.agent.prompt import Environment, PromptInputs
 from hermes.agent.skills import find_skills
 from hermes.errors import ConfigError
+from hermes.guards.path_lists import Lists
+from hermes.guards.paths import PathRefused, read_inside
+from hermes.limits import PROMPT_FILE_BYTES_MAX
 from hermes.runs.spec import RunSpec
 from hermes.sandbox.choose import choice
 from hermes.sandbox.proxy_env import network_of
@@ -23,37 +28,46 @@ if TYPE_CHECKING:
     from hermes.config import Settings
     from hermes.home import Home
 
+log = logging.getLogger(__name__)
 _COMMANDS = ("git", "python3", "node", "rg", "docker", "make", "gcc", "cargo", "go")
-_FILE_BYTES_MAX = 200_000
 
 
 def gather(
-    home: Home, settings: Settings, spec: RunSpec, *, model: str, window: int, tools: tuple[str, ...], instructions: str
+    home: Home,
+    settings: Settings,
+    spec: RunSpec,
+    redact: Callable[[str], str],
+    *,
+    model: str,
+    window: int,
+    tools: tuple[str, ...],
+    instructions: str,
 ) -> PromptInputs:
-    """Everything the system prompt needs."""
+    """Everything the system prompt needs; what comes from files is redacted."""
     cwd = Path(spec.workdir or (_current_folder() if spec.source == "cli" else home.workspace))
     project = None
     if spec.context_files and spec.source == "cli":
-        project = _project_file(cwd, settings.get("agent.context_files"))
+        project = _project_file(home, cwd, settings.get("agent.context_files"), redact)
     return PromptInputs(
         model=model,
         window=window,
         surface=spec.source,
         tools=tools,
-        soul=_read(home.soul_file).strip() if spec.context_files else "",
+        soul=redact(_soul(home)) if spec.context_files else "",
         instructions=instructions,
-        skills=_skills(settings, spec) if "skill_view" in tools else (),
+        skills=_skills(settings, spec, redact) if "skill_view" in tools else (),
         environment=_environment(cwd, settings) if tools else Environment(),
         project=project,
-        memory=_memory(home, settings, spec, "memory"),
-        user=_memory(home, settings, spec, "user"),
+        memory=redact(_memory(home, settings, spec, "memory")),
+        user=redact(_memory(home, settings, spec, "user")),
         date=_today(settings.get("timezone")),
     )
 
 
-def _skills(settings: Settings, spec: RunSpec) -> tuple[tuple[str, str], ...]:
+def _skills(settings: Settings, spec: RunSpec, redact: Callable[[str], str]) -> tuple[tuple[str, str], ...]:
     """The index of skills; a file is read again only when it has changed."""
-    return tuple((skill.name, skill.description) for skill in find_skills(settings, spec.owner, spec.session_key))
+    found = find_skills(settings, spec.owner, spec.session_key)
+    return tuple((redact(skill.name), redact(skill.description)) for skill in found)
 
 
 def _memory(home: Home, settings: Settings, spec: RunSpec, target: Target) -> str:
@@ -62,15 +76,25 @@ def _memory(home: Home, settings: Settings, spec: RunSpec, target: Target) -> st
     return SEPARATOR.join(memory_file(home, settings, target, spec.owner, spec.session_key).entries())
 
 
-def _project_file(cwd: Path, names: list[str]) -> tuple[str, str] | None:
+def _project_file(home: Home, cwd: Path, names: list[str], redact: Callable[[str], str]) -> tuple[str, str] | None:
     """The first of the project files, from the working folder up to the root of its repository, if it is in one."""
     above = [cwd, *cwd.parents]
     root = next((folder for folder in above if (folder / ".git").exists()), cwd)
     for folder in above[: above.index(root) + 1]:
         for name in names:
-            if text := _read(folder / name).strip():
-                return name, text
+            path = folder / name
+            if not os.path.lexists(path):
+                continue
+            # Only a link can lead to a file that is never read.
+            is_plain = os.path.realpath(path) == os.path.join(os.path.realpath(folder), name)
+            lists = None if is_plain else Lists(home.path, Path.home(), ())
+            if text := _read(path, root, lists).strip():
+                return name, redact(text)
     return None
+
+
+def _soul(home: Home) -> str:
+    return _read(home.soul_file, home.path, links=False).strip()
 
 
 def _current_folder() -> str:
@@ -91,6 +115,8 @@ def _sandbox(settings: Settings) -> str:
         chosen = choice(settings)
     except ConfigError:
         return "no sandbox that works, so none can be run"
+    if chosen.reason is not None:
+        return "no sandbox, so none can be run; the user can install bubblewrap"
     if not chosen.isolated:
         return "no sandbox: they can reach whatever the user can"
     return f"{chosen.name}, {network_of(settings, chosen.name)}; only the working folder can be changed"
@@ -112,9 +138,12 @@ def _today(zone: str) -> str:
     return now.strftime("%A, %Y-%m-%d")
 
 
-def _read(path: Path) -> str:
+def _read(path: Path, root: Path, lists: Lists | None = None, *, links: bool = True) -> str:
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            return file.read(_FILE_BYTES_MAX)
-    except OSError:
+        data = read_inside(path, root, PROMPT_FILE_BYTES_MAX, lists, links=links)
+    except (FileNotFoundError, NotADirectoryError):
         return ""
+    except (PathRefused, OSError) as error:
+        log.warning("%s is not put into the prompt: %s", path, error)
+        return ""
+    return data.decode("utf-8", "replace")

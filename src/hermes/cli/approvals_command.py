@@ -6,6 +6,7 @@ from hermes import config
 from hermes.cli.actions import Actions, Args, Arguments, command
 from hermes.cli.output import NotFound, note, tell_said
 from hermes.home import Home
+from hermes.text import visible
 
 # Where `always` is written to: commands, and hosts that sandboxed commands may reach.
 _KEYS = ("command_allowlist", "terminal.allowed_hosts")
@@ -18,7 +19,7 @@ def _grants(home: Home) -> dict[str, list[str]]:
 
 def _list(args: Args, home: Home) -> None:
     grants = [grant for listed in _grants(home).values() for grant in listed]
-    tell_said(args, home, {"grants": grants}, (f"{at}  {grant}" for at, grant in enumerate(grants, 1)))
+    tell_said(args, home, {"grants": grants}, (f"{at}  {visible(grant)}" for at, grant in enumerate(grants, 1)))
     if not grants:
         note("Nothing is allowed for good.")
 
@@ -33,7 +34,7 @@ def _remove(args: Args, home: Home) -> None:
     for key, listed in by_key.items():
         if set(gone).intersection(listed):
             config.set_value(home, key, [grant for grant in listed if grant not in gone])
-    tell_said(args, home, {"removed": gone}, (f"No longer allowed without asking: {grant}" for grant in gone))
+    tell_said(args, home, {"removed": gone}, (f"No longer allowed without asking: {visible(grant)}" for grant in gone))
 
 
 _ARGUMENTS: Arguments = {

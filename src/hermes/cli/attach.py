@@ -11,8 +11,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hermes.cli.output import NotFound, UsageError
+from hermes import home as homes
+from hermes.cli.output import NotFound, Refused, UsageError
 from hermes.cli.wording import size
+from hermes.guards.path_lists import Lists
+from hermes.guards.paths import PathRefused, read_inside
 from hermes.limits import ATTACHED_BYTES_MAX
 from hermes.runs.spec import Content
 
@@ -76,10 +79,18 @@ def _picture(path: Path) -> dict[str, Any]:
     return part
 
 
+def _root(path: Path) -> Path:
+    """Where a named file may lead by links: its repository, or the working folder; elsewhere the folder it is in."""
+    here, given = Path.cwd(), Path(os.path.abspath(path))
+    root = next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
+    return root if given.is_relative_to(root) else given.parent
+
+
 def _read(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
-            data = file.read(ATTACHED_BYTES_MAX + 1)
+        data = read_inside(path, _root(path), ATTACHED_BYTES_MAX + 1, Lists(homes.resolve().path, Path.home(), ()))
+    except PathRefused as refused:
+        raise Refused(f"{path} is not attached. {refused}", hint="its name without @") from None
     except OSError as error:
         raise NotFound(f"{path} cannot be read: {error.strerror}.") from None
     if len(data) > ATTACHED_BYTES_MAX:

@@ -196,10 +196,13 @@ def _local(look: Look) -> Finding:
 def _sandbox(look: Look) -> Finding:
     from hermes.limits import SANDBOX_OPEN_FILES_MAX, SANDBOX_PROCESSES_MAX
     from hermes.sandbox.choose import choice
+    from hermes.sandbox.local import INSTALL
     from hermes.sandbox.proxy_env import network_of
 
     get, chosen = look.settings.get, choice(look.settings)
     limits = f"{get('terminal.timeout'):g} s (at most {get('terminal.max_timeout'):g})"
+    if chosen.reason is not None:
+        return Finding(WARN, f"No command can be run: {chosen.failure}", INSTALL)
     if not chosen.isolated:
         remedy = "install bubblewrap" if chosen.failure else "hermes config set terminal.backend auto"
         message = f"Commands run without a sandbox and can read and write all that you can, {limits}. {chosen.failure}"

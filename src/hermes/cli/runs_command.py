@@ -150,6 +150,8 @@ async def follow(args: Args, run_id: str, events: AsyncIterator[Event], hidden: 
 
 def _line(event: Event, hidden: Callable[[str], str]) -> str:
     told = [event.data.get(name) for name in _TOLD.get(event.type, "").split()]
+    if event.type == "approval.requested":  # whoever decides must see where its lines end
+        told[0] = str(told[0]).replace("\n", "\\n")
     words = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in told if value]
     when = f"{datetime.fromtimestamp(event.ts):%H:%M:%S}"
     return one_line(hidden(f"{event.seq:>5} {when} {event.type} {', '.join(words)}"))

@@ -14,7 +14,7 @@ from typing import Any
 
 from hermes import config, local
 from hermes.agent import routes
-from hermes.agent.skills import Skill, find_skills
+from hermes.agent.skills import Skill, find_skills, skill_text
 from hermes.app import App
 from hermes.cli.door import Door, Json, open_door
 from hermes.cli.output import NotFound, UsageError
@@ -32,6 +32,7 @@ from hermes.runs.spec import Content, RouteChoice, RunSpec
 from hermes.store.base import StoreError
 from hermes.store.sessions import new_session_id
 from hermes.tools.mcp import PREFIX as SERVER_PREFIX
+from hermes.tools.registry import redaction
 from hermes.tools.toolsets import DEFAULTS, _get_platform_tools
 
 EXIT_FAILED, EXIT_NO_MODEL, EXIT_REFUSED, EXIT_DEADLINE, EXIT_INTERRUPTED = 1, 3, 6, 124, 130
@@ -109,7 +110,8 @@ class Conversation:
     def spec(self, content: Content, **more: Any) -> RunSpec:
         """A turn of this conversation."""
         args = self.args
-        told = [fenced(skill.path.read_text("utf-8", "replace"), f"the skill {skill.name}") for skill in self.skills]
+        redact = redaction(self.app.secrets, self.settings)
+        told = [fenced(redact(skill_text(skill.path)), f"the skill {skill.name}") for skill in self.skills]
         return RunSpec(
             user_message=content,
             session_id=self.session_id,

@@ -73,10 +73,11 @@ def _list(args: Args, home: Home) -> None:
 
 
 def _show(args: Args, home: Home) -> None:
+    from hermes.agent.skills import skill_text
     from hermes.tools.skills import _files
 
     skill = _skill(args, _context(home))
-    text, files = skill.path.read_text("utf-8", "replace"), _files(skill.path.parent)
+    text, files = skill_text(skill.path), _files(skill.path.parent)
     document = {**skill._asdict(), "path": str(skill.path), "content": text, "files": files}
     tell_said(args, home, document, [text.rstrip(), *(f"file: {file}" for file in files)])
 

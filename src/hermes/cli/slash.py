@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hermes import config
 from hermes.agent import routes
-from hermes.agent.skills import find_skills
+from hermes.agent.skills import find_skills, skill_text
 from hermes.cli.actions import folder
 from hermes.cli.door import Door
 from hermes.cli.output import UsageError
@@ -41,7 +41,11 @@ async def run(chat: Chat, text: str) -> None:
     if (known := COMMANDS.get(name)) is not None:
         await known[0](chat, rest.strip())
     elif name in skills:
-        file = {"name": f"{name}.md", "media_type": "text/plain", "data": chat.talk.skill(name).path.read_bytes()}
+        file = {
+            "name": f"{name}.md",
+            "media_type": "text/plain",
+            "data": skill_text(chat.talk.skill(name).path).encode(),
+        }
         words = rest.strip() or skills[name]
         content: Content = [
             {"type": "text", "text": f"Follow the skill {name}: {words}"},
@@ -360,7 +364,7 @@ async def _status(chat: Chat, rest: str) -> None:
     facts = {
         "model": f"{route.provider}/{route.model}",
         "window": f"{used:,} of {_window(route):,} tokens used by the last turn",
-        "sandbox": f"{chosen.name}{'' if chosen.isolated else ', not isolated'}",
+        "sandbox": f"{chosen.name}{'' if chosen.isolated or chosen.reason else ', not isolated'}",
         "folder": here(),
         "session": f"{talk.session_id} {session.get('title') or ''}".strip() if talk.saved else "not kept",
         "agent": "in the server of this home" if talk.door.kind == "server" else "in this process",

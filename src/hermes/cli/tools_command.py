@@ -131,21 +131,22 @@ def verdict(settings: Settings, line: str, cwd: Path) -> Json:
     facts = Facts((workspace, *get("terminal.sandbox_rw")), env["HOME"], str(home.path), env)
     hits, forms = check(line, workspace, facts, os.path.exists), simple_forms(line, workspace, facts)
     online = get("terminal.network") or sandbox.name in PROXIED  # at a terminal somebody can be asked for a host
-    harmless = ("S" if online else "SN") if sandbox.isolated else ""
-    kept = [hit for hit in hits if hit.klass not in harmless or not hit.klass]
+    kept = approving.counted(line, hits, forms, isolated=sandbox.isolated, network=online)
     hard = ["hard"] * any(hit.rule == "hard" for hit in hits)
     hard += ["denied"] * any(approving._mentions(text, one) for one in get("approvals.deny") for text in (line, *forms))
     allowed = all(approving._covered(approving._pieces(hit, forms), get("command_allowlist")) for hit in kept)
     answers: list[tuple[Any, str, str]] = [
         (hard, "blocked", approving._reason(hard)),
-        (not hits, "free", "No rule is met."),
+        (sandbox.reason, "blocked", f"No command can be run: {sandbox.failure}"),
+        (not hits and not kept, "free", "No rule is met."),
         (not kept, "free", f"It can do no harm outside its sandbox ({sandbox.name})."),
         (get("approvals.mode") == "off", "free", "Approvals are off."),
         (allowed, "free", "command_allowlist allows it."),
         (True, "asked", approving._reason(dict.fromkeys(hit.rule for hit in kept))),
     ]
     found, reason = next((word, why) for holds, word, why in answers if holds)
-    rules = [{"rule": hit.rule, "class": hit.klass, "detail": hit.detail, "counts": hit in kept} for hit in hits]
+    every = dict.fromkeys([*hits, *kept])
+    rules = [{"rule": hit.rule, "class": hit.klass, "detail": hit.detail, "counts": hit in kept} for hit in every]
     told = {"command": line, "cwd": workspace, "sandbox": sandbox.name, "verdict": found, "reason": reason}
     return {**told, "rules": rules}
 

@@ -300,6 +300,39 @@ class Paths:
         return inside and self._is_safe(folder)
 
 
+def read_inside(path: Path, root: Path, bytes_max: int, lists: Lists | None = None, *, links: bool = True) -> bytes:
+    """The beginning of a file whose content is to reach a prompt: a regular file below `root`, opened name by name.
+
+    Links are followed only as far as they stay below `root`, and none without `links`; `root` itself may be one. With
+    `lists` the names that are never read are refused. Raises PathRefused, or OSError as opening does.
+    """
+    top = os.path.realpath(root)
+    real = os.path.realpath(path) if links else os.path.join(top, os.path.relpath(path, root))
+    if not below(real, top) or real == top:
+        raise PathRefused("outside_root")
+    if lists is not None and (rule := next(lists.hits(os.path.abspath(path), real, "read"), "")):
+        raise PathRefused(rule)
+    *folders, name = real[len(top.rstrip("/")) + 1 :].split("/")
+    fd = os.open(top, _STEP)
+    try:
+        for folder in folders:
+            inner = os.open(folder, _STEP, dir_fd=fd)
+            os.close(fd)
+            fd = inner
+        if not stat.S_ISREG(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
+            raise PathRefused("not_a_regular_file")
+        inner = os.open(name, _LOOK, dir_fd=fd)
+    finally:
+        os.close(fd)
+    with _file(inner) as file:
+        if not stat.S_ISREG(os.fstat(inner).st_mode):  # it was swapped
+            raise PathRefused("changed")
+        data = file.read(bytes_max)
+    if PRIVATE_KEY.search(data[:SNIFFED_BYTES]):
+        raise PathRefused("private_key")
+    return data
+
+
 def _file(fd: int) -> BufferedReader:
     try:
         return os.fdopen(fd, "rb")

@@ -53,8 +53,8 @@ class FetchFailed(Exception):
 class UrlRefused(FetchFailed):
     """A URL that is not to be fetched."""
 
-    def __init__(self, rule: str) -> None:
-        super().__init__(rule)
+    def __init__(self, rule: str, message: str = "") -> None:
+        super().__init__(rule, message)
         self.code = rule if rule == "url_has_secret" else "url_refused"
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 import zlib
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urljoin
 
 from hermes.exchange import Answer, RequestTimeout, StaleStream, Timeouts, TlsFailed, TransportError
 from hermes.guards.addresses import kinds as kinds_of_address
+from hermes.guards.hosts import domain
 from hermes.guards.network import CONNECT_S_MAX, Network
 from hermes.guards.secrets import Secrets
 from hermes.guards.url_text import FetchFailed, Target, UrlRefused, has_secret, parse
@@ -129,17 +130,26 @@ def _failed(error: TransportError) -> FetchFailed:
 
 
 class UrlGuard:
-    """The URLs of one run. `own_ports` tells where Hermes itself listens."""
+    """The URLs of one run. `own_ports` tells where Hermes itself listens, `may_read` which hosts need not be asked
+    about; whoever asks does so before."""
 
     def __init__(
-        self, network: Network, settings: Settings, secrets: Secrets, own_ports: Callable[[], Collection[int]]
+        self,
+        network: Network,
+        settings: Settings,
+        secrets: Secrets,
+        own_ports: Callable[[], Collection[int]] = tuple,
+        may_read: Callable[[str], bool] = lambda _: True,
     ) -> None:
-        self._network, self._secrets, self._own_ports = network, secrets, own_ports
+        self._network, self._secrets, self._own_ports, self._may_read = network, secrets, own_ports, may_read
         self._private_ok = settings.get("security.allow_private_urls", bool)
-        self._blocked = domain_suffixes(settings.get("security.website_blocklist", list))
+        self._blocked = tuple(map(domain, settings.get("security.website_blocklist", list)))
 
-    def check(self, url: str, *, trusted: bool = False) -> Target:
-        """The verdict on what a URL says; what its name stands for is looked up when it is opened."""
+    def check(self, url: str, *, trusted: bool = False, any_host: bool = False) -> Target:
+        """The verdict on what a URL says; what its name stands for is looked up when it is opened.
+
+        `any_host`: nobody has to be asked about its host, as one that the operator named has sent us there.
+        """
         target, secrets = parse(url), self._secrets
         if trusted:
             # Everything in .env counts as secret, also the address of a server that the operator names there.
@@ -150,6 +160,8 @@ class UrlGuard:
             raise UrlRefused("metadata")
         if f".{target.host}".endswith(self._blocked):
             raise UrlRefused("website_blocklist")
+        if not (trusted or any_host or self._may_read(target.host)):
+            raise UrlRefused("host_not_approved", f"The host {target.host} was not approved.")
         return target
 
     async def fetch(
@@ -211,7 +223,7 @@ class UrlGuard:
                 raise _failed(error) from error
             finally:
                 await client.close()
-            before, target = target, self._next(target, place)
+            before, target = target, self._next(target, place, trusted)
             if answer.status == 303 or (answer.status < 303 and method == "POST"):
                 method, body = "GET", b""
             if target.origin != before.origin:
@@ -232,9 +244,9 @@ class UrlGuard:
         except (OSError, TransportError):
             raise FetchFailed("connect", "No connection could be made.") from None
 
-    def _next(self, target: Target, place: str) -> Target:
+    def _next(self, target: Target, place: str, trusted: bool) -> Target:
         try:
-            found = self.check(urljoin(target.url, place))
+            found = self.check(urljoin(target.url, place), any_host=trusted)
         except ValueError:
             raise UrlRefused("malformed") from None
         if target.scheme == "https" and found.scheme == "http":
@@ -256,16 +268,3 @@ class UrlGuard:
             if target.port in self._own_ports() and self._network.is_here(address):
                 raise UrlRefused("own_listener")
         return found
-
-
-def domain_suffixes(domains: Iterable[object]) -> tuple[str, ...]:
-    """Domains of a setting in the form in which `f".{host}".endswith(...)` finds a host that is one of them or below it."""
-    return tuple(map(_domain, domains))
-
-
-def _domain(entry: object) -> str:
-    """One that is no host name matches nothing."""
-    try:
-        return "." + parse(f"http://{str(entry).strip().removeprefix('*').strip('.')}").host
-    except UrlRefused:
-        return "\0"

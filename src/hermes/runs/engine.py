@@ -101,6 +101,9 @@ class LiveRun:
     resumption: Resumption | None = None
     waited_s: float = 0.0
     begun: Begun | None = None
+    # Whether the model has been shown text from outside, and the hosts that the user has named; children have both.
+    read_foreign: bool = False
+    named_hosts: frozenset[str] = frozenset()
 
     @property
     def transcript_id(self) -> str:

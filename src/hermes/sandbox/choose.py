@@ -18,7 +18,7 @@ from hermes.sandbox import bubblewrap, docker
 from hermes.sandbox.base import Sandbox, SandboxError
 from hermes.sandbox.bubblewrap import Bubblewrap
 from hermes.sandbox.docker import Docker
-from hermes.sandbox.local import Local
+from hermes.sandbox.local import INSTALL, Local, NoSandbox
 from hermes.sandbox.mounts import Place
 from hermes.sandbox.remembered import remember
 from hermes.sandbox.shell import Shell
@@ -32,11 +32,16 @@ _OUR_VARIABLES = ("HERMES_", "API_SERVER_")
 
 
 class Choice(NamedTuple):
-    """The backend in use; `failure` says why a stronger one is not."""
+    """The backend in use, or `none`; `failure` says why a stronger one is not."""
 
     name: str
     isolated: bool
     failure: str = ""
+
+    @property
+    def reason(self) -> str | None:
+        """Why no command can be run, and what to do about it; None where commands can be run."""
+        return f"commands have no sandbox here ({self.failure.rstrip('.')}): {INSTALL}" if self.name == "none" else None
 
     @property
     def told(self) -> str:
@@ -53,9 +58,21 @@ def choice(settings: Settings) -> Choice:
     if not found:
         return Choice("bubblewrap" if wanted == "auto" else wanted, isolated=True)
     if wanted == "auto":
-        return Choice("local", isolated=False, failure=found)
+        # The usual image may have to be fetched first: only one that was chosen is tried without being asked for.
+        image = settings.get("terminal.docker_image")
+        if settings.source("terminal.docker_image") != "default" and not docker.probe(image):
+            return Choice("docker", isolated=True, failure=found)
+        return Choice("local" if settings.get("terminal.allow_local") else "none", isolated=False, failure=found)
     message = f"The sandbox {wanted!r} does not work here: {found}"
     raise ConfigError(message, where="terminal.backend", hint="hermes config set terminal.backend auto")
+
+
+def no_commands(settings: Settings) -> str | None:
+    """Why the tools that run commands are not offered; None where they are. Blocks the first time."""
+    try:
+        return choice(settings).reason
+    except ConfigError:
+        return None  # whoever calls one is told what is wrong with the backend that was named
 
 
 def workspace_of(
@@ -123,12 +140,20 @@ class Sandboxes:
         self._known: weakref.WeakValueDictionary[str, Sandbox] = weakref.WeakValueDictionary()
         # Reserved names that the user has allowed, for any session: none of their sandboxes sets them aside.
         self._granted: set[str] = set()
+        self._tried: set[tuple[object, ...]] = set()
 
     def grant(self, path: Path) -> None:
         self._granted.add(str(path))
 
     def _is_granted(self, path: str) -> bool:
         return any(below(path, granted) for granted in self._granted)
+
+    async def ready(self, settings: Settings) -> None:
+        """Have `choice` tried once, so that it does not block when it is asked for from the loop."""
+        key = tuple(map(settings.get, ("terminal.backend", "terminal.docker_image", "terminal.allow_local")))
+        if key not in self._tried:
+            await asyncio.to_thread(no_commands, settings)
+            self._tried.add(key)
 
     async def start(self, settings: Settings) -> Choice:
         """Try what the settings mean, and clear away what an earlier process has left."""
@@ -152,7 +177,7 @@ class Sandboxes:
             elif backend == "bubblewrap":
                 found = Bubblewrap(place, self._is_granted)
             else:
-                found = Local(place)
+                found = Local(place) if backend == "local" else NoSandbox(place)
             self._known[key] = found
         return found
 

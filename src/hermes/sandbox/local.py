@@ -7,10 +7,24 @@ import signal
 import sys
 
 from hermes.sandbox import reaper
-from hermes.sandbox.base import Command, Group, Handle, Parts, Sandbox, launch
+from hermes.sandbox.base import Command, Group, Handle, Parts, Sandbox, SandboxError, launch
 from hermes.sandbox.command_text import hidden
 
+INSTALL = (
+    "install bubblewrap (apt install bubblewrap, dnf install bubblewrap, pacman -S bubblewrap), "
+    "or allow commands without a sandbox: hermes config set terminal.allow_local true"
+)
 _HAS_REAPER = sys.platform == "linux"
+
+
+class NoSandbox(Sandbox):
+    """Where no command may be run. File tools work in the workspace and the folders that the settings add."""
+
+    name = "none"
+    isolated = True
+
+    async def _start(self, command: Command) -> tuple[Parts, Handle]:
+        raise SandboxError("No command can be run here.", hint=INSTALL)
 
 
 class Local(Sandbox):

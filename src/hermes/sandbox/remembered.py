@@ -25,5 +25,5 @@ def remember(settings: Settings, name: str) -> None:
 
 
 def _place(settings: Settings) -> tuple[str, str]:
-    wanted = settings.get("terminal.backend"), settings.get("terminal.docker_image")
+    wanted = [settings.get(f"terminal.{name}") for name in ("backend", "docker_image", "allow_local")]
     return str(settings.home.cache / "sandbox"), remembered.key_of(wanted, remembered.machine())

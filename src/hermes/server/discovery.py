@@ -14,7 +14,8 @@ import hermes
 from hermes import limits as fixed
 from hermes.agent.skills import find_skills
 from hermes.errors import ConfigError
-from hermes.server import exposure, status
+from hermes.sandbox.choose import choice
+from hermes.server import status
 from hermes.server.errors import ApiError, answer, error_body
 from hermes.server.keys import CALLER, SCOPES
 from hermes.server.readiness import OK, readiness
@@ -141,6 +142,7 @@ async def toolsets(adapter: APIServerAdapter, request: web.Request) -> web.Strea
     """GET /v1/toolsets"""
     app = await adapter.app()
     settings, registry = app.settings, app.services.registry()
+    await app.services.outside.sandboxes.ready(settings)
     own = adapter.option("toolsets")
     on = sets._get_platform_tools(settings.section(), "api_server") if own is None else set(own)
     ceiling = CALLER.get().toolsets
@@ -341,7 +343,8 @@ def _limits(adapter: APIServerAdapter, settings: Settings) -> Json:
 def _sandbox(settings: Settings) -> Json:
     """Where commands run; a backend that is named and not there runs none."""
     try:
-        backend = exposure.sandbox_backend(settings, trying=True)
+        chosen = choice(settings)
     except ConfigError:
-        backend = settings.get("terminal.backend")
-    return {"backend": backend, "isolated": backend != "local"}
+        return {"backend": settings.get("terminal.backend"), "isolated": True}
+    reason = {"reason": chosen.reason} if chosen.reason is not None else {}
+    return {"backend": chosen.name, "isolated": chosen.isolated, **reason}

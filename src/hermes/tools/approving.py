@@ -21,8 +21,11 @@ from hermes.agent.content import text_of
 from hermes.config import load, set_value
 from hermes.errors import HermesError
 from hermes.guards.commands import Facts, Hit, check, simple_forms
+from hermes.guards.read_only import is_read_only
+from hermes.guards.url_text import FetchFailed
 from hermes.limits import REVIEW_TOKENS_MAX
 from hermes.sandbox.proxy_env import PROXIED
+from hermes.text import visible
 from hermes.tools.asking import ApprovalRequest
 from hermes.tools.registry import ToolContext, ToolError
 
@@ -46,6 +49,7 @@ _WHY = {
     "data": "it deletes or changes data of a database",
     "containers": "it removes or stops containers",
     "opaque": "it hides what it runs",
+    "local": "it runs without a sandbox",
 }
 _REVIEW = (
     "You review one action of an AI agent before it is carried out on its user's machine. You get it as JSON: the action, "
@@ -59,6 +63,7 @@ _SET_ASIDE_HINT = (
 )
 _REFUSED = {"user": "The user did not allow it.", "timeout": "Nobody answered in time."}
 HOST_KEY = "network "
+_HOST_HINT = "The user can name the host in a message, or list it in web.allowed_hosts."
 _FENCE = re.compile(r"\A```(?:json)?\s*(.*?)\s*```\Z", re.S)
 _MOVES = frozenset({"cd", "pushd", "popd"})
 
@@ -66,10 +71,10 @@ _MOVES = frozenset({"cd", "pushd", "popd"})
 class Blocked(ToolError):
     """What may not be done, as the model is told."""
 
-    def __init__(self, by: str, reason: str, rules: Iterable[str] = ()) -> None:
+    def __init__(self, by: str, reason: str, rules: Iterable[str] = (), hint: str = "") -> None:
         super().__init__(reason, "blocked")
         told = {"status": "blocked", "by": by, "reason": reason, "rules": list(rules)}
-        self.answer = {**told, "hint": _HINT, "code": "blocked"}
+        self.answer = {**told, "hint": f"{_HINT} {hint}".strip(), "code": "blocked"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +92,7 @@ class Matter:
     setting: str = "command_allowlist"
     allowed: bool = False
     cwd: str = ""
+    hint: str = ""
 
 
 async def command(ctx: ToolContext, command: str, cwd: str) -> None:
@@ -94,11 +100,17 @@ async def command(ctx: ToolContext, command: str, cwd: str) -> None:
     sandbox = await ctx.world.sandbox()
     hits, forms = await ctx.blocking(partial(_judged, ctx, sandbox, command, cwd))
     await _refuse_never(ctx, [command, *forms], hits)
-    network = online(ctx, sandbox)
-    kept = [hit for hit in hits if not (sandbox.isolated and (hit.klass == "S" or (hit.klass == "N" and not network)))]
+    kept = counted(
+        command,
+        hits,
+        forms,
+        isolated=sandbox.isolated,
+        network=online(ctx, sandbox),
+        usual=_has_usual_path(ctx, sandbox),
+    )
     if hits and not kept:
         await ctx.asking.decide(ctx.call_id, "once", "rule", "It can do no harm outside its sandbox.")
-    if not kept:
+    if not kept or (_mode(ctx) == "off" and not hits):
         return
     pieces = [_pieces(hit, forms) for hit in kept]
     moves = any(form.split(" ", 1)[0] in _MOVES for form in forms)
@@ -177,12 +189,69 @@ async def host(ctx: ToolContext, host: str, key: str) -> None:
     )
 
 
+async def hosts(ctx: ToolContext, urls: Iterable[str]) -> None:
+    """Leave to read hosts of the web that nobody has named: for the rest of the turn, or for the session.
+
+    Raises Blocked where none of the URLs may be read; a single one is refused when it is opened.
+    """
+    asked: dict[str, list[str]] = {}
+    for url in dict.fromkeys(urls):
+        with contextlib.suppress(FetchFailed):  # whoever opens it is told
+            asked.setdefault(ctx.world.urls.check(url, any_host=True).host, []).append(url)
+    refusals: list[Blocked] = []
+    for host, named in asked.items():
+        if ctx.world.may_read(host):
+            continue
+        reason = f"Neither the user nor the settings have named {host}."
+        matter = Matter("host", "\n".join(named), reason, keys=frozenset({f"host {host}"}), hint=_HOST_HINT)
+        try:
+            await _settle(ctx, matter)
+            ctx.world.hosts.add(host)
+        except Blocked as refusal:
+            refusals.append(refusal)
+    if refusals and len(refusals) == len(asked):
+        raise refusals[0]
+
+
+async def write(ctx: ToolContext, kind: str, subject: str, *, wanted: bool, reason: str) -> None:
+    """Leave to write what lasts longer than the session: where the settings want that (`wanted`), and in any turn that
+    has read text from outside."""
+    if wanted:
+        await leave(ctx, kind, subject, reason)
+    elif ctx.world.has_foreign():
+        await leave(ctx, kind, subject, "Text from outside has been read in this conversation and may be behind it.")
+
+
 async def leave(
     ctx: ToolContext, kind: str, subject: str, reason: str, rules: Sequence[str] = (), *, key: str = ""
 ) -> None:
     """Leave for something else. With a `key` it can be given for the session, to all that has the same one."""
     keys = frozenset({f"{kind} {key}"}) if key else frozenset[str]()
     await _settle(ctx, Matter(kind, subject, reason, tuple(rules), keys))
+
+
+def counted(
+    command: str, hits: Sequence[Hit], forms: Sequence[str], *, isolated: bool, network: bool, usual: bool = True
+) -> list[Hit]:
+    """The rules that a command is asked about where it would run. `usual`: the names of commands mean what they should.
+
+    Without a sandbox that is every part of it that is not known to change nothing.
+    """
+    if isolated:
+        return [hit for hit in hits if hit.klass != "S" and (hit.klass != "N" or network)]
+    if usual and is_read_only(command):
+        return list(hits)
+    known = {piece for hit in hits for piece in _pieces(hit, forms)}
+    rest = [form for form in forms if form not in known and not (usual and is_read_only(form))]
+    # What is only joined in a way that is not known to be harmless, or cannot be taken apart, is asked about as a whole.
+    rest = rest if rest or hits else [command]
+    return [*hits, *(Hit("local", "S", form) for form in dict.fromkeys(rest))]
+
+
+def _has_usual_path(ctx: ToolContext, sandbox: Sandbox) -> bool:
+    """Whether no command has changed where the names of commands are looked up."""
+    shell = ctx.world.desk.shell
+    return shell is None or shell.env.get("PATH") == sandbox.place.env.get("PATH")
 
 
 def online(ctx: ToolContext, sandbox: Sandbox) -> bool:
@@ -221,14 +290,15 @@ async def _settle(ctx: ToolContext, matter: Matter) -> str:
         reason = f"{reason} The reviewer says: {review['reason']}"
     if review is None or review["decision"] != "deny":
         choices[1:1] = [*(["session"] if matter.keys else []), *(["always"] if _may_write(ctx, matter) else [])]
-    subject = ctx.secrets.redact(matter.subject)
+    # Whoever answers must see what will be done: only known values are hidden, and nothing is invisible.
+    subject = visible(ctx.secrets.mask(matter.subject))
     request = ApprovalRequest(
-        ctx.call_id, matter.kind, subject, reason, matter.rules, tuple(choices), review, matter.keys
+        ctx.call_id, matter.kind, subject, visible(reason), matter.rules, tuple(choices), review, matter.keys
     )
     decision = await asking.approve(request, granted)
     if not decision.allowed:
         words = (_REFUSED.get(decision.by, ""), decision.comment, reason)
-        raise Blocked(decision.by, " ".join(text for text in words if text), matter.rules)
+        raise Blocked(decision.by, " ".join(text for text in words if text), matter.rules, matter.hint)
     if decision.choice == "always":
         await ctx.blocking(partial(_write, ctx, matter.setting, matter.patterns, decision.credential))
     return decision.choice
@@ -318,7 +388,7 @@ def _write(ctx: ToolContext, setting: str, patterns: Sequence[str], by: str) -> 
 
 async def _review(ctx: ToolContext, matter: Matter) -> dict[str, str] | None:
     """What a model thinks of it, without having seen the output of any tool; None where there is none that counts."""
-    action = {"kind": matter.kind, "action": ctx.secrets.redact(matter.subject), "cwd": matter.cwd}
+    action = {"kind": matter.kind, "action": visible(ctx.secrets.mask(matter.subject)), "cwd": matter.cwd}
     action |= {"rules": _reason(matter.rules), "user_message": text_of(ctx.world.spec.user_message)}
     message = {"role": "user", "content": json.dumps(action, ensure_ascii=False)}
     try:

@@ -38,6 +38,7 @@ class Background:
     command: str
     process: Process
     sandbox: Sandbox | None
+    foreign: bool = False
     output: str = ""
     dropped: int = 0
     state: State = "running"

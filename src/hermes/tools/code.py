@@ -25,6 +25,7 @@ from hermes.limits import (
 )
 from hermes.sandbox import script
 from hermes.sandbox.base import CHUNK_BYTES_MAX
+from hermes.sandbox.choose import no_commands
 from hermes.tools import approving
 from hermes.tools.captured import Captured
 from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, render
@@ -153,6 +154,7 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
         async with ctx.world.desk.hosts.call(ctx) as call:
             process, _ = await begun(sandbox.spawn(argv, env=shell.env, seconds=CODE_S_MAX))
             code = await followed(process, output, booth.hang_up)
+        ctx.foreign = ctx.foreign or call.connected or (sandbox.isolated and sandbox.place.network)
     except HermesError as fault:
         raise ToolError(f"The script could not be started: {fault}", "tool_unavailable", "Tell the user.") from None
     finally:
@@ -187,5 +189,6 @@ TOOL = ToolDef(
     prepare=_prepare,
     scope=lambda _: frozenset({"shell"}),
     timeout_s=None,
+    available=no_commands,
     preview=lambda args: str(args["code"]).strip().partition("\n")[0],
 )

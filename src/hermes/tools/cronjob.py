@@ -15,8 +15,8 @@ from hermes.runs import schedule as schedules
 from hermes.runs.spec import RouteChoice, narrowed
 from hermes.sandbox.base import SandboxError
 from hermes.sandbox.choose import workspace_of
-from hermes.tools import toolsets
-from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, ToolError
+from hermes.tools import approving, toolsets
+from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
 
 if TYPE_CHECKING:
     from hermes.guards.secrets import Secrets
@@ -138,6 +138,13 @@ class _Jobs:
         await self._store.delete(job["id"])
 
 
+async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
+    if args["action"] != "list":
+        subject = "\n".join(f"{name}: {value}" for name, value in args.items() if value)
+        await approving.write(ctx, "cron", subject, wanted=False, reason="")
+    return Prepared()
+
+
 async def _run(ctx: ToolContext, args: Args) -> Answer:
     jobs, action, now = _Jobs(ctx), args["action"], time.time()
     if action == "list":
@@ -229,6 +236,7 @@ TOOL = ToolDef(
         "additionalProperties": False,
     },
     run=_run,
+    prepare=_prepare,
     effect=lambda args: "read" if args.get("action") == "list" else "effect",
     scope=lambda _: frozenset({"jobs"}),
     available=_available,

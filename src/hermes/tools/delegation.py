@@ -128,6 +128,8 @@ class Child:
         data = event.data
         if event.type == "tool.started":
             self._ctx.emit("info", f"[{self._number + 1}] {data['name']}: {data['preview']}\n")
+        elif event.type == "tool.finished":
+            self._ctx.foreign = self._ctx.foreign or bool(data.get("foreign"))
         elif event.type == "approval.requested":
             self._asked[data["approval_id"]] = data
         elif event.type == "approval.resolved":
@@ -203,6 +205,9 @@ def _children(ctx: ToolContext, args: Args) -> list[Child]:
 
 async def _run(ctx: ToolContext, args: Args) -> Answer:
     children = _children(ctx, args)
+    # Children ask for what the user has not named, and know what the conversation has seen.
+    ctx.world.named_hosts()
+    ctx.world.has_foreign()
     ids = {child.run_id for child in children}
     events = await ctx.world.engine.durable(ctx.run_id)
     told = {(event.type, event.data["child_run_id"]) for event in events if event.data.get("child_run_id") in ids}

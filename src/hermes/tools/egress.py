@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hermes.guards.urls import domain_suffixes
+from hermes.guards.hosts import domain
 from hermes.limits import EGRESS_REFUSALS_SHOWN_MAX
 from hermes.runs.writer import LogEnded
 from hermes.sandbox.proxy import EgressProxy
@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 @dataclass(slots=True, eq=False)
 class RunningCall:
     """A tool call while its commands run. `hosts` are granted for as long as it lasts, `refusals` is what the proxy told
-    its clients meanwhile."""
+    its clients meanwhile, and `connected` says that some host was reached."""
 
     ctx: ToolContext
     hosts: set[str] = field(default_factory=set)
     refusals: list[str] = field(default_factory=list)
+    connected: bool = False
     questions: set[asyncio.Task[bool]] = field(default_factory=set)
 
     @property
@@ -66,7 +67,7 @@ class HostGrants:
             return False
         if self._settings.get("terminal.network", bool) or _key(host) in self._granted:
             return True
-        return f".{host}".endswith(domain_suffixes(self._settings.get("terminal.allowed_hosts", list)))
+        return f".{host}".endswith(tuple(map(domain, self._settings.get("terminal.allowed_hosts", list))))
 
     @asynccontextmanager
     async def call(self, ctx: ToolContext) -> AsyncIterator[RunningCall]:
@@ -88,6 +89,12 @@ class HostGrants:
     async def authorize(self, host: str, port: int) -> bool:
         """Whether a host may be reached; waits for the answer of a human where one is asked. All that want the same host
         wait for the same answer, and a denial holds for the rest of the turn."""
+        allowed = await self._is_allowed(host)
+        if allowed and self._calls:
+            self._calls[-1].connected = True
+        return allowed
+
+    async def _is_allowed(self, host: str) -> bool:
         if self.is_granted(host):
             return True
         if not self._calls or host in self._denied:

@@ -54,6 +54,7 @@ def _read(ctx: ToolContext, args: Args) -> Answer:
     path = args["path"]
     with told(ctx, paths, path):
         real = str(paths.check(located(ctx, paths, path), "read"))
+        ctx.foreign = ctx.world.is_foreign_file(real)
         with paths.open(real) as file:
             size, head = os.fstat(file.fileno()).st_size, file.read(SNIFFED_BYTES)
             kind = type_of(head, real)

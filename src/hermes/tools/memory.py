@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hermes.guards.injection import suspicious
+from hermes.guards.paths import PathRefused, read_inside
 from hermes.home import locked, make_private_folder, write_private
 from hermes.ids import scope_name
+from hermes.limits import PROMPT_FILE_BYTES_MAX
 from hermes.tools import approving
-from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, ToolError
+from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
 
 if TYPE_CHECKING:
     from hermes.config import Settings
     from hermes.guards.secrets import Secrets
     from hermes.home import Home
 
+log = logging.getLogger(__name__)
 Target = Literal["memory", "user"]
 FILES: dict[Target, tuple[str, str, str]] = {
     "memory": ("MEMORY.md", "memory.memory_char_limit", "memory.memory_enabled"),
@@ -34,18 +38,30 @@ class MemoryFile:
         self.chars_max = chars_max
 
     def entries(self) -> list[str]:
-        """The entries, or none where there is no file."""
+        """The entries, or none where there is no file that may be read."""
         try:
-            text = self.path.read_text("utf-8", errors="replace")
-        except OSError:
+            return self._read()
+        except (PathRefused, OSError) as error:
+            log.warning("%s cannot be read: %s", self.path, error)
             return []
+
+    def _read(self) -> list[str]:
+        try:
+            data = read_inside(self.path, self.path.parent, PROMPT_FILE_BYTES_MAX, links=False)
+        except FileNotFoundError:
+            return []
+        text = data.decode("utf-8", "replace")
         return [entry for part in re.split(r"^§[ \t]*$", text, flags=re.M) if (entry := part.strip())]
 
     def change(self, operations: list[dict[str, Any]], secrets: Secrets) -> list[str]:
         """Apply a batch, alone with the file among all processes."""
         make_private_folder(self.path.parent)
         with locked(self.path.parent):
-            entries = apply(self.entries(), operations, self, secrets)
+            try:
+                entries = apply(self._read(), operations, self, secrets)
+            except (PathRefused, OSError):
+                hint = "Tell the user; it must be a plain file that can be read."
+                raise ToolError(f"{self.path.name} cannot be read.", "path_refused", hint) from None
             write_private(self.path, SEPARATOR.join(entries) + "\n" if entries else "")
         return entries
 
@@ -116,17 +132,31 @@ def _place(entries: list[str], old_text: str) -> int:
     raise ToolError(f"`old_text` fits {len(hits)} entries; it must fit one.", code, _OLD_TEXT, entries=entries)
 
 
+def _operations(args: Args) -> list[dict[str, Any]]:
+    return args.get("operations") or ([] if args.get("action", "list") == "list" else [args])
+
+
+async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
+    if operations := _operations(args):
+        wanted = ctx.settings.get("memory.write_approval")
+        subject = "\n".join(map(_told, operations))
+        await approving.write(ctx, "memory", subject, wanted=wanted, reason="Memory writes are to be approved.")
+    return Prepared()
+
+
 async def _run(ctx: ToolContext, args: Args) -> Answer:
     target: Target = args["target"]
     file = memory_file(ctx.home, ctx.settings, target, ctx.owner, ctx.session_key)
-    operations = args.get("operations") or ([] if args.get("action", "list") == "list" else [args])
-    if not operations:
+    if not (operations := _operations(args)):
         return _answer(await ctx.blocking(file.entries), file)
-    if ctx.settings.get("memory.write_approval"):
-        subject = "\n".join(f"{o.get('action', 'add')}: {o.get('content') or o.get('old_text')}" for o in operations)
-        await approving.leave(ctx, "memory", subject, "Memory writes are to be approved.")
     entries = await ctx.blocking(lambda: file.change(operations, ctx.secrets))
     return {**_answer(entries, file), "note": "It will be in view from the next session or compaction on."}
+
+
+def _told(operation: dict[str, Any]) -> str:
+    """A change as it is approved: what goes, and what comes in its place."""
+    old, new = operation.get("old_text") or "", operation.get("content") or ""
+    return f"{operation.get('action', 'add')}: {f'{old} -> {new}' if old and new else old or new}"
 
 
 def _answer(entries: list[str], file: MemoryFile) -> Answer:
@@ -161,6 +191,7 @@ TOOL = ToolDef(
         "additionalProperties": False,
     },
     run=_run,
+    prepare=_prepare,
     effect=lambda args: "read" if args.get("action", "list") == "list" and not args.get("operations") else "effect",
     scope=lambda _: frozenset({"memory"}),
     available=lambda settings: None if settings.get("memory.memory_enabled") else "memory is turned off",

@@ -8,6 +8,7 @@ import re
 import time
 
 from hermes.limits import PREVIEW_CHARS_MAX, PROCESS_SLICE_CHARS, PROCESS_WAIT_S, PROCESS_WAIT_S_MAX
+from hermes.sandbox.choose import no_commands
 from hermes.tools.background import Background
 from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, ToolError
 
@@ -32,6 +33,7 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(args.get("timeout", PROCESS_WAIT_S)), ctx.world.desk.hosts.call(ctx):
                 await found.ended.wait()
+    ctx.foreign = found.foreign
     return {**_summary(found), **_slice(found, args.get("offset"), args.get("limit", PROCESS_SLICE_CHARS))}
 
 
@@ -79,5 +81,6 @@ TOOL = ToolDef(
     effect=lambda args: "effect" if args["action"] == "kill" else "read",
     scope=lambda args: frozenset({f"process:{args.get('session_id', '')}"}),
     timeout_s=None,
+    available=no_commands,
     preview=lambda args: f"{args['action']} {args.get('session_id', '')}".strip(),
 )

@@ -57,6 +57,8 @@ class ToolContext:
     # Whether the model can be shown images, and what a call shows it beside its answer, as data URLs.
     sees_images: bool = False
     images: list[str] = field(default_factory=list)
+    # Set by a call whose answer comes from outside although its tool's usually does not.
+    foreign: bool = False
     cancelled: threading.Event = field(default_factory=threading.Event)
     prepared: Any = None
     # The tools of the run, and a way to call one of them from within a call; its answer as the model would get it.
@@ -66,7 +68,7 @@ class ToolContext:
     @property
     def redact(self) -> Callable[[str], str]:
         """What takes secrets out of a text, as far as the settings want it."""
-        return self.secrets.redact if self.settings.get("security.redact_secrets") else self.secrets.mask
+        return redaction(self.secrets, self.settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,11 @@ class Registry:
             self._of_sets[wanted] = [tool for tool in self.all() if tool.toolset in wanted]
         chosen = self._of_sets[wanted]
         return {t.name: t for t in chosen if t.available is _always or t.available(settings) is None}
+
+
+def redaction(secrets: Secrets, settings: Settings) -> Callable[[str], str]:
+    """By value and by pattern, or by value only where the settings want no more."""
+    return secrets.redact if settings.get("security.redact_secrets") else secrets.mask
 
 
 def render(answer: Mapping[str, Any]) -> str:

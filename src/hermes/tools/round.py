@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from hermes.agent.content import text_of
 from hermes.agent.parts import ToolCall
+from hermes.agent.prompt import without_steer
 from hermes.guards.secrets import redact_tree
 from hermes.limits import PREVIEW_CHARS_MAX, REDACTED_AT_ONCE_CHARS_MAX, RESULT_SHOWN_CHARS_MAX, STUBBORN_S_MAX
 from hermes.runs.control import Stop
@@ -62,6 +63,7 @@ class Work:
     images: Sequence[str] = ()
     quotes: bool = False
     reads: bool = False
+    foreign: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +114,10 @@ class ToolRound:
         parallel_max: int,
         redact: Callable[[str], str],
         shape: Shaper,
+        read_foreign: Callable[[], None] = lambda: None,
         resumes: bool = False,
     ) -> None:
+        self._read_foreign = read_foreign
         self._tools, self._context, self._log, self._stop, self._threads = tools, context, log, stop, threads
         self._transcript_id = transcript_id
         self._slots = asyncio.Semaphore(parallel_max)
@@ -155,13 +159,14 @@ class ToolRound:
             return self._is_left_open(work.same_as)
         return work.tool.resumable or not work.begun
 
-    async def nested(self, parent: str, call: ToolCall) -> str:
+    async def nested(self, within: ToolContext, call: ToolCall) -> str:
         """A call that another call makes: on the same way and with records of its own, but no message of the
-        conversation. Its answer."""
+        conversation. Its answer; where that comes from outside, so may that of the call it is made from."""
         work = self._settle(call)
-        work.parent = parent
+        work.parent = within.call_id
         try:
             await self._carry_out(work, str)
+            within.foreign = within.foreign or work.foreign
         except asyncio.CancelledError:
             if work.outcome is None:
                 await self._finish(work, "interrupted", {"status": "interrupted"}, time.monotonic())
@@ -277,14 +282,19 @@ class ToolRound:
             effect, _ = tool.effect_of(work.args), tool.scope_of(work.args)
             work.reads = effect == "read"
             ctx = self._context(work.call.id, tool)
-            ctx.tools, ctx.call = self._tools, partial(self.nested, work.call.id)
+            ctx.tools, ctx.call = self._tools, partial(self.nested, ctx)
             ctx.sees_images = ctx.sees_images and work.parent is None
             prepared = await self._prepared(tool, ctx, work)
             if not isinstance(prepared, Prepared):
                 return *prepared, effect
             ctx.prepared = prepared.value
             await self._start(tool, work, prepared.started)
-            return *await self._call(tool, ctx, work), effect
+            status, answer = await self._call(tool, ctx, work)
+            quotes = status == "ok" or work.quotes or answer.get("code") == "tool_crashed"
+            work.foreign = ctx.foreign or (tool.foreign and quotes)
+            if work.foreign:
+                self._read_foreign()
+            return status, answer, effect
         except (StoreError, LogEnded):
             raise
         except Exception as error:  # noqa: BLE001  (a defect of the tool)
@@ -369,15 +379,15 @@ class ToolRound:
             shown: Answer = await self._threads.call(hide) if len(content) > REDACTED_AT_ONCE_CHARS_MAX else hide()
             content = render(shown)
             if work.parent is None:
-                quotes = status == "ok" or work.quotes or code == "tool_crashed"
-                foreign = work.tool is not None and work.tool.foreign and quotes
-                content, spilled = await self._shape.shaped(shown, content, work.call.id, foreign=foreign)
+                content, spilled = await self._shape.shaped(shown, content, work.call.id, foreign=work.foreign)
+        content = without_steer(content)
         words = steer()
         if words:
             content = f"{content}\n\n{words}"
         event = self._log.event("tool.finished", call_id=work.call.id, name=name, status=status, code=code, row=None)
         event.data |= {"duration_ms": round((time.monotonic() - began) * 1000), "chars": len(content)}
         event.data |= {"spilled": spilled, "repeated": work.repeated, "parent_call_id": work.parent}
+        event.data |= {"foreign": True} if work.foreign else {}
         told = pictured(content, work.images if status == "ok" else ())
         row = Row(self._transcript_id, "tool", told, self._log.run_id, tool_call_id=work.call.id, tool_name=name)
         row.told = ((event, "row"),)

@@ -23,7 +23,7 @@ from hermes.limits import (
     SEARCH_PATTERN_CHARS_MAX,
 )
 from hermes.sandbox.base import Sandbox, SandboxError
-from hermes.sandbox.local import Local
+from hermes.sandbox.local import Local, NoSandbox
 from hermes.tools import plain_search
 from hermes.tools.file_access import SCOPE, SNIFFED_BYTES, Lines, Shower, binary, located, room, shown, told, type_of
 from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, ToolError
@@ -56,6 +56,7 @@ class Search:
         paths = self.paths
         with told(self.ctx, paths, path):
             real = str(paths.check(located(self.ctx, paths, path), "read"))
+            self.ctx.foreign = self.ctx.world.is_foreign_file(real)
             try:
                 with paths.open(real) as file:
                     size, kind = os.fstat(file.fileno()).st_size, type_of(file.read(SNIFFED_BYTES), real)
@@ -69,6 +70,8 @@ class Search:
     async def listed(self, mode: str, names: list[str], most: int = 0) -> Listed:
         """Paths with a number each: how many lines match, or which line does."""
         where = await self.ctx.world.sandbox()
+        if isinstance(where, NoSandbox):
+            where = Local(where.place)  # it runs our own search only, below what the guard lets be read
         if Path(self.root).is_relative_to(self.ctx.world.spill):
             where = Local(where.place)  # what was spilled is not shown to commands, but this run may read it
         for argv in (self._rg(mode, names, most), [where.python, *self._stand_in(mode, names, most)]):

@@ -36,9 +36,14 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
         hint = "Both come with every hit."
         raise ToolError("`around_message_id` needs the `session_id`.", "invalid_arguments", hint)
     if args.get("query", "").strip() and args.get("around_message_id") is None:
-        return await _hits(past, args, roles, limit)
+        answer = await _hits(past, args, roles, limit)
+        ctx.foreign = any(hit["role"] == "tool" for hit in answer["hits"])
+        return answer
     if session_id is not None:
-        return await _window(past, session_id, args.get("around_message_id"), args.get("window", RECALL_WINDOW), roles)
+        around, window = args.get("around_message_id"), args.get("window", RECALL_WINDOW)
+        answer = await _window(past, session_id, around, window, roles)
+        ctx.foreign = any(message["role"] == "tool" for message in answer["messages"])
+        return answer
     return await _recent(past, limit)
 
 

@@ -7,13 +7,13 @@ import difflib
 import os
 import re
 import shutil
-import stat
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from hermes.agent.skills import FILE, SCOPES, Skill, find_skills, front_matter, skills_root
 from hermes.guards.injection import fenced, suspicious
+from hermes.guards.paths import PathRefused, read_inside
 from hermes.home import locked, write_private
 from hermes.limits import (
     SKILL_ABOUT_CHARS_MAX,
@@ -29,7 +29,6 @@ _NAME = re.compile(rf"(?!-)[a-z0-9-]{{1,{SKILL_NAME_CHARS_MAX}}}")
 # A name in a skill's folders: nothing hidden, nothing that leads elsewhere.
 _PART = re.compile(r"(?!\.)[^\x00-\x1f\x7f/\\]{1,100}")
 _DEPTH_MAX = 6
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _SKILL = "---\nname: the-name\ndescription: One line that says when to use it.\n---\n\nThe steps."
 
 
@@ -89,14 +88,12 @@ def _parts(text: str) -> tuple[str, ...]:
 
 def _text(skill: Skill, parts: tuple[str, ...]) -> str:
     folder, name = skill.path.parent, "/".join(parts)
-    real = Path(os.path.realpath(folder.joinpath(*parts)))
-    if not real.is_relative_to(os.path.realpath(folder)):
-        raise ToolError(f"{name} is a link that leads out of the skill.", "path_refused", "Tell the user.")
+    path = folder.joinpath(*parts)
     try:
-        with open(os.open(real, _READ), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise FileNotFoundError
-            data = file.read(SKILL_FILE_BYTES_MAX + 1)
+        data = read_inside(path, folder, SKILL_FILE_BYTES_MAX + 1)
+    except PathRefused as refused:
+        why = "it is a link that leads out of the skill." if refused.rule == "outside_root" else refused
+        raise ToolError(f"{name}: {why}", "path_refused", "Tell the user.", rule=refused.rule) from None
     except OSError:
         listed = ", ".join(_files(folder)[:20])
         hint = f"Its files: {listed}." if listed else f"It has no files but {FILE}."
@@ -105,7 +102,7 @@ def _text(skill: Skill, parts: tuple[str, ...]) -> str:
         hint = "Look at it with a command, if it is needed."
         raise ToolError(f"{name} has more than {SKILL_FILE_BYTES_MAX} bytes.", "too_large", hint)
     if b"\0" in data:
-        raise ToolError(f"{name} is no text.", "binary_file", "It can be used by commands, not read.", path=str(real))
+        raise ToolError(f"{name} is no text.", "binary_file", "It can be used by commands, not read.", path=str(path))
     return data.decode("utf-8", "replace")
 
 
@@ -123,11 +120,11 @@ class Change(NamedTuple):
 async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
     """Say no before the call begins, or ask whoever has to say yes."""
     change: Change = await ctx.blocking(partial(_planned, ctx, args))
-    if ctx.settings.get("skills.write_approval"):
-        from hermes.tools.approving import leave
+    from hermes.tools.approving import write
 
-        subject = await ctx.blocking(partial(_told, ctx, args, change))
-        await leave(ctx, "skill", subject, "Changes of skills are to be approved.")
+    subject = await ctx.blocking(partial(_told, ctx, args, change))
+    wanted = ctx.settings.get("skills.write_approval")
+    await write(ctx, "skill", subject, wanted=wanted, reason="Changes of skills are to be approved.")
     return Prepared()
 
 

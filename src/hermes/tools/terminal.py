@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from hermes.errors import HermesError
 from hermes.guards.commands import detaches, simple_forms
+from hermes.guards.read_only import is_read_only
 from hermes.guards.rules import NETWORK
 from hermes.ids import folder_name
 from hermes.limits import BACKGROUND_MAX, COMMAND_CHARS_MAX
-from hermes.sandbox.choose import shell_in
+from hermes.sandbox.choose import no_commands, shell_in
+from hermes.sandbox.local import INSTALL, NoSandbox
 from hermes.sandbox.proxy_env import PROXIED
 from hermes.tools import approving
 from hermes.tools.captured import Captured, Spill
@@ -65,6 +67,7 @@ class Plan:
     shell: Shell
     text: str
     seconds: float | None
+    foreign: bool
 
 
 async def surroundings(ctx: ToolContext) -> tuple[Sandbox, Shell]:
@@ -73,6 +76,8 @@ async def surroundings(ctx: ToolContext) -> tuple[Sandbox, Shell]:
         sandbox = await ctx.world.sandbox()
     except HermesError as error:
         raise ToolError(f"No command can be run: {error}", "tool_unavailable", "Tell the user.") from None
+    if isinstance(sandbox, NoSandbox):
+        raise ToolError("No command can be run.", "tool_unavailable", f"Tell the user: {INSTALL}.")
     desk = ctx.world.desk
     if desk.shell is None:
         desk.shell = await ctx.blocking(partial(shell_in, sandbox))
@@ -100,8 +105,23 @@ async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
     except approving.Blocked as refusal:
         refusal.answer = {"output": "", "exit_code": -1, **refusal.answer}
         raise
+    foreign = await ctx.blocking(partial(_is_foreign, ctx, sandbox, command, background=background))
     text = f"cd -- {shlex.quote(where)} || exit\n{command}" if where != shell.cwd else command
-    return Prepared(value=Plan(sandbox, shell, _SUDO * ("sudo" in command) + text, seconds))
+    return Prepared(value=Plan(sandbox, shell, _SUDO * ("sudo" in command) + text, seconds, foreign))
+
+
+def _is_foreign(ctx: ToolContext, sandbox: Sandbox, command: str, *, background: bool) -> bool:
+    """Whether the output may come from outside: from the network, or from a file that did.
+
+    What a command in the foreground reaches through the proxy is known when it has ended. Without a sandbox every command
+    has the network; then it is told by the names of those that use it.
+    """
+    if sandbox.isolated:
+        proxied = sandbox.name in PROXIED and not background
+        online = approving.online(ctx, sandbox) and not proxied and not is_read_only(command)
+    else:
+        online = goes_online(command)
+    return online or ctx.world.names_foreign_file(command)
 
 
 def _resolved(path: str, shell: Shell) -> str:
@@ -123,6 +143,7 @@ def goes_online(command: str) -> bool:
 
 async def _run(ctx: ToolContext, args: Args) -> Answer:
     plan: Plan = ctx.prepared
+    ctx.foreign = plan.foreign
     shell, background = plan.shell, args.get("background", False)
     began = time.monotonic()
     try:
@@ -133,11 +154,13 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
                 made = ctx.world.processes.add(
                     ctx, args["command"], process, plan.sandbox, notify=args.get("notify_on_complete", False)
                 )
+                made.foreign, ctx.foreign = plan.foreign, False  # nothing of its output is in this answer
                 return {"status": "started", "session_id": made.id, "pid": process.pid, "cwd": shell.cwd}
             spill = Spill(ctx.world.spill / f"{folder_name(ctx.call_id)}-output.txt", ctx.blocking, ctx.redact)
             chars_max = min(ctx.settings.get("tool_output.max_bytes"), room_of(ctx))
             captured = Captured(chars_max, ctx.secrets, ctx.emit, spill=spill)
             code = await followed(process, captured)
+        ctx.foreign = ctx.foreign or call.connected
     except HermesError as fault:
         raise ToolError(f"The command could not be started: {fault}", "tool_unavailable", "Tell the user.") from None
     finally:
@@ -233,5 +256,6 @@ TOOL = ToolDef(
     prepare=_prepare,
     scope=lambda _: frozenset({"shell"}),
     timeout_s=None,
+    available=no_commands,
     preview=lambda args: str(args["command"]),
 )

@@ -23,7 +23,8 @@ from hermes.limits import (
     WEB_RESULTS_MAX,
     WEB_SNIPPET_CHARS_MAX,
 )
-from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, ToolError
+from hermes.tools import approving
+from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
 
 if TYPE_CHECKING:
     from hermes.config import Settings
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
 _RESULTS = 5
 _HEAD_SHARE = 0.75
 _TAG = re.compile(r"</?[a-zA-Z][^<>]{0,200}>")
-_ODD, _WHOLE = ("malformed", "scheme"), "Give the whole address, which begins with https:// or http://."
+_WHOLE = "Give the whole address, which begins with https:// or http://."
+_HINTS = {"malformed": _WHOLE, "scheme": _WHOLE}
+_HINTS["host_not_approved"] = "Where a page redirects there, ask for an address of that host itself."
 _NEXT = {
     "url_refused": "Such addresses are not opened; use another source, or tell the user.",
     "url_has_secret": "Leave the credential out of the address.",
@@ -180,6 +183,11 @@ SEARCH = ToolDef(
 # --- pages -----------------------------------------------------------------------------------------------------------
 
 
+async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
+    await approving.hosts(ctx, args["urls"])
+    return Prepared()
+
+
 async def _extract(ctx: ToolContext, args: Args) -> Answer:
     limit = args.get("char_limit") or min(ctx.settings.get("web.extract_char_limit"), EXTRACTED_CHARS_MAX)
     return {"pages": await asyncio.gather(*(_page(ctx, url, limit) for url in args["urls"]))}
@@ -198,7 +206,7 @@ async def _page(ctx: ToolContext, url: str, limit: int) -> Answer:
             told |= {"error": fault, "code": "fetch_failed"}
         told |= await ctx.blocking(partial(_shown, ctx, fetched, limit))
     except FetchFailed as failed:
-        told |= {"error": f"{failed} {_WHOLE if failed.rule in _ODD else _NEXT[failed.code]}", "code": failed.code}
+        told |= {"error": f"{failed} {_HINTS.get(failed.rule) or _NEXT[failed.code]}", "code": failed.code}
     except pages.Unreadable as failed:
         told |= {"error": told["error"] or str(failed), "code": failed.code}
     return told
@@ -260,6 +268,7 @@ EXTRACT = ToolDef(
         "additionalProperties": False,
     },
     run=_extract,
+    prepare=_prepare,
     effect="read",
     scope=lambda _: frozenset(),
     preview=lambda args: ", ".join(args["urls"]),

@@ -9,9 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hermes.guards.hosts import domain, names
+from hermes.guards.path_lists import below
 from hermes.guards.paths import Paths
 from hermes.guards.urls import UrlGuard
 from hermes.sandbox.choose import Sandboxes, workspace_of
+from hermes.sandbox.local import NoSandbox
 from hermes.tools.background import Processes
 
 if TYPE_CHECKING:
@@ -46,7 +49,9 @@ class Outside:
 class World:
     """Files, commands, addresses, the store and other runs, as far as one run may touch them.
 
-    Its parts are made when they are first asked for: a turn without tools costs nothing here.
+    Its parts are made when they are first asked for: a turn without tools costs nothing here. `hosts` are those of the
+    web that may be read for the rest of the turn, `named_hosts` tells those that the user has named, and `has_foreign`
+    whether the model has been shown text from outside.
     """
 
     def __init__(
@@ -64,8 +69,12 @@ class World:
         ask_model: Callable[..., Awaitable[Any]],
         toolsets: frozenset[str] = frozenset(),
         spend: Callable[[dict[str, Any]], None] = lambda _: None,
+        has_foreign: Callable[[], bool] = lambda: False,
+        named_hosts: Callable[[], frozenset[str]] = frozenset,
     ) -> None:
         self.toolsets, self.spend = toolsets, spend
+        self.has_foreign, self.named_hosts = has_foreign, named_hosts
+        self.hosts: set[str] = set()
         self.spec, self.home, self.store, self.desk = spec, home, store, desk
         self.window_tokens, self.ask_model = window_tokens, ask_model
         self.settings, self._secrets, self._outside, self._blocking = settings, secrets, outside, blocking
@@ -110,13 +119,30 @@ class World:
         """The one way to addresses."""
         if self._urls is None:
             outside = self._outside
-            self._urls = UrlGuard(outside.network, self.settings, self._secrets, outside.own_ports)
+            self._urls = UrlGuard(outside.network, self.settings, self._secrets, outside.own_ports, self.may_read)
         return self._urls
 
     @property
     def egress(self) -> EgressProxy:
         """The only way out of the session's sandbox. It is the session's: every turn gets the same one."""
         return self.desk.hosts.proxy(self)
+
+    def may_read(self, host: str) -> bool:
+        """Whether a host of the web need not be asked about: the settings, the user's words or a grant name it."""
+        if not self.settings.get("web.ask_hosts") or host in self.hosts or f"host {host}" in self.desk.granted:
+            return True
+        allowed = tuple(map(domain, self.settings.get("web.allowed_hosts", list)))
+        return f".{host}".endswith(allowed) or names(host, self.named_hosts())
+
+    def is_foreign_file(self, real: str) -> bool:
+        """Whether a file came from outside: an upload, or an answer that was too long, where such came from outside."""
+        if below(real, os.path.realpath(self.home.uploads)):
+            return True
+        return below(real, os.path.realpath(self.spill)) and self.has_foreign()
+
+    def names_foreign_file(self, command: str) -> bool:
+        """Whether a command names such a file by its path."""
+        return str(self.home.uploads) in command or (str(self.spill) in command and self.has_foreign())
 
     async def sandbox(self) -> Sandbox:
         """The one way to run commands."""
@@ -145,7 +171,7 @@ class World:
     def _guarded(self, sandbox: Sandbox) -> Paths:
         place = sandbox.place
         writable, readable = [place.workspace, *place.rw], [*place.ro, *([place.uploads] if place.uploads else [])]
-        if sandbox.isolated:
+        if sandbox.isolated and not isinstance(sandbox, NoSandbox):
             mounts = sandbox.mounts()
             writable = [Path(mount.path) for mount in mounts if mount.mode == "rw"]
             readable += [Path(mount.path) for mount in mounts if mount.mode == "ro"]

@@ -1,0 +1,81 @@
+"""What is shown for approval is what will be done: whole, with nothing invisible, and only known secrets hidden."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.conftest import MakeHouse
+from agent.house import Json
+from hermes.cli.runs_command import _line
+from hermes.runs.events import Event
+from hermes.server.render_chat import approval_request
+from hermes.text import visible
+from support.model_server import Call, ModelServer
+from tools.commanding import SURELY_S, Desk
+
+PATTERNS = [
+    "ghp_" + "Zq8Yw2Xe4Rt6" * 3,
+    "sk-proj-0123456789abcdefghij",
+    "Authorization: Bearer abcdefghijklmnop",
+    "PASSWORD=$(curl-x-evil)",
+    "--api-key='touch /tmp/not-shown; true'",
+    "https://user:longpassword@host.test/",
+]
+
+
+async def asked_about(desk: Desk, command: str) -> Json:
+    """The request for approval of a command that is then refused."""
+    under_way = await desk.begin(Call("terminal", {"command": command}), answerable=True)
+    asked = await under_way.seen("approval.requested")
+    await under_way.control("approve", id=asked["approval_id"], choice="deny")
+    await under_way.end(SURELY_S)
+    return asked
+
+
+@pytest.mark.parametrize("text", PATTERNS)
+async def test_what_only_looks_like_a_secret_is_shown(make_house: MakeHouse, server: ModelServer, text: str) -> None:
+    command = f"rm -r build; echo {text}"
+    assert (await asked_about(Desk(make_house, server), command))["subject"] == command
+
+
+async def test_known_secret_is_masked(make_house: MakeHouse, server: ModelServer) -> None:
+    desk = Desk(make_house, server)
+    desk.house.home.env_file.write_text("SOME_PHRASE=quartz-violet-heron\n")
+    asked = await asked_about(desk, "rm -r build; echo quartz-violet-heron end")
+    assert asked["subject"] == "rm -r build; echo [redacted] end"
+
+
+async def test_long_command_is_shown_whole(make_house: MakeHouse, server: ModelServer) -> None:
+    command = f"rm -r build; echo {'x' * 20_000} middle {'y' * 20_000}\necho second"
+    asked = await asked_about(Desk(make_house, server), command)
+    assert asked["subject"] == command
+    shown = approval_request(Event("run_1", "approval.requested", 0, asked))
+    assert shown["command"] == command
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain 'text' ü 漢字", "plain 'text' ü 漢字"),
+        ("two\n\tlines", "two\n\tlines"),
+        ("a\u202eb", "a\\u202eb"),
+        ("a\u2066b\u2069", "a\\u2066b\\u2069"),
+        ("a\u200bb\u200d\ufeff", "a\\u200bb\\u200d\\ufeff"),
+        ("a\u00a0b\u2003c\u3164d\u2800", "a\\u00a0b\\u2003c\\u3164d\\u2800"),
+        ("a\x1b[2Kb\r\x00\x08\x7f\x9b", "a\\u001b[2Kb\\u000d\\u0000\\u0008\\u007f\\u009b"),
+        ("a\U000e0041\ufe0f\U000e0100", "a\\U000e0041\\ufe0f\\U000e0100"),
+        ("a\u2028b", "a\\u2028b"),
+    ],
+)
+def test_invisible_characters_are_escaped(text: str, shown: str) -> None:
+    assert visible(text) == shown
+
+
+async def test_request_shows_invisible_characters(make_house: MakeHouse, server: ModelServer) -> None:
+    asked = await asked_about(Desk(make_house, server), "rm -r build; echo \u202etxt.exe\u202c \x1b[1A")
+    assert asked["subject"] == "rm -r build; echo \\u202etxt.exe\\u202c \\u001b[1A"
+
+
+def test_followed_log_shows_the_line_ends_of_a_command() -> None:
+    data = {"subject": "echo a\nrm -r b", "reason": "It deletes.", "choices": ["once"]}
+    assert "echo a\\nrm -r b" in _line(Event("run_1", "approval.requested", 0, data), str)
