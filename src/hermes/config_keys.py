@@ -151,6 +151,7 @@ _TOOLS = (
     _text("terminal.docker_image", "python:3.12-slim"),
     _number("terminal.container_cpu", 1, 0.01, 4096),
     _whole("terminal.container_memory", 5120, 16),
+    _whole("terminal.disk_quota_mb", 10_240, 0),
     _choice("approvals.mode", "manual", "manual", "smart", "off"),
     _number("approvals.timeout", 60),
     _choice("approvals.unattended", "deny", "deny", "allow"),

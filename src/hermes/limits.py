@@ -256,6 +256,16 @@ CONTAINER_IDLE_S_MAX = 600.0
 CONTAINER_CALL_S_MAX = 60.0
 CONTAINER_PULL_S_MAX = 600.0
 CONTAINER_VARIABLE_BYTES_MAX = 32 * 1024
+# Disk use of a sandbox: how often free space is looked at, after how long or how much less of it the folders are
+# measured, how long that may take, and what must stay free. The spill files of a home are trimmed in steps.
+DISK_LOOK_S = 2.0
+DISK_MEASURED_S = 300.0
+DISK_STEP_BYTES = 64 * 1024**2
+DISK_MEASURE_S_MAX = 30.0
+DISK_FREE_BYTES_MIN = 256 * 1024**2
+SPILL_BYTES_MAX = 500 * 1024**2
+SPILL_TRIM_BYTES = 16 * 1024**2
+SPILL_FOLDER_IDLE_S = 3600.0
 # The proxy that is the only way out of a sandbox
 EGRESS_HEAD_BYTES_MAX = 16 * 1024
 EGRESS_HEAD_S_MAX = 10.0

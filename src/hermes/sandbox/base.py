@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from hermes.sandbox.mounts import Mount, Place
     from hermes.sandbox.proxy import EgressProxy
+    from hermes.sandbox.quota import DiskQuota
     from hermes.sandbox.workspace_watch import Watching
 
 log = logging.getLogger(__name__)
@@ -127,6 +128,7 @@ class Process:
         self._gone: asyncio.Future[int] = loop.create_future()
         self.pid = self._child.pid
         self.ended_by: Ended = "exit"
+        self.reason = ""
         self._task = loop.create_task(self._supervise())
         self._task.add_done_callback(self._finish)
 
@@ -157,6 +159,11 @@ class Process:
             self._stop.set_result("killed")
         if not self._hurry.done():
             self._hurry.set_result(None)
+
+    def end_because(self, reason: str) -> None:
+        """End the command at once; the reason is for whoever asks what became of it."""
+        self.reason = self.reason or reason
+        self.kill()
 
     def close(self) -> None:
         """Read no more."""
@@ -216,6 +223,7 @@ class Sandbox:
         self.place = place
         # Over the folders that the user and commands share.
         self.watching: Watching | None = None
+        self.quota: DiskQuota | None = None
         # How commands reach the network, where they have none of their own.
         self.egress: EgressProxy | None = None
         self._live: set[Process] = set()
@@ -246,16 +254,25 @@ class Sandbox:
             raise
 
     async def _begin(self, command: Command) -> Process:
-        process = Process(*await self._start(command), command.seconds, self._live.discard)
+        if self.quota is not None:
+            await self.quota.check()
+        process = Process(*await self._start(command), command.seconds, self._ended)
         self._live.add(process)
+        if self.quota is not None:
+            self.quota.started(process, process.end_because)
         return process
+
+    def _ended(self, process: Process) -> None:
+        self._live.discard(process)
+        if self.quota is not None:
+            self.quota.ended(process)
 
     async def _start(self, command: Command) -> tuple[Parts, Handle]:
         raise NotImplementedError
 
-    def kill_commands(self) -> None:
+    def kill_commands(self, reason: str = "") -> None:
         for process in self._live:
-            process.kill()
+            process.end_because(reason)
 
     async def stop(self) -> None:
         """End every command that still runs here."""
@@ -263,6 +280,8 @@ class Sandbox:
         self.kill_commands()
         for process in live:
             await process.wait()
+        if self.quota is not None:
+            await self.quota.close()
 
 
 class Record:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import shutil
@@ -12,7 +13,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hermes.limits import (
@@ -27,6 +27,7 @@ from hermes.sandbox.command_text import hidden
 from hermes.sandbox.mounts import Mount, Place, plan, trial, writable_roots
 from hermes.sandbox.namespace import Namespace, RemoteProcess
 from hermes.sandbox.proxy_env import PROXY_PORT, proxy_env
+from hermes.sandbox.quota import quota_of
 from hermes.sandbox.workspace_watch import Watching, WorkspaceWatch
 
 if TYPE_CHECKING:
@@ -55,9 +56,10 @@ class Bubblewrap(Sandbox):
         super().__init__(place)
         roots = partial(writable_roots, place)
         self.watching = self._watching = Watching(roots, is_granted or place.is_granted, self.kill_commands)
+        self.quota = quota_of(place)
         self._namespace: Namespace | None = None
         self._protected: WorkspaceWatch | None = None
-        self._group: Path | None = None
+        self._group: cgroup.Group | None = None
         self._serving: asyncio.Task[None] | None = None
         self._served: EgressProxy | None = None
         self._building = asyncio.Lock()
@@ -104,7 +106,12 @@ class Bubblewrap(Sandbox):
             self._serving = asyncio.create_task(self.egress.serve(namespace.listener.dup()))
 
     def _bound(self, pid: int) -> None:
-        self._group = cgroup.bounded(pid, SANDBOX_PROCESSES_MAX) if os.geteuid() == 0 else None
+        """Put the first process into a control group, where one can be made; all others are born there."""
+        place = self.place
+        self._group = cgroup.create(place.private.parent.name, place.memory_mb, place.cpus, SANDBOX_PROCESSES_MAX)
+        if self._group is not None:
+            with contextlib.suppress(OSError):
+                self._group.add(pid)
 
     def _request(self) -> dict[str, Any]:
         limits = {
@@ -138,8 +145,8 @@ class Bubblewrap(Sandbox):
         if namespace is not None:
             namespace.close()
         group, self._group = self._group, None
-        for _ in range(100 if group else 0):
-            if cgroup.removed(group):
+        for _ in range(100):
+            if group is None or group.remove():
                 break
             await asyncio.sleep(0.02)  # the last process is out of its group a moment after it has ended
 

@@ -1,58 +1,151 @@
-"""A bound on the number of processes that holds for root too, whom the system's limit per user passes over."""
+"""Control groups: memory, CPU and processes of a sandbox bounded together, also for root, whom rlimits pass over.
+
+Works where the hierarchy can be written: as root, or where it is delegated. Version 1 and version 2.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import os
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
 from hermes.processes import is_alive
 
+Controller = Literal["memory", "cpu", "pids"]
+
 _ROOT = Path("/sys/fs/cgroup")
-_NAME = "hermes-"
+_PREFIX = "hermes-"
+_PERIOD_US = 100_000
 _numbers = itertools.count(1)
 
 
-def bounded(pid: int, processes_max: int) -> Path | None:
-    """Put a process into a group of its own that may hold so many; None where such a group cannot be made."""
-    for parent in _parents():
-        group = parent / f"{_NAME}{os.getpid()}-{next(_numbers)}"
-        try:
-            group.mkdir()
-            (group / "pids.max").write_text(str(processes_max))
-            (group / "cgroup.procs").write_text(str(pid))
-        except OSError:
-            removed(group)
-            continue
-        return group
-    return None
+class Group:
+    """A group that processes can be put into. `bounds` are the limits in force: what is missing has to be bounded by
+    rlimits. In version 1 it is a folder in each hierarchy."""
+
+    def __init__(self, folders: tuple[Path, ...], bounds: frozenset[Controller]) -> None:
+        self._folders, self.bounds = folders, bounds
+
+    def add(self, pid: int) -> None:
+        """Move a process into the group; its later children are born there. Raises OSError."""
+        for folder in self._folders:
+            (folder / "cgroup.procs").write_text(str(pid))
+
+    def remove(self) -> bool:
+        """Whether the group is gone. One that still holds a process stays; the last one leaves it a moment after its end."""
+        for folder in self._folders:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        return not any(folder.exists() for folder in self._folders)
 
 
-def removed(group: Path | None) -> bool:
-    """Whether a group could be removed: one that holds a process stays."""
-    if group is None:
-        return True
-    with contextlib.suppress(OSError):
-        group.rmdir()
-    return not group.exists()
+def create(name: str, memory_mb: int, cpus: float, processes_max: int) -> Group | None:
+    """Make a group for one sandbox; None where no bound at all can be set. `name` is for whoever looks at the groups."""
+    title = f"{_PREFIX}{os.getpid()}-{next(_numbers)}-{re.sub(r'[^A-Za-z0-9_-]', '_', name)[:64]}"
+    memory, quota = str(memory_mb * 1024**2), str(max(1000, round(cpus * _PERIOD_US)))
+    v1: dict[Controller, dict[str, str]] = {
+        # The second limit counts swap too, and exists only where swap is accounted for.
+        "memory": {"memory.limit_in_bytes": memory, "memory.memsw.limit_in_bytes": memory},
+        "cpu": {"cpu.cfs_period_us": str(_PERIOD_US), "cpu.cfs_quota_us": quota},
+        "pids": {"pids.max": str(processes_max)},
+    }
+    v2: dict[Controller, dict[str, str]] = {
+        "memory": {"memory.max": memory, "memory.swap.max": "0"},
+        "cpu": {"cpu.max": f"{quota} {_PERIOD_US}"},
+        "pids": {"pids.max": str(processes_max)},
+    }
+    paths = _own_paths()
+    hierarchies = {controller: _hierarchy(controller, paths) for controller in v1}
+    folders: list[Path] = []
+    bounds: set[Controller] = set()
+    for controller, hierarchy in hierarchies.items():
+        for parent in _v1_parents(hierarchy, paths) if hierarchy else ():
+            if _bound(parent / title, {controller: v1[controller]}):
+                folders.append(parent / title)
+                bounds.add(controller)
+                break
+    unified = {controller: v2[controller] for controller, hierarchy in hierarchies.items() if not hierarchy}
+    # A process is in one group of version 2 only, so that group has to hold all that is left.
+    for parent in _v2_parents(paths) if unified else ():
+        if met := _bound(parent / title, unified):
+            folders.append(parent / title)
+            bounds |= met
+            break
+    return Group(tuple(dict.fromkeys(folders)), frozenset(bounds)) if bounds else None
 
 
 def sweep() -> None:
     """Remove the groups of processes that are no more."""
-    for group in (found for parent in _parents() for found in parent.glob(f"{_NAME}*-*")):
-        maker = group.name.removeprefix(_NAME).partition("-")[0]
+    for group in (found for parent in _parents() for found in parent.glob(f"{_PREFIX}*-*")):
+        maker = group.name.removeprefix(_PREFIX).partition("-")[0]
         if maker.isdigit() and not is_alive(int(maker), None):
-            removed(group)
+            Group((group,), frozenset()).remove()
 
 
-def _parents() -> list[Path]:
-    """Where a group with a bound can be: the old hierarchy of that name, or beside or below ourselves in the new one."""
+def _bound(folder: Path, limits: Mapping[Controller, Mapping[str, str]]) -> set[Controller]:
+    """Make the group if need be, and set what limits can be set; without any it is not left behind."""
+    met: set[Controller] = set()
+    with contextlib.suppress(OSError):
+        folder.mkdir(exist_ok=True)
+        for controller, files in limits.items():
+            if _limited(folder, controller, files):
+                met.add(controller)
+        if not met:
+            folder.rmdir()
+    return met
+
+
+def _limited(folder: Path, controller: Controller, files: Mapping[str, str]) -> bool:
+    """Whether a controller's limits are set. Its first file must be there; others are left out by some kernels."""
+    subtree, (required, *_) = folder.parent / "cgroup.subtree_control", files
+    try:
+        if subtree.exists() and controller not in subtree.read_text().split():
+            subtree.write_text(f"+{controller}")
+        for name, value in files.items():
+            if name == required or (folder / name).exists():
+                (folder / name).write_text(value)
+    except OSError:
+        return False
+    return True
+
+
+def _hierarchy(controller: Controller, paths: Mapping[str, str]) -> str:
+    """The controllers that share a hierarchy of version 1 with this one; empty where it belongs to version 2."""
+    return next((names for names in paths if controller in names.split(",")), "")
+
+
+def _own_paths() -> dict[str, str]:
+    """Our own group in each hierarchy, by the names of its controllers; version 2 has no names."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
-        return []
-    paths = {names: path.lstrip("/") for _, names, path in (line.split(":", 2) for line in lines)}
+        return {}
+    return {names: path.lstrip("/") for _, names, path in (line.split(":", 2) for line in lines)}
+
+
+def _v1_parents(hierarchy: str, paths: Mapping[str, str]) -> list[Path]:
+    root = _ROOT / hierarchy
+    return _inside(root / paths[hierarchy], root)
+
+
+def _v2_parents(paths: Mapping[str, str]) -> list[Path]:
+    """Beside ourselves, or below: a group that holds processes cannot have bounded groups below it, but for the root."""
     own = _ROOT / paths.get("", "")
-    candidates = [_ROOT / "pids" / paths["pids"]] if "pids" in paths else [own.parent, own]
-    return [path for path in candidates if path.is_relative_to(_ROOT)]
+    return _inside(own.parent, own)
+
+
+def _inside(*candidates: Path) -> list[Path]:
+    return [path for path in dict.fromkeys(candidates) if path.is_relative_to(_ROOT) and path.is_dir()]
+
+
+def _parents(*controllers: Controller) -> Iterator[Path]:
+    """Where groups with these controllers can be; of all of ours if none is named."""
+    paths = _own_paths()
+    for names in dict.fromkeys(
+        _hierarchy(controller, paths) for controller in controllers or ("memory", "cpu", "pids")
+    ):
+        yield from _v1_parents(names, paths) if names else _v2_parents(paths)

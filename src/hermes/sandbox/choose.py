@@ -197,6 +197,7 @@ class Sandboxes:
             network=settings.get("terminal.network", bool),
             memory_mb=settings.get("terminal.container_memory", int),
             cpus=settings.get("terminal.container_cpu", float),
+            disk_quota_mb=settings.get("terminal.disk_quota_mb", int),
             env=child_env(settings, backend, private, os.environ),
         )
 

@@ -37,6 +37,7 @@ from hermes.sandbox.base import (
 )
 from hermes.sandbox.command_text import hidden
 from hermes.sandbox.mounts import Mode, Mount, Place, plan, trial, writable_roots
+from hermes.sandbox.quota import quota_of
 from hermes.sandbox.workspace_watch import Watching
 
 _NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
@@ -69,6 +70,7 @@ class Docker(Sandbox):
         self, place: Place, image: str, session_id: str, is_granted: Callable[[str], bool] | None = None
     ) -> None:
         super().__init__(place)
+        self.quota = quota_of(place)
         roots = functools.partial(writable_roots, place)
         self.watching = self._watching = Watching(roots, is_granted or place.is_granted, self.kill_commands)
         self._image, self._session_id = image, session_id

@@ -45,6 +45,7 @@ class Place:
     network: bool = False
     memory_mb: int = 5120
     cpus: float = 1.0
+    disk_quota_mb: int = 0
     user_home: Path = field(default_factory=lambda: Path(os.path.expanduser("~")))
     env: Mapping[str, str] = field(default_factory=dict)
 

@@ -22,7 +22,6 @@ import termios
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Literal
 
 from hermes.guards.path_lists import RESERVED_NAMES, RULES, below, plain
@@ -58,7 +57,7 @@ class Watching:
     changed while no command ran."""
 
     def __init__(
-        self, roots: Callable[[], Sequence[str]], is_granted: Callable[[str], bool], end_commands: Callable[[], None]
+        self, roots: Callable[[], Sequence[str]], is_granted: Callable[[str], bool], end_commands: Callable[[str], None]
     ) -> None:
         self._roots, self._is_granted, self._end_commands = roots, is_granted, end_commands
         self._watch: WorkspaceWatch | None = None
@@ -72,8 +71,10 @@ class Watching:
             watch = self._watch
             if watch is None or not (self.commands or await asyncio.to_thread(watch.begin)):
                 await self._close()
-                end = partial(asyncio.get_running_loop().call_soon_threadsafe, self._end_commands)
-                watch = self._watch = await asyncio.to_thread(self._make, end)
+                loop, end = asyncio.get_running_loop(), self._end_commands
+                watch = self._watch = await asyncio.to_thread(
+                    self._make, lambda reason: loop.call_soon_threadsafe(end, reason)
+                )
             self.commands += 1
             return watch
 
@@ -110,7 +111,7 @@ class Watching:
             watch, self._watch = self._watch, None
             await asyncio.to_thread(watch.close)
 
-    def _make(self, end_commands: Callable[[], object]) -> WorkspaceWatch:
+    def _make(self, end_commands: Callable[[str], object]) -> WorkspaceWatch:
         watch = WorkspaceWatch(self._roots(), self._is_granted, end_commands)
         try:
             watch.scan()
@@ -126,7 +127,10 @@ class WorkspaceWatch:
     appears is theirs. `is_granted` tells what the user has allowed to be written."""
 
     def __init__(
-        self, roots: Sequence[str], is_granted: Callable[[str], bool], end_commands: Callable[[], object] = lambda: None
+        self,
+        roots: Sequence[str],
+        is_granted: Callable[[str], bool],
+        end_commands: Callable[[str], object] = lambda _: None,
     ) -> None:
         self._roots, self._is_granted, self._end_commands = roots, is_granted, end_commands
         self._times: dict[str, int] = {}
@@ -528,7 +532,7 @@ class WorkspaceWatch:
         self._times[path] = self._times.get(path, 0) + 1
         if self._times[path] == _REPEATS_MAX:
             log.warning("%s was made again and again; the commands that run in the workspace are ended", path)
-            self._end_commands()
+            self._end_commands(f"It kept making {path}, which needs the user's approval.")
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from hermes.limits import (
     COMMAND_QUIET_S,
     COMMAND_SHOWN_CHARS_MAX,
 )
+from hermes.sandbox.quota import spilled
 
 if TYPE_CHECKING:
     from hermes.guards.secrets import Secrets
@@ -151,10 +152,12 @@ class Spill:
         self.whole = self.whole and len(data) <= self._room
         data = data[: self._room]
         self._room -= len(data)
+        size = len(data)
         make_private_folder(self.path.parent)
         with open(self.path, "ab", buffering=0, opener=private_opener) as file:
             while data:
                 data = data[file.write(data) or 0 :]
+        spilled(self.path, size)
 
 
 class Captured:

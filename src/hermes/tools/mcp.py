@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hermes.agent.compress import estimate
 from hermes.guards.urls import UrlGuard
-from hermes.home import write_private
 from hermes.limits import (
     MCP_FAILURES_MAX,
     MCP_IMAGES_MAX,
@@ -28,6 +27,7 @@ from hermes.limits import (
     MCP_WINDOW_SHARE,
 )
 from hermes.sandbox.choose import child_env
+from hermes.sandbox.quota import write_spill
 from hermes.tools import mcp_names as names
 from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
 from hermes.tools.vision import data_url
@@ -377,7 +377,7 @@ async def _kept(ctx: ToolContext, told: dict[str, Any], blobs: list[names.Blob])
         kind = "".join(filter(str.isalnum, blob.media_type.partition("/")[2]))[:8] or "bin"
         call = "".join(char if char.isalnum() else "_" for char in ctx.call_id)[:64]
         path = ctx.world.spill / f"{call}-{number}.{kind}"
-        await ctx.blocking(partial(write_private, path, blob.data))
+        await ctx.blocking(partial(write_spill, path, blob.data))
         files.append({"path": str(path), "media_type": blob.media_type, "bytes": len(blob.data)})
         if ctx.sees_images and blob.media_type.startswith("image/") and len(ctx.images) < MCP_IMAGES_MAX:
             with contextlib.suppress(ToolError):  # what cannot be shown lies in its file

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from hermes.agent.prompt import foreign_frame
-from hermes.home import write_private
 from hermes.ids import random_hex
 from hermes.limits import FRAMED_CHARS_MIN, SPILL_PREVIEW_CHARS, SPILLED_CHARS_MIN
 from hermes.runs.spec import Content
+from hermes.sandbox.quota import write_spill
 from hermes.tools.registry import Answer
 
 _SHARE_OF_WINDOW = 0.15
@@ -55,7 +55,7 @@ class Shaper:
         if len(content) > self._max or self._used + len(content) > 2 * self._max:
             path = self._folder / f"{_plain(call_id)}.txt"
             whole = _in_lines(answer)
-            await self._blocking(partial(write_private, path, whole.encode("utf-8", "replace")))
+            await self._blocking(partial(write_spill, path, whole.encode("utf-8", "replace")))
             spilled = str(path)
             told = {"spilled": {"path": spilled, "chars": len(whole), "lines": whole.count("\n")}}
             hint = "The answer was too long. This is its beginning; read_file and search_files can read all of it."

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode
 
 from hermes.guards.urls import Fetched, FetchFailed
-from hermes.home import write_private
 from hermes.limits import (
     EXTRACTED_CHARS_MAX,
     EXTRACTED_CHARS_MIN,
@@ -23,6 +22,7 @@ from hermes.limits import (
     WEB_RESULTS_MAX,
     WEB_SNIPPET_CHARS_MAX,
 )
+from hermes.sandbox.quota import write_spill
 from hermes.tools import approving
 from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
 
@@ -235,7 +235,7 @@ def _spilled(ctx: ToolContext, url: str, text: str) -> str | None:
     path = ctx.world.spill / f"page-{name}.md"
     data = text.encode("utf-8", "replace")[:PAGE_SPILLED_BYTES_MAX]
     try:
-        write_private(path, data.decode("utf-8", "ignore"))
+        write_spill(path, data.decode("utf-8", "ignore"))
     except OSError:
         return None
     return str(path)

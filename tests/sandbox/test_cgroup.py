@@ -1,0 +1,101 @@
+"""Control groups: what a group bounds for all its processes together, and what is left of it afterwards."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hermes.sandbox import cgroup
+from hermes.sandbox.cgroup import Group
+
+
+@pytest.fixture
+def group() -> Iterator[Group]:
+    made = cgroup.create("a test/of mine", 64, 0.5, 20)
+    if made is None:
+        pytest.skip("control groups cannot be written here")
+    yield made
+    until = time.monotonic() + 10
+    while not made.remove():  # the last process leaves it a moment after it has ended
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def said_in(group: Group, script: str) -> str:
+    """What a shell script says that waits until it is in the group."""
+    argv = ["/bin/sh", "-c", f"read go; {script}"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True) as process:
+        group.add(process.pid)
+        return process.communicate("\n")[0]
+
+
+def test_memory_is_bounded_for_all_processes_together(group: Group) -> None:
+    if "memory" not in group.bounds:
+        pytest.skip("no memory controller")
+    half = "python3 -c 'x = bytearray(40 << 20); import time; time.sleep(1)'"
+    assert said_in(group, f"{half}; echo $?").splitlines()[-1] == "0"
+    said = said_in(group, f"({half}; echo one $?) & ({half}; echo two $?) & wait")
+    assert "137" in said
+
+
+def test_processes_are_bounded(group: Group) -> None:
+    if "pids" not in group.bounds:
+        pytest.skip("no pids controller")
+    assert "fork" in said_in(group, "for i in $(seq 40); do sleep 5 & done; kill $(jobs -p)")
+
+
+def test_cpu_quota_is_set(group: Group) -> None:
+    if "cpu" not in group.bounds:
+        pytest.skip("no cpu controller")
+    [value] = [
+        text
+        for folder in group._folders
+        for name in ("cpu.max", "cpu.cfs_quota_us")
+        if (folder / name).exists() and (text := (folder / name).read_text().split()[0])
+    ]
+    assert value == "50000"
+
+
+def test_group_with_a_process_stays(group: Group) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        group.add(process.pid)
+        assert not group.remove()
+        process.kill()
+
+
+def test_version_2_has_one_group_with_every_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "service" / "server"
+    own.mkdir(parents=True)
+    (own.parent / "cgroup.subtree_control").write_text("pids")
+    monkeypatch.setattr(cgroup, "_ROOT", tmp_path)
+    monkeypatch.setattr(cgroup, "_own_paths", lambda: {"": "service/server"})
+    made = cgroup.create("s1", 100, 1.5, 7)
+    assert made is not None and made.bounds == {"memory", "cpu", "pids"}
+    [folder] = [path for path in own.parent.iterdir() if path.name.startswith(f"hermes-{os.getpid()}-")]
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {
+        "memory.max": str(100 * 1024**2),
+        "cpu.max": "150000 100000",
+        "pids.max": "7",
+    }
+
+
+def test_where_nothing_can_be_written_there_is_no_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroup, "_ROOT", tmp_path / "missing")
+    assert cgroup.create("s1", 100, 1, 10) is None
+
+
+def test_sweep_removes_groups_of_dead_makers_only(group: Group) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    left = [folder.parent / f"hermes-{gone.pid}-1-old" for folder in group._folders]
+    for folder in left:
+        folder.mkdir()
+    cgroup.sweep()
+    assert not any(folder.exists() for folder in left)
+    assert all(folder.exists() for folder in group._folders)
