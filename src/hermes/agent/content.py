@@ -1,4 +1,4 @@
-"""The user's message as it arrives: files in it become text, or lie in the upload folder and are named."""
+"""Messages as they arrive: files in them become text, or lie in the upload folder and are named."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import base64
 import binascii
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hermes.home import write_private
 from hermes.runs.spec import Content
-from hermes.text import whole_tree
+from hermes.store.base import Row
+from hermes.store.digests import continued, digest_of
+from hermes.store.rows import row_of_message
 
 if TYPE_CHECKING:
     from hermes.agent.turn import Services
@@ -32,12 +35,45 @@ class Upload:
     mime: str
 
 
-async def received(content: Content, services: Services, session_id: str) -> tuple[Content, list[Upload]]:
-    """The message with every file part turned into text, and text that can be stored; what was saved on the way."""
-    content = whole_tree(content)
-    saved: list[Upload] = []
-    if isinstance(content, str) or not any(part.get("type") == "file" for part in content):
-        return content, saved
+@dataclass(slots=True)
+class Arrived:
+    """Messages with every file part turned into text. `digests` knows by id those that came otherwise."""
+
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    digests: dict[int, str] = field(default_factory=dict)
+    saved: list[Upload] = field(default_factory=list)
+
+    def running(self) -> list[str]:
+        """For each message the hash over the conversation up to it."""
+        found: list[str] = []
+        for message in self.messages:
+            own = self.digests.get(id(message)) or digest_of(message)
+            found.append(continued(found[-1] if found else None, own))
+        return found
+
+    def row(self, session_id: str, message: dict[str, Any]) -> Row:
+        """The row of one of them."""
+        row = row_of_message(session_id, message)
+        row.digest = self.digests.get(id(message))
+        return row
+
+
+async def arrived(messages: Sequence[dict[str, Any]], services: Services, session_id: str) -> Arrived:
+    """The messages as the model and the store are given them."""
+    out = Arrived()
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list) and any(part.get("type") == "file" for part in content):
+            digest = digest_of(message)
+            message = {**message, "content": await _without_files(content, services, session_id, out.saved)}
+            out.digests[id(message)] = digest
+        out.messages.append(message)
+    return out
+
+
+async def _without_files(
+    content: list[dict[str, Any]], services: Services, session_id: str, saved: list[Upload]
+) -> list[dict[str, Any]]:
     parts: list[dict[str, Any]] = []
     for part in content:
         if part.get("type") != "file":
@@ -45,7 +81,7 @@ async def received(content: Content, services: Services, session_id: str) -> tup
             continue
         text = await services.files.call(partial(_as_text, part["file"], services, session_id, saved))
         parts.append({"type": "text", "text": text})
-    return parts, saved
+    return parts
 
 
 def _as_text(file: dict[str, Any], services: Services, session_id: str, saved: list[Upload]) -> str:
@@ -56,12 +92,18 @@ def _as_text(file: dict[str, Any], services: Services, session_id: str, saved: l
     folder = folder_of(services.home, session_id)
     path = folder / name
     count = 1
-    while path.exists():
+    while path.exists() and not _holds(path, data):
         path = folder / f"{count}-{name}"
         count += 1
-    write_private(path, data)
-    saved.append(Upload(name, path, len(data), str(file.get("media_type") or "application/octet-stream")))
+    if not path.exists():
+        write_private(path, data)
+        saved.append(Upload(name, path, len(data), str(file.get("media_type") or "application/octet-stream")))
     return f"The user attached the file {name} ({len(data)} bytes, {file.get('media_type')}); it is at {path}."
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    """Whether the file is the one that is sent again: clients repeat what was said before."""
+    return path.stat().st_size == len(data) and path.read_bytes() == data
 
 
 def folder_of(home: Home, session_id: str) -> Path:

@@ -39,7 +39,8 @@ class RouteChoice:
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """One turn to be run. With `compact` nothing is asked: the conversation is made shorter, minding what it names."""
+    """One turn to be run. With `compact` nothing is asked: the conversation is made shorter, minding what it names.
+    With `verbatim` the model is given `history` whatever the session holds."""
 
     user_message: Content
     session_id: str
@@ -49,6 +50,8 @@ class RunSpec:
     owner: str = "default"
     session_key: str | None = None
     history: list[dict[str, Any]] | None = None
+    verbatim: bool = False
+    user_name: str | None = None
     instructions: str | None = None
     route: RouteChoice | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)

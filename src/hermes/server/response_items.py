@@ -49,7 +49,7 @@ def _taken(messages: list[Json], *, from_end: bool) -> tuple[Json, ...]:
     taken: list[Json] = []
     while messages and messages[-1 if from_end else 0]["role"] == "tool":
         message = messages.pop() if from_end else messages.pop(0)
-        taken.append({"tool_call_id": message["tool_call_id"], "content": text_of(message["content"])})
+        taken.append({"tool_call_id": message["tool_call_id"], "content": message["content"]})
     return tuple(reversed(taken) if from_end else taken)
 
 
@@ -129,7 +129,7 @@ class Reader:
 
     async def _output(self, item: Mapping[str, Any], where: str, out: Given) -> None:
         said = content(item.get("output"), f"{where}.output", self.text_chars_max)
-        out.messages.append({"role": "tool", "content": text_of(said), "tool_call_id": _text(item, "call_id", where)})
+        out.messages.append({"role": "tool", "content": said, "tool_call_id": _text(item, "call_id", where)})
 
     async def _mcp(self, item: Mapping[str, Any], where: str, out: Given) -> None:
         call_id = _text(item, "id", where)

@@ -21,6 +21,8 @@ from hermes.server.response_kept import Kept, blank
 from hermes.server.sealing import Seal, seal_of
 from hermes.server.turns import Message, Turn, client_tools, parameters
 from hermes.server.wishes import wishes
+from hermes.store.binding import match
+from hermes.store.rows import row_of_message
 from hermes.store.sessions import new_session_id
 
 if TYPE_CHECKING:
@@ -211,11 +213,8 @@ async def _placed(
         seeds = wished.seed and bool(history)
         spec = replace(spec, history=history if seeds else None, base_id=spec.session_id if seeds else None)
         return Turn(adapter, request, spec, wished, ignored_messages=0 if seeds else len(history))
-    if chain is None and (waiting := await adapter.session_waiting_for(spec.results, spec.owner)):
-        return Turn(adapter, request, replace(spec, session_id=waiting), wished, ignored_messages=len(history))
-    if chain is None and spec.results:
-        ids = [str(result["tool_call_id"]) for result in spec.results]
-        history = await adapter.stored_responses.suspended(ids, spec.owner) or history
+    if chain is None and spec.results and wished.tool_items == "none":
+        history = await _with_unseen(adapter, spec, history)
     whole = [*before, *history]
     if truncates and len(whole) > TRUNCATED_MESSAGES:
         return Turn(adapter, request, replace(spec, history=cut_to(whole, TRUNCATED_MESSAGES)), wished)
@@ -225,6 +224,14 @@ async def _placed(
         spec, new = replace(spec, session_id=new_session_id()), True
     spec = replace(spec, history=whole, base_id=spec.session_id if spec.persist else None)
     return Turn(adapter, request, spec, wished, bind=new)
+
+
+async def _with_unseen(adapter: APIServerAdapter, spec: RunSpec, history: list[Message]) -> list[Message]:
+    """The history with the server's own calls, where the turn that waits for these results is the one that is meant."""
+    ids = [str(result["tool_call_id"]) for result in spec.results]
+    kept = await adapter.stored_responses.suspended(ids, spec.owner)
+    found = match(history, [row_of_message("", message) for message in kept or ()])
+    return found.with_unseen() if found is not None else history
 
 
 async def _is_kept(adapter: APIServerAdapter, chain: Json) -> bool:

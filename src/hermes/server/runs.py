@@ -187,7 +187,7 @@ def _history(adapter: APIServerAdapter, asked: RunRequest, chain: Json | None) -
 
 async def _check_answered(adapter: APIServerAdapter, stored: list[Message], owner: str) -> None:
     asked = open_calls(stored)
-    if asked and await adapter.take_pending(asked, owner, asked):
+    if asked and await adapter.waits(asked, owner):
         words = f"The tool call {asked[0]!r} has no output; it must be answered before anything else is said."
         raise ApiError(400, words, "tool_output_missing", "tool_call_id")
 

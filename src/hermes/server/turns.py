@@ -219,17 +219,19 @@ class Turn:
         return self.spec.base_id is not None and not self.bind
 
     async def _answer_calls(self) -> None:
-        """Every call that waits for the client must be answered, and nothing else."""
+        """Every call that the history leaves open must be answered, and nothing else."""
         asked = open_calls(self.history)
+        if self.spec.user_message and not self.spec.verbatim:
+            # Who sends all messages along may repeat what a session holds already.
+            known = {message.get("tool_call_id") for message in self.history if message.get("role") == "tool"}
+            fresh = tuple(result for result in self.spec.results if result["tool_call_id"] not in known)
+            self.spec = replace(self.spec, results=fresh)
         given = {str(result["tool_call_id"]) for result in self.spec.results}
         if unknown := sorted(given - set(asked)):
             words = f"No tool call found for the output of {unknown[0]!r}."
             raise ApiError(400, words, "tool_call_not_found", "tool_call_id")
         missing = [call_id for call_id in asked if call_id not in given]
-        if not asked:
-            return
-        waiting = await self.adapter.take_pending(asked, self.spec.owner, missing)
-        if missing and (given or waiting):
+        if missing and (given or self.spec.verbatim or await self.adapter.waits(missing, self.spec.owner)):
             words = f"The tool call {missing[0]!r} has no output; it must be answered before anything else is said."
             raise ApiError(400, words, "tool_output_missing", "tool_call_id")
         if missing:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hermes.errors import ConfigError
 from hermes.store.base import Begun
-from hermes.store.binding import bound
+from hermes.store.binding import Bound, bound
 from hermes.store.connections import Tx
 from hermes.store.engine import Engine
 from hermes.store.idempotency import Idempotency
@@ -105,15 +105,18 @@ class AsyncStore:
         base_id, said = spec.base_id or spec.session_id, spec.history or []
 
         def work(tx: Tx) -> Begun | None:
-            found, new = spec.session_id, False
+            found = Bound(spec.session_id, False)
             if bind:
-                found, new = bound(tx, base_id, said, spec.owner, spec.session_key)
-            token = acquire(tx, f"session:{found}", holder, ttl, free=new)
+                answered = [str(result["tool_call_id"]) for result in spec.results]
+                who, seen = (spec.owner, spec.session_key), spec.kind != "chat"
+                found = bound(tx, base_id, said, *who, answered, shown_tools=seen)
+            token = acquire(tx, f"session:{found.session_id}", holder, ttl, free=found.new)
             if token is None:
                 return None
-            if new:  # what was begun in a session has made it
-                return Begun(found, token, (), None)
-            return Begun(found, token, runs.unfinished(found), sessions.get_session(found))
+            if found.new:  # what was begun in a session has made it
+                return Begun(found.session_id, token, (), None, found.history)
+            left, session = runs.unfinished(found.session_id), sessions.get_session(found.session_id)
+            return Begun(found.session_id, token, left, session, found.history)
 
         return self.blocking.engine.write_later(work)
 

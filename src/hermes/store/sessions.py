@@ -370,15 +370,6 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):
         sql = "SELECT * FROM pending_calls WHERE owner = ? AND call_id = ? AND expires_at > ?"
         return [dict(row) for call_id in call_ids for row in tx.rows(sql, (owner, call_id, time.time()))]
 
-    @writes
-    def take_pending_calls(self, tx: Tx, call_ids: Sequence[str], owner: str = "default") -> list[dict[str, Any]]:
-        """Those of the calls that still wait; they wait no longer."""
-        taken = []
-        for call_id in call_ids:
-            sql = "DELETE FROM pending_calls WHERE owner = ? AND call_id = ? AND expires_at > ? RETURNING *"
-            taken += [dict(row) for row in tx.rows(sql, (owner, call_id, time.time()))]
-        return taken
-
     @reads
     def get_meta(self, tx: Tx, key: str) -> str | None:
         """A small thing kept under a name."""
