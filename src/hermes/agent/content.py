@@ -1,4 +1,5 @@
-"""Messages as they arrive: files in them become text, or lie in the upload folder and are named."""
+"""Messages as they arrive: files in them become text, or lie in the upload folder and are named; files that were
+delivered with an answer become tags again."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hermes.agent.media_tags import as_said
 from hermes.home import write_private
 from hermes.runs.spec import Content
 from hermes.store.base import Row
@@ -37,24 +39,27 @@ class Upload:
 
 @dataclass(slots=True)
 class Arrived:
-    """Messages with every file part turned into text. `digests` knows by id those that came otherwise."""
+    """Messages as the model is given them. `given` has by id those that came otherwise, as they came."""
 
     messages: list[dict[str, Any]] = field(default_factory=list)
-    digests: dict[int, str] = field(default_factory=dict)
+    given: dict[int, dict[str, Any]] = field(default_factory=dict)
     saved: list[Upload] = field(default_factory=list)
 
     def running(self) -> list[str]:
         """For each message the hash over the conversation up to it."""
         found: list[str] = []
         for message in self.messages:
-            own = self.digests.get(id(message)) or digest_of(message)
+            own = digest_of(self.given.get(id(message), message))
             found.append(continued(found[-1] if found else None, own))
         return found
 
     def row(self, session_id: str, message: dict[str, Any]) -> Row:
         """The row of one of them."""
         row = row_of_message(session_id, message)
-        row.digest = self.digests.get(id(message))
+        if (given := self.given.get(id(message))) is not None and row.role == "assistant":
+            row.content, row.api_content = given["content"], row.content
+        elif given is not None:
+            row.digest = digest_of(given)
         return row
 
 
@@ -62,11 +67,13 @@ async def arrived(messages: Sequence[dict[str, Any]], services: Services, sessio
     """The messages as the model and the store are given them."""
     out = Arrived()
     for message in messages:
-        content = message.get("content")
+        given, content = message, message.get("content")
         if isinstance(content, list) and any(part.get("type") == "file" for part in content):
-            digest = digest_of(message)
-            message = {**message, "content": await _without_files(content, services, session_id, out.saved)}
-            out.digests[id(message)] = digest
+            message = {**given, "content": await _without_files(content, services, session_id, out.saved)}
+        elif isinstance(content, str) and given.get("role") == "assistant" and (said := as_said(content)) is not None:
+            message = {**given, "content": said}
+        if message is not given:
+            out.given[id(message)] = given
         out.messages.append(message)
     return out
 

@@ -52,7 +52,7 @@ async def open_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | 
     try:
         before = await arrived([*(stored or spec.history or ()), *_results(spec)], services, spec.session_id)
         now = await arrived([said], services, spec.session_id)
-        [said], before.digests, before.saved = now.messages, before.digests | now.digests, before.saved + now.saved
+        [said], before.given, before.saved = now.messages, before.given | now.given, before.saved + now.saved
         client_tools = {tool.name: tool for tool in map(_client_tool, spec.client_tools)}
         _check_answered(before.messages, said["content"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -65,7 +65,7 @@ async def open_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | 
     turn.stored = spec.persist and (spec.history is None or spec.base_id is not None)
     turn.user_message = new[0] if new else None
     if spec.verbatim and spec.persist:
-        turn.given = Arrived(turn.messages[:], before.digests)
+        turn.given = Arrived(turn.messages[:], before.given)
     await _equip(turn, client_tools)
     await _record(turn, await set_system_prompt(turn, session), before, begins=begins)
     for file in before.saved if spec.persist else ():

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from hermes.agent.media import as_said
+from hermes.agent.media_tags import as_said
 from hermes.limits import CONTENT_PARTS_MAX
 from hermes.server.errors import invalid
 
