@@ -12,7 +12,7 @@ from aiohttp import web
 from hermes.providers.chat_completions import reasoning_of
 from hermes.runs.spec import RunSpec
 from hermes.server.bodies import Body, read
-from hermes.server.content import content, text_of
+from hermes.server.content import content, newest, result, text_of
 from hermes.server.errors import ApiError, answer, invalid
 from hermes.server.idempotency import asked_at
 from hermes.server.models import ChatMessage, ChatRequest
@@ -228,22 +228,16 @@ def parted(messages: list[ChatMessage], text_chars_max: int, where: str = "messa
         else:
             told.append((at, known))
     users = [message for _, message in told if message["role"] == "user"]
-    # What is new stands behind the last answer: outputs of its calls, and what the user says next.
-    end = 1 + max((at for at, (_, message) in enumerate(told) if message["role"] == "assistant"), default=-1)
-    before, new = [message for _, message in told[:end]], [message for _, message in told[end:]]
-    outputs = [message for message in new if message["role"] == "tool"]
-    asked = [message for message in new if message["role"] == "user"]
+    before, outputs, asked = newest([message for _, message in told])
     if not users and not outputs:
         raise ApiError(400, "No user message was found in messages.", "missing_user_message", where)
-    if not new:
+    if not outputs and not asked:
         words = "The last message is the assistant's; an answer cannot be begun for it."
         raise invalid(f"{where}[{told[-1][0]}].role", words, "unsupported_value")
-    if len(asked) > 1:
-        before, outputs = [*before, *outputs, *asked[:-1]], []
     prompt = asked[-1] if asked else {"content": ""}
-    results = tuple({name: value for name, value in message.items() if name != "role"} for message in outputs)
     first = text_of(users[0]["content"]) if users else ""
-    return Said("\n".join(system) if system else None, before, prompt["content"], results, first, prompt.get("name"))
+    joined = "\n".join(system) if system else None
+    return Said(joined, before, prompt["content"], tuple(map(result, outputs)), first, prompt.get("name"))
 
 
 def message_of(message: ChatMessage, where: str, text_chars_max: int) -> Message:

@@ -169,10 +169,12 @@ class Turn:
         return self.spec.session_id
 
     async def admit(self) -> None:
-        """Gain a permit and the session, then read what was said in it before. Refusals leave no trace.
+        """Gain a permit and the session, then read what was said in it before. Refusals leave no trace."""
+        await self.gain()
+        await self.look_back()
 
-        One whose run an earlier server has begun has all that, and only follows.
-        """
+    async def gain(self) -> None:
+        """Gain a permit and the session. One whose run an earlier server has begun has both, and only follows."""
         app = await self.adapter.app()
         try:
             self.admission = joined() or await app.engine.admit(self.spec, bind=self.bind)
@@ -180,14 +182,16 @@ class Turn:
             raise outcome.refusal(error) from None
         self.spec = self.admission.spec
         self.admission.told = self.queue.wake
+
+    async def look_back(self) -> None:
+        """The history that the turn goes on from, once the session is held; a client's calls in it are answered."""
         try:
             await self._look_back()
         except BaseException:
-            await self.admission.give_up()
+            await self.release()
             raise
 
     async def _look_back(self) -> None:
-        """The history that the turn goes on from, once the session is held; a client's calls in it are answered."""
         spec = self.spec
         if spec.history is not None and not self._seeds():
             self.history = [*spec.history]

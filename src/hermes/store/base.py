@@ -245,6 +245,10 @@ class RunStore(Protocol):
         """Runs, newest first; `before` is the id of the last one seen."""
         ...
 
+    async def newest(self, session_id: str) -> str | None:
+        """The id of the run that was begun last in a session."""
+        ...
+
     async def unfinished(self, session_id: str | None = None) -> builtins.list[RunRecord]:
         """Runs without an end, oldest first."""
         ...

@@ -267,9 +267,10 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):
         new_id: str | None = None,
         title: str | None = None,
         at_message_id: int | None = None,
+        after_run: str | None = None,
         **fields: Any,
     ) -> str:
-        """A session of its own that begins like another, up to and with one message of it."""
+        """A session of its own that begins like another, up to and with one message of it, or the last one of a run."""
         found = tx.row("SELECT * FROM sessions WHERE id = ?", (source_id,))
         if found is None:
             raise KeyError(f"There is no session '{source_id}'.")
@@ -286,6 +287,8 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):
         copied = _up_to(
             messages.read(tx, f"session_id = ? AND active AND {_FINISHED} ORDER BY id", (source_id,)), at_message_id
         )
+        if after_run is not None:
+            copied = _up_to_run(copied, after_run)
         kept = {name: source[name] for name in CREATED_WITH if name not in ("title", "base_id", "kind")}
         kept |= {"owner": owner, **fields, "title": wanted, "kind": "branch", "parent_session_id": source_id}
         open_session(tx, made_id, source["source"], kept)
@@ -390,6 +393,14 @@ def _family(tx: Tx, session_id: str) -> list[str]:
         "ON s.parent_session_id = f.id WHERE s.kind = 'delegate') SELECT id FROM family"
     )
     return [row[0] for row in tx.rows(sql, (session_id,))]
+
+
+def _up_to_run(found: list[Any], run_id: str) -> list[Any]:
+    """What was said when a run ended: outputs that its client has sent since are not of it."""
+    at = [i for i, row in enumerate(found) if row.run_id == run_id]
+    if not at:
+        raise KeyError(f"There are no messages of the run {run_id} in this session.")
+    return found[: at[-1] + 1]
 
 
 def _up_to(found: list[Any], at_message_id: int | None) -> list[Any]:
