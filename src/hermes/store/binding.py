@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice, takewhile
 from typing import Any
 
 from hermes.limits import BOUND_SESSIONS_MAX
@@ -133,7 +135,7 @@ def match(
     shown_tools: bool = False,
 ) -> Match | None:
     """How the rows hold the given messages; None when they hold something else."""
-    out, left = Match(), list(held)
+    out, left = Match(), deque(held)
     for at, message in enumerate(given):
         if message.get("role") == "system":  # no row holds it
             out.pairs.append((message, []))
@@ -142,20 +144,31 @@ def match(
         if not shown_tools and message.get("role") != "assistant":
             _skip_unseen(left, out)
         if left and rows.digest_of_row(left[0]) == digest:
-            out.pairs.append((message, [left.pop(0)]))
+            out.pairs.append((message, [left.popleft()]))
             continue
         if shown_tools or message.get("role") != "assistant" or not (stands := _stands_for(message, left)):
             return None
         out.pairs.append((message, stands))
-        taken = {id(row) for row in stands}
-        left = [row for row in left if id(row) not in taken]
+        _take(left, stands)
     if not shown_tools:
         _skip_unseen(left, out)
     out.left = len(left)
     return out
 
 
-def _stands_for(message: Message, left: list[Row]) -> list[Row] | None:
+def _take(left: deque[Row], stands: Sequence[Row]) -> None:
+    """Take these rows out, which stand near the beginning; outputs of the client may lie between them."""
+    taken, kept = {id(row) for row in stands}, []
+    while taken:
+        row = left.popleft()
+        if id(row) in taken:
+            taken.remove(id(row))
+        else:
+            kept.append(row)
+    left.extendleft(reversed(kept))
+
+
+def _stands_for(message: Message, left: deque[Row]) -> list[Row] | None:
     """The rows of which a client sees one answer: its last text or all of them, and the calls that are the client's."""
     said, texts, stands = _text(message.get("content")), [], list[Row]()
     at = 0
@@ -173,22 +186,18 @@ def _stands_for(message: Message, left: list[Row]) -> list[Row] | None:
     return None
 
 
-def _skip_unseen(left: list[Row], out: Match) -> None:
+def _skip_unseen(left: deque[Row], out: Match) -> None:
     """Pass over calls that a client has seen nothing of: the turn ended before it said a word."""
     while left and left[0].role == "assistant" and left[0].tool_calls and not _text(left[0].content):
         results = _results(left, 0)
         own, clients = _parted(left[0], results)
         if clients or len(own) != len(results):
             return
-        out.pairs.append((None, left[: 1 + len(results)]))
-        del left[: 1 + len(results)]
+        out.pairs.append((None, [left.popleft() for _ in range(1 + len(results))]))
 
 
-def _results(left: Sequence[Row], at: int) -> list[Row]:
-    end = at + 1
-    while end < len(left) and left[end].role == "tool":
-        end += 1
-    return list(left[at + 1 : end])
+def _results(left: deque[Row], at: int) -> list[Row]:
+    return list(takewhile(lambda row: row.role == "tool", islice(left, at + 1, None)))
 
 
 def _parted(row: Row, results: Sequence[Row]) -> tuple[list[Row], list[dict[str, Any]]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from hermes.store.coding import cleaned, pack, text_of
+from hermes.store.coding import clean, cleaned, pack, text_of
 
 # Hashes without it were made of the user's texts alone.
 VERSION = "2:"
@@ -17,9 +17,11 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 
 def digest_of(message: Mapping[str, Any]) -> str:
     """The hash over the complete content of a message: two that differ in anything that was said differ in it."""
-    calls = [_call(call) for call in message.get("tool_calls") or ()]
-    told = [message.get("role"), _said(message.get("content")), calls]
-    told += (message.get(name) or "" for name in ("tool_call_id", "name"))
+    said = _said(message.get("content"))
+    more: list[Any] = [message.get(name) or "" for name in ("tool_calls", "tool_call_id", "name")]
+    if type(said) is str and not any(more):  # as most are
+        return hashlib.sha256(f"{message.get('role')}\n{clean(said)}".encode()).hexdigest()
+    told = [message.get("role"), said, [_call(call) for call in more[0] or ()], *more[1:]]
     return hashlib.sha256(_bytes(told)).hexdigest()
 
 
