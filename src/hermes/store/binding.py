@@ -76,12 +76,12 @@ def bound(
         "ORDER BY last_active DESC LIMIT ?",
         (base_id, owner, session_key, BOUND_SESSIONS_MAX),
     )
-    possible = {str(found[0]): True for found in same if found[1] == asked or not is_current(found[1])}
-    possible |= {one: own for one, own in _waiting(tx, call_ids, owner, session_key).items() if one not in possible}
+    waiting = _waiting(tx, call_ids, owner, session_key)
+    possible = waiting | {str(one[0]): True for one in same if one[1] == asked or not is_current(one[1])}
     found = {one: how for one in possible if (how := matched(one)) is not None}
     whole = [one for one, how in found.items() if not how.left]
-    # Of a turn that was gone on with already only the beginning is meant: its client sends the same again.
-    meant = whole or list(found)
+    # Where none ends there, a client may send outputs again to a turn that was gone on with since.
+    meant = list(found) if whole else [one for one in found if one in waiting]
     added = found[meant[0]].with_unseen() if len(meant) == 1 else None
     for one in whole:
         if possible[one] and not held_by(tx, f"session:{one}"):
