@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from hermes.agent.media import Outgoing, as_said
+from hermes.agent.media import Outgoing
+from hermes.agent.media_tags import as_said
 from hermes.limits import MEDIA_PIECE_CHARS, MEDIA_TAG_CHARS_MAX
 from hermes.tools import files
 from support.model_server import ModelServer, Reply

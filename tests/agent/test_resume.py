@@ -125,6 +125,17 @@ async def test_a_run_without_a_model_call_goes_on_as_normal(house: House, server
     assert sent(server.requests[0]) == [("user", "do it")]
 
 
+async def test_a_history_that_was_brought_along_counts_after_a_restart_too(house: House, server: ModelServer) -> None:
+    server.script = [Reply(text="Done.")]
+    await house.app.store.sessions.create_session(SESSION, "api_server")
+    for role in ("user", "assistant"):
+        await house.app.store.sessions.append_message(SESSION, role, "of another conversation")
+    brought = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    left = await Left(house, server, history=brought, base_id=SESSION, verbatim=True).begin()
+    await left.taken_up()
+    assert sent(server.requests[0]) == [("user", "a"), ("assistant", "b"), ("user", "do it")]
+
+
 async def test_numbers_go_on_at_the_next_round_one(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
     left = await Left(house, server).begin()

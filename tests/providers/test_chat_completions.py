@@ -231,7 +231,7 @@ def test_reasoning_details_go_back_joined() -> None:
     assert fragments[0][0]["text"] == "let "
 
 
-def test_a_family_that_wants_its_reasoning_back_gets_it_with_calls() -> None:
+def test_a_family_that_requires_its_reasoning_gets_it_with_every_answer() -> None:
     opaque = {"chat_completions": [{"kind": "reasoning_content", "data": t} for t in ("hm ", "so")]}
     messages = [
         {"role": "assistant", "content": "x", "opaque": opaque},
@@ -239,7 +239,7 @@ def test_a_family_that_wants_its_reasoning_back_gets_it_with_calls() -> None:
         {"role": "assistant", "content": "x", "tool_calls": [call()]},
     ]
     sent = body("deepseek/deepseek-v4-pro", messages=messages)["messages"]
-    assert [m.get("reasoning_content") for m in sent] == [None, "hm so", ""]
+    assert [m.get("reasoning_content") for m in sent] == ["hm so", "hm so", " "]
     assert all("reasoning_content" not in m for m in body("gpt-4o", messages=messages)["messages"])
 
 

@@ -185,6 +185,74 @@ def test_among_many_equal_openings_the_right_one_is_found(db: SessionDB) -> None
     assert [db.bind_session(BASE, turns("hi", f"answer {n}")) for n in range(16)] == ids
 
 
+# ---- complete content
+
+CAT, DOG = (
+    [{"type": "text", "text": "What?"}, {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}]
+    for data in ("QUJD", "REVG")
+)
+FILE = [
+    {"type": "file", "file": {"name": "a.txt", "data": "data:text/plain;base64,bWlsaw==", "media_type": "text/plain"}}
+]
+
+
+def lamp(call_id: str, name: str = "lamp", room: str = "hall") -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": f'{{"room": "{room}"}}'}}
+
+
+def exchange(question: Any = "light", output: Any = "on", made: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    """A client's own call and its output."""
+    return [
+        {"role": "user", "content": question},
+        {"role": "assistant", "content": None, "tool_calls": [made or lamp("c1", "lamp", "hall")]},
+        {"role": "tool", "content": output, "tool_call_id": "c1"},
+        {"role": "assistant", "content": "Done."},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stored", "given", "same"),
+    [
+        (turns(CAT, "A cat."), turns(CAT, "A cat."), True),
+        (turns(CAT, "A cat."), turns(DOG, "A cat."), False),
+        (turns(CAT, "A cat."), turns("What?", "A cat."), False),
+        (turns(CAT, "A cat."), turns([*CAT, *CAT], "A cat."), False),
+        (turns(FILE, "Milk."), turns(FILE, "Milk."), True),
+        (exchange(), exchange(), True),
+        (exchange(), exchange(output="off"), False),
+        (exchange(), exchange(output=CAT), False),
+        (exchange(output=CAT), exchange(output=CAT), True),
+        (exchange(output=CAT), exchange(output=DOG), False),
+        (exchange(), exchange(made=lamp("c2", "lamp", "hall")), False),
+        (exchange(), exchange(made=lamp("c1", "horn", "hall")), False),
+        (exchange(), exchange(made=lamp("c1", "lamp", "kitchen")), False),
+        (exchange(), turns("light", "Done."), False),
+        (exchange(), exchange()[:2], False),
+        (exchange(), [exchange()[0], *exchange()[3:]], False),
+        (turns("light", "Done."), exchange(), False),
+    ],
+)
+def test_every_part_of_a_message_counts(db: SessionDB, stored: Any, given: Any, same: bool) -> None:
+    db.create_session(BASE, "api_server", base_id=BASE)
+    for message in stored:
+        db.append_message(BASE, **message)
+    found = db.bind_session(BASE, given)
+    assert found == BASE if same else is_new(db, found)
+
+
+def test_a_hash_of_an_older_kind_is_looked_through_and_replaced(db: SessionDB) -> None:
+    hold(db, CAT, "A cat.")
+    db.transaction(lambda: db.engine.write(lambda tx: tx.execute("UPDATE sessions SET transcript_digest = 'ab12'")))
+    assert is_new(db, db.bind_session(BASE, turns(DOG, "A cat.")))
+    assert db.bind_session(BASE, turns(CAT, "A cat.")) == BASE
+    for message in turns("more", "yes"):
+        db.append_message(BASE, **message)
+    row = db.get_session(BASE)
+    assert row is not None
+    assert row["transcript_digest"].startswith("2:")
+    assert db.bind_session(BASE, turns(CAT, "A cat.", "more", "yes")) == BASE
+
+
 # ---- compaction, rewinding, forks
 
 

@@ -104,6 +104,8 @@ SAMPLES: dict[str, Any] = {
     "owner": "ada",
     "session_key": "k",
     "history": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": None, "tool_calls": [call("c")]}],
+    "verbatim": True,
+    "user_name": "Ada",
     "instructions": "Be kind.",
     "route": RouteChoice("m", "p", "http://127.0.0.1:1/v1", "chat_completions"),
     "sampling": {"temperature": 0.1, "stop": ["a", "b"], "seed": 2**53 + 1},

@@ -31,24 +31,23 @@ def test_a_file_of_no_session_is_refused(db: SessionDB) -> None:
         add(db)
 
 
-def test_a_call_that_waits_is_taken_once_and_by_its_owner(db: SessionDB) -> None:
+def test_a_call_that_waits_is_known_to_its_owner(db: SessionDB) -> None:
     db.create_session("s", "cli")
     db.put_pending_calls("s", "run_1", ["c1", "c2"], owner="ada")
-    assert db.take_pending_calls(["c1"]) == []
-    [taken] = db.take_pending_calls(["c1", "unknown"], owner="ada")
-    assert (taken["call_id"], taken["session_id"], taken["run_id"]) == ("c1", "s", "run_1")
-    assert 86_000 < taken["expires_at"] - time.time() <= 86_400
-    assert db.take_pending_calls(["c1"], owner="ada") == []
-    assert [call["call_id"] for call in db.take_pending_calls(["c2"], owner="ada")] == ["c2"]
+    assert db.pending_calls(["c1"]) == []
+    [found] = db.pending_calls(["c1", "unknown"], owner="ada")
+    assert (found["call_id"], found["session_id"], found["run_id"]) == ("c1", "s", "run_1")
+    assert 86_000 < found["expires_at"] - time.time() <= 86_400
+    assert [call["call_id"] for call in db.pending_calls(["c2"], owner="ada")] == ["c2"]
 
 
 def test_a_call_waits_until_its_time_is_up_or_its_session_is_gone(db: SessionDB) -> None:
     db.create_session("s", "cli")
     db.put_pending_calls("s", "run_1", ["late"], expires_at=time.time() - 1)
     db.put_pending_calls("s", "run_1", ["c1"])
-    assert db.take_pending_calls(["late"]) == []
+    assert db.pending_calls(["late"]) == []
     db.delete_session("s")
-    assert db.take_pending_calls(["c1"]) == []
+    assert db.pending_calls(["c1"]) == []
     with pytest.raises(KeyError):
         db.put_pending_calls("s", "run_1", ["c1"])
 

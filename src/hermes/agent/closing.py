@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hermes.agent.failures import Failure, explain, sentence
-from hermes.agent.media import as_said
+from hermes.agent.media_tags import as_said
 from hermes.agent.parts import Assembled, ToolCall
 from hermes.agent.step import Answered
 from hermes.agent.turn import Turn

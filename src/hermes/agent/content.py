@@ -1,4 +1,5 @@
-"""The user's message as it arrives: files in it become text, or lie in the upload folder and are named."""
+"""Messages as they arrive: files in them become text, or lie in the upload folder and are named; files that were
+delivered with an answer become tags again."""
 
 from __future__ import annotations
 
@@ -6,16 +7,19 @@ import base64
 import binascii
 import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hermes.agent.media_tags import as_said
 from hermes.home import write_private
 from hermes.ids import folder_name
 from hermes.runs.spec import Content
-from hermes.text import whole_tree
+from hermes.store.base import Row
+from hermes.store.digests import continued, digest_of
+from hermes.store.rows import row_of_message
 
 if TYPE_CHECKING:
     from hermes.agent.turn import Services
@@ -34,14 +38,56 @@ class Upload:
     mime: str
 
 
-async def received(
-    content: Content, services: Services, session_id: str, redact: Callable[[str], str]
-) -> tuple[Content, list[Upload]]:
-    """The message with every file part turned into redacted text that can be stored, and what was saved on the way."""
-    content = whole_tree(content)
-    saved: list[Upload] = []
-    if isinstance(content, str) or not any(part.get("type") == "file" for part in content):
-        return content, saved
+@dataclass(slots=True)
+class Arrived:
+    """Messages as the model is given them. `given` has by id those that came otherwise, as they came."""
+
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    given: dict[int, dict[str, Any]] = field(default_factory=dict)
+    saved: list[Upload] = field(default_factory=list)
+
+    def running(self) -> list[str]:
+        """For each message the hash over the conversation up to it."""
+        found: list[str] = []
+        for message in self.messages:
+            own = digest_of(self.given.get(id(message), message))
+            found.append(continued(found[-1] if found else None, own))
+        return found
+
+    def row(self, session_id: str, message: dict[str, Any]) -> Row:
+        """The row of one of them."""
+        row = row_of_message(session_id, message)
+        if (given := self.given.get(id(message))) is not None and row.role == "assistant":
+            row.content, row.api_content = given["content"], row.content
+        elif given is not None:
+            row.digest = digest_of(given)
+        return row
+
+
+async def arrived(
+    messages: Sequence[dict[str, Any]], services: Services, session_id: str, redact: Callable[[str], str]
+) -> Arrived:
+    """The messages as the model and the store are given them; the text of files in them is redacted."""
+    out = Arrived()
+    for message in messages:
+        given, content = message, message.get("content")
+        if isinstance(content, list) and any(part.get("type") == "file" for part in content):
+            message = {**given, "content": await _without_files(content, services, session_id, out.saved, redact)}
+        elif isinstance(content, str) and given.get("role") == "assistant" and (said := as_said(content)) is not None:
+            message = {**given, "content": said}
+        if message is not given:
+            out.given[id(message)] = given
+        out.messages.append(message)
+    return out
+
+
+async def _without_files(
+    content: list[dict[str, Any]],
+    services: Services,
+    session_id: str,
+    saved: list[Upload],
+    redact: Callable[[str], str],
+) -> list[dict[str, Any]]:
     parts: list[dict[str, Any]] = []
     for part in content:
         if part.get("type") != "file":
@@ -49,7 +95,7 @@ async def received(
             continue
         text = await services.files.call(partial(_as_text, part["file"], services, session_id, saved, redact))
         parts.append({"type": "text", "text": text})
-    return parts, saved
+    return parts
 
 
 def _as_text(
@@ -62,12 +108,18 @@ def _as_text(
     folder = folder_of(services.home, session_id)
     path = folder / name
     count = 1
-    while path.exists():
+    while path.exists() and not _holds(path, data):
         path = folder / f"{count}-{name}"
         count += 1
-    write_private(path, data)
-    saved.append(Upload(name, path, len(data), str(file.get("media_type") or "application/octet-stream")))
+    if not path.exists():
+        write_private(path, data)
+        saved.append(Upload(name, path, len(data), str(file.get("media_type") or "application/octet-stream")))
     return f"The user attached the file {name} ({len(data)} bytes, {file.get('media_type')}); it is at {path}."
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    """Whether the file is the one that is sent again: clients repeat what was said before."""
+    return path.stat().st_size == len(data) and path.read_bytes() == data
 
 
 def folder_of(home: Home, session_id: str) -> Path:

@@ -218,6 +218,7 @@ OPTIONS = (
     "stop_sequences",
     "logit_bias",
     "reasoning_effort",
+    "reasoning_content",
     "reasoning",
     "thinking",
     "verbosity",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from hermes.agent.turn import Turn
 from hermes.limits import BYTES_PER_TOKEN
 from hermes.providers.base import Message
 from hermes.runs.control import Stopped
+from hermes.store.base import StoreError
 from hermes.store.rows import row_of_message
 from hermes.tools.round import last_answer
 
@@ -29,6 +31,8 @@ async def fit(turn: Turn, reason: str) -> Failure | None:
         return None
     if not (turn.live.spec.compress and turn.settings.get("compression.enabled")):
         return _overflow(turn, "It may not be compacted.") if turn.prompt_tokens() > room.total else None
+    if reason == "start" and await _recall(turn) and turn.prompt_tokens() <= room.limit:
+        return None
     await compact(turn, reason)
     last = compress.plan(turn.messages, room).tail[:1]
     if turn.fixed_tokens() + compress.size_of(last) > room.total:
@@ -75,12 +79,42 @@ async def compact(turn: Turn, reason: str, topic: str = "") -> bool:
     if usage:
         events.insert(0, live.log.event("usage", **usage))
     # A history that the caller brought is the caller's; only stored rows are replaced.
-    rows = [row_of_message(live.transcript_id, message) for message in shorter] if turn.stored else []
+    replaces = turn.stored and not live.spec.verbatim
+    rows = [row_of_message(live.transcript_id, message) for message in shorter] if replaces else []
     for message, row in zip(shorter, rows, strict=False):
         if message is turn.user_message:
             turn.user_row = row
-    await live.log.append(*events, rows=rows, replaces=turn.stored)
+    await live.log.append(*events, rows=rows, replaces=replaces)
+    with suppress(StoreError):  # the next turn can do it again
+        await _remember(turn, plan, shorter)
     return turn.prompt_tokens() < before
+
+
+async def _recall(turn: Turn) -> bool:
+    """Put what an earlier turn made of the beginning of this history in its place. False: there is nothing of it."""
+    if turn.given is None:
+        return False
+    digests, found = turn.given.running(), None
+    with suppress(StoreError):
+        found = await turn.live.store.sessions.find_compaction(turn.live.spec.owner, digests)
+    if found is None:
+        return False
+    digest, first_kept, instead = found
+    turn.messages[first_kept : digests.index(digest) + 1] = instead
+    return True
+
+
+async def _remember(turn: Turn, plan: compress.Plan, shorter: list[Message]) -> None:
+    """Keep what stands for the beginning of a caller's history, for the next turn that brings it along."""
+    given = turn.given.messages if turn.given is not None else []
+    end = next((at for at, message in enumerate(given) if plan.tail and message is plan.tail[0]), 0)
+    if turn.given is None or not end:
+        return
+    first = next((at for at, (a, b) in enumerate(zip(shorter, given, strict=False)) if a is not b), 0)
+    instead = shorter[first : len(shorter) - len(plan.tail)]
+    live = turn.live
+    digest = turn.given.running()[end - 1]
+    await live.store.sessions.put_compaction(live.transcript_id, live.spec.owner, digest, first, instead)
 
 
 async def _shorter(

@@ -15,7 +15,8 @@ from hermes.agent.compress import SUMMARY_MARK
 from hermes.agent.content import own_words, text_of
 from hermes.agent.failures import Failure, Kind, explain
 from hermes.agent.fitting import ASKED, compact, fit
-from hermes.agent.media import Deliverables, as_said
+from hermes.agent.media import Deliverables
+from hermes.agent.media_tags import as_said
 from hermes.agent.opening import open_turn, reopen_turn
 from hermes.agent.parts import Assembled, ToolCall
 from hermes.agent.step import Answered, ModelStep

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from hermes.agent.content import Upload, folder_of
+from hermes.agent.media_tags import BEGIN
 from hermes.errors import HermesError
 from hermes.guards.paths import PathRefused, Paths
 from hermes.home import make_private_folder, private_opener
@@ -31,32 +32,13 @@ if TYPE_CHECKING:
     from hermes.runs.engine import LiveRun
     from hermes.tools.world import World
 
-_BEGIN = "MEDIA:"
 _QUOTED = r""""[^"\n]+"|'[^'\n]+'|`[^`\n]+`"""
 _PLAIN = r"""[^\s"'`<>|]+(?=[\s"'`<>|]"""
-_WHOLE = re.compile(rf"{_BEGIN}(?:{_QUOTED}|{_PLAIN}))")
-_LAST = re.compile(rf"{_BEGIN}(?:{_QUOTED}|{_PLAIN}|\Z))")
-_OPEN = re.compile(rf"""{_BEGIN}(?:"[^"\n]*|'[^'\n]*|`[^`\n]*|[^\s"'`<>|]*)\Z""")
+_WHOLE = re.compile(rf"{BEGIN}(?:{_QUOTED}|{_PLAIN}))")
+_LAST = re.compile(rf"{BEGIN}(?:{_QUOTED}|{_PLAIN}|\Z))")
+_OPEN = re.compile(rf"""{BEGIN}(?:"[^"\n]*|'[^'\n]*|`[^`\n]*|[^\s"'`<>|]*)\Z""")
 _BEHIND = ".,;:!?)]}*_"
 _IMAGES = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".gif": "gif", ".webp": "webp", ".bmp": "bmp"}
-# Short images may be the model's own words, and need no shortening.
-_MADE = re.compile(
-    r"!?\[((?:\\.|[^\]\\\n])+)\]"
-    r"\((?:data:image/\w+;base64,[A-Za-z0-9+/=]{1000,}|/api/sessions/[^/)\s]+/files/file_[0-9a-f]{24})\)"
-)
-
-
-def as_said(text: str) -> str | None:
-    """A text with tags in the place of what was made of them, as the model knows it; None where that is the same."""
-    if "](data:image/" not in text and "](/api/sessions/" not in text:
-        return None
-    said = _MADE.sub(_tag_of, text)
-    return said if said != text else None
-
-
-def _tag_of(made: re.Match[str]) -> str:
-    path = re.sub(r"\\(.)", r"\1", made[1])
-    return _BEGIN + (path if re.fullmatch(r"""[^\s"'`<>|]+""", path) else f'"{path}"')
 
 
 class Outgoing:
@@ -69,7 +51,7 @@ class Outgoing:
 
     def holds(self, text: str) -> bool:
         """Whether the text is more than text that can be written at once."""
-        return bool(self.held or self._due) or _BEGIN[0] in text
+        return bool(self.held or self._due) or BEGIN[0] in text
 
     async def feed(self, text: str, *, last: bool = False) -> None:
         """Write what is known to be no tag, and what tags become. Whoever is stopped in it goes on with the next."""
@@ -94,7 +76,7 @@ class Outgoing:
             await asyncio.sleep(0)
 
     async def _instead(self, tag: str) -> str:
-        path = tag.removeprefix(_BEGIN)
+        path = tag.removeprefix(BEGIN)
         if path[0] in "\"'`":
             return await self._made(path[1:-1]) or tag
         bare = path.rstrip(_BEHIND)
@@ -107,12 +89,12 @@ class Outgoing:
 def _found(text: str, last: bool) -> tuple[int, str]:
     """How much is text only, and the tag behind it if that is whole."""
     at = -1
-    while (at := text.find(_BEGIN, at + 1)) >= 0:
+    while (at := text.find(BEGIN, at + 1)) >= 0:
         if tag := (_LAST if last else _WHOLE).match(text, at):
             return at, tag[0]
         if not last and len(text) - at < MEDIA_TAG_CHARS_MAX and _OPEN.match(text, at):
             return at, ""
-    begun = (n for n in range(len(_BEGIN) - 1, 0, -1) if not last and text.endswith(_BEGIN[:n]))
+    begun = (n for n in range(len(BEGIN) - 1, 0, -1) if not last and text.endswith(BEGIN[:n]))
     return len(text) - next(begun, 0), ""
 
 

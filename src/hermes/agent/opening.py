@@ -11,7 +11,7 @@ from typing import Any
 
 from hermes.agent import prompt, routes
 from hermes.agent.auxiliary import plain_title
-from hermes.agent.content import Upload, received, text_of
+from hermes.agent.content import Arrived, arrived, text_of
 from hermes.agent.failures import Failure
 from hermes.agent.prompt import PromptInputs
 from hermes.agent.surroundings import gather
@@ -22,14 +22,15 @@ from hermes.limits import LEAN_WINDOW_TOKENS
 from hermes.providers.base import Message, Route, ToolSchema
 from hermes.runs.control import Stopped
 from hermes.runs.engine import LiveRun
-from hermes.runs.spec import RouteChoice
+from hermes.runs.spec import RouteChoice, RunSpec
 from hermes.store.base import Row
-from hermes.store.rows import row_of_message
+from hermes.text import whole_tree
 from hermes.tools.mcp import PREFIX as SERVER_PREFIX
 from hermes.tools.registry import ToolDef, redaction
 from hermes.tools.toolsets import LEAN, _get_platform_tools
 
 _KINDS = {"subagent": "delegate", "job": "job"}
+_UNREADABLE = "[A message that could not be read.]"
 
 
 async def open_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | None]:
@@ -44,28 +45,33 @@ async def open_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | 
         session = await live.store.sessions.get_session(live.transcript_id)
     found, fault = _routes(live, services, settings, session)
     stored = await _stored(live, session)
-    begins = not stored and spec.base_id is not None
-    results: list[Message] = [{"role": "tool", **result} for result in spec.results]
-    history = [*(stored or spec.history or ()), *results]
-    uploads: list[Upload] = []
+    empty = not stored and not (spec.verbatim and session is not None and session["message_count"])
+    begins = empty and spec.base_id is not None
+    before = Arrived()
+    said: Message = {"role": "user", "content": whole_tree(spec.user_message)}
+    if spec.user_name:
+        said["name"] = spec.user_name
     try:
-        content, uploads = await received(
-            spec.user_message, services, spec.folder_id, redaction(live.secrets, settings)
-        )
+        redact = redaction(live.secrets, settings)
+        before = await arrived([*(stored or spec.history or ()), *_results(spec)], services, spec.folder_id, redact)
+        now = await arrived([said], services, spec.folder_id, redact)
+        [said], before.given, before.saved = now.messages, before.given | now.given, before.saved + now.saved
         client_tools = {tool.name: tool for tool in map(_client_tool, spec.client_tools)}
-        _check_answered(history, content)
+        _check_answered(before.messages, said["content"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        content, client_tools = text_of(spec.user_message) or "[A message that could not be read.]", {}
+        said, client_tools = {"role": "user", "content": text_of(spec.user_message) or _UNREADABLE}, {}
         fault = Failure(
             "bad_request", None, "", f"The request is malformed: {error!r}", False, "provider_rejected_request"
         )
-    new: list[Message] = [{"role": "user", "content": content}] if content else []
-    turn = Turn(live, services, settings, found, [*history, *new], len(history))
+    new = [said] if said["content"] else []
+    turn = Turn(live, services, settings, found, [*before.messages, *new], len(before.messages))
     turn.stored = spec.persist and (spec.history is None or spec.base_id is not None)
     turn.user_message = new[0] if new else None
+    if spec.verbatim and spec.persist:
+        turn.given = Arrived(turn.messages[:], before.given)
     await _equip(turn, client_tools)
-    await _record(turn, await set_system_prompt(turn, session), content, begins=begins, hold=not uploads)
-    for file in uploads if spec.persist else ():
+    await _record(turn, await set_system_prompt(turn, session), before, begins=begins)
+    for file in before.saved if spec.persist else ():
         facts = {"bytes": file.bytes, "mime": file.mime, "direction": "in", "path": file.path}
         await live.store.sessions.add_file(spec.session_id, file.name, **facts)
     notices = [*live.notices, *([("settings_kept", notice)] if notice else [])]
@@ -84,10 +90,13 @@ async def reopen_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure 
     rows = await live.store.runs.rows(spec.run_id)
     own = [row.as_message() for row in rows]
     stored = spec.history is None or spec.base_id is not None
-    if stored:
+    if stored and not spec.verbatim:
         messages = await live.store.sessions.get_messages_as_conversation(spec.session_id)
     else:
-        messages = [*(spec.history or ()), *own]
+        before = await arrived(
+            [*(spec.history or ()), *_results(spec)], services, spec.folder_id, redaction(live.secrets, settings)
+        )
+        messages = [*before.messages, *own]
     turn = Turn(live, services, settings, found, messages, len(messages) - len(own))
     turn.stored = stored
     turn.user_row = next((row for row in rows if row.role == "user"), None)
@@ -148,7 +157,7 @@ def _with_window(route: Route, services: Services) -> Route:
 async def _stored(live: LiveRun, session: Mapping[str, Any] | None) -> list[Message]:
     """What is known to have been said before. A caller's own history counts instead where there is none."""
     spec = live.spec
-    if session is None or (spec.history is not None and spec.base_id is None):
+    if session is None or spec.verbatim or (spec.history is not None and spec.base_id is None):
         return []
     if live.begun is not None and live.begun.said is not None:
         return live.begun.said
@@ -246,8 +255,8 @@ async def _gathered(turn: Turn, facts: dict[str, Any]) -> PromptInputs:
     return inputs
 
 
-async def _record(turn: Turn, record: Mapping[str, Any], content: Any, *, begins: bool, hold: bool) -> None:
-    live, spec = turn.live, turn.live.spec
+async def _record(turn: Turn, record: Mapping[str, Any], before: Arrived, *, begins: bool) -> None:
+    live, spec, said = turn.live, turn.live.spec, turn.user_message
     started = live.log.event(
         "run.started",
         kind=spec.kind,
@@ -265,13 +274,18 @@ async def _record(turn: Turn, record: Mapping[str, Any], content: Any, *, begins
         # What the store does not hold yet: a history that the session begins with, and a client's answers to calls.
         unknown = turn.history_length if begins else len(spec.results)
         told = turn.messages[turn.history_length - unknown : turn.history_length]
-        rows += (row_of_message(live.transcript_id, message) for message in told)
-    if content:
-        turn.user_row = Row(live.transcript_id, "user", content, spec.run_id, told=((started, "user_row"),))
-        rows.append(turn.user_row)
-    if turn.user_row is not None and not turn.settings.get("auxiliary.title_generation.enabled"):
-        record = {**record, "auto_title": plain_title(text_of(content))}
-    await live.log.append(started, rows=rows, session=record, hold=hold)
+        rows += (before.row(live.transcript_id, message) for message in told)
+    if said is not None:
+        turn.user_row = row = before.row(live.transcript_id, said)
+        row.run_id, row.told = spec.run_id, ((started, "user_row"),)
+        rows.append(row)
+        if not turn.settings.get("auxiliary.title_generation.enabled"):
+            record = {**record, "auto_title": plain_title(text_of(said["content"]))}
+    await live.log.append(started, rows=rows, session=record, hold=not before.saved)
+
+
+def _results(spec: RunSpec) -> list[Message]:
+    return [{"role": "tool", **result} for result in spec.results]
 
 
 def _check_answered(history: list[Message], content: Any) -> None:

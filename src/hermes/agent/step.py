@@ -15,7 +15,8 @@ from hermes.agent.assembler import Assembler, Delta, ReasoningDelta, TextDelta, 
 from hermes.agent.call import Attempt, Caller, carry
 from hermes.agent.decisions import Action, CallState, Decision, decide
 from hermes.agent.failures import Failure, FailureFacts, Kind, classify, explain, rejected_option
-from hermes.agent.media import Outgoing, as_said
+from hermes.agent.media import Outgoing
+from hermes.agent.media_tags import as_said
 from hermes.agent.parts import Assembled
 from hermes.agent.turn import Turn
 from hermes.limits import PRIMARY_REST_S

@@ -25,6 +25,7 @@ from hermes.tools.desk import Desks
 from hermes.tools.registry import Registry, ToolDef
 
 if TYPE_CHECKING:
+    from hermes.agent.content import Arrived
     from hermes.agent.media import Deliverables
     from hermes.config import Settings
     from hermes.home import Home
@@ -117,7 +118,7 @@ class Totals:
 
 @dataclass(slots=True)
 class Turn:
-    """One turn at work."""
+    """One turn at work. `given` is what a caller brought that has its own history."""
 
     live: LiveRun
     services: Services
@@ -126,6 +127,7 @@ class Turn:
     messages: list[Message]
     history_length: int = 0
     stored: bool = False
+    given: Arrived | None = None
     user_row: Row | None = None
     user_message: Message | None = None
     message_id: str = ""

@@ -28,6 +28,7 @@ from hermes.providers.base import (
     endpoint,
     get,
     image_of,
+    images_of,
     inline_data,
     left_out,
     opaque_items,
@@ -240,6 +241,7 @@ def _messages(prompt: Prompt) -> list[Message]:
         role = message.get("role")
         if role == "assistant":
             _add(wire, "assistant", _assistant_blocks(message))
+            _add(wire, "user", _content_blocks(images_of(message.get("content"))))
         else:
             _add(wire, "user", _result(message) if role == "tool" else _content_blocks(message.get("content")))
     for message in wire:

@@ -40,6 +40,10 @@ SAMPLING = frozenset(
 )
 
 
+# What a message may carry besides what every protocol knows.
+MESSAGE_FIELDS = ("name", "reasoning_content")
+
+
 class Credential:
     """A secret that shows itself only to the code that writes the outgoing header."""
 
@@ -319,14 +323,31 @@ def bearer(credential: Credential | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {credential.reveal().strip()}"} if credential else {}
 
 
-def left_out(prompt: Prompt, body: JsonObject, fields: Mapping[str, str]) -> tuple[str, ...]:
-    """The parameters that were given and are not in the body. `fields` tells where some of them go."""
+def left_out(
+    prompt: Prompt, body: JsonObject, fields: Mapping[str, str], unsent: Sequence[str] = MESSAGE_FIELDS
+) -> tuple[str, ...]:
+    """The parameters that were given and are not in the body. `fields` tells where some of them go; `unsent` are fields
+    of messages that the protocol has no place for."""
     given = [name for name, value in prompt.sampling.items() if value is not None]
     thinks = any(name in body for name in ("reasoning", "reasoning_effort", "thinking"))
     if not thinks and wanted_effort(prompt.reasoning) not in (None, "", "none"):
         given.append("reasoning_effort")
     idle = set() if prompt.tools else {"parallel_tool_calls"}
-    return tuple(sorted(name for name in given if fields.get(name, name) not in body and name not in idle))
+    absent = [name for name in given if fields.get(name, name) not in body and name not in idle]
+    absent += (f"messages.{name}" for name in unsent if any(map(_MESSAGE_FIELDS[name], prompt.messages)))
+    return tuple(sorted(absent))
+
+
+def reasoning_given(message: Message) -> str:
+    """The reasoning that a client sent with an assistant's message, or that a model of chat completions gave."""
+    items = opaque_items(message, "chat_completions")
+    return "".join(as_str(data) for kind, data in items if kind == "reasoning_content")
+
+
+_MESSAGE_FIELDS: dict[str, Callable[[Message], Any]] = {
+    "name": lambda message: message.get("name"),
+    "reasoning_content": reasoning_given,
+}
 
 
 def post(
@@ -384,6 +405,11 @@ def image_of(part: JsonObject) -> tuple[str, str | None] | None:
     if isinstance(image, str):
         return image, None
     return (str(image.get("url") or ""), image.get("detail")) if isinstance(image, dict) else None
+
+
+def images_of(content: Any) -> list[JsonObject]:
+    """The image parts of content."""
+    return [part for part in content_parts(content) if part.get("type") == "image_url"]
 
 
 def inline_data(url: str) -> tuple[str, str] | None:

@@ -46,6 +46,7 @@ from hermes.providers.base import (
     money,
     opaque_items,
     post,
+    reasoning_given,
     refusal_facts,
     sampling_sent,
     server_error,
@@ -86,12 +87,13 @@ class ChatCompletions:
                 body["tool_choice"] = prompt.tool_choice
         else:
             body.pop("parallel_tool_calls", None)
+        unsent = () if _takes_reasoning(prompt, facts) else ("reasoning_content",)
         return post(
             route,
             endpoint(route.base_url, "/chat/completions"),
             body,
             bearer(credential),
-            without=left_out(prompt, body, {}),
+            without=left_out(prompt, body, {}, unsent),
         )
 
     def listing(self, route: Route, credential: Credential | None) -> WireRequest:
@@ -202,16 +204,29 @@ def _messages(prompt: Prompt, facts: ModelFacts) -> list[Message]:
             wire.append({"role": "user", "content": images})
             images = []
         if role == "assistant":
-            wire.append(_assistant(message, facts))
+            wire.append(_assistant(message, facts, reasoning=_takes_reasoning(prompt, facts)))
+            if shown := _images(message.get("content")):
+                images += ({"type": "text", "text": "Images from the message of the assistant:"}, *shown)
         elif role == "tool":
             wire.append(_tool_result(message, images))
         else:
             wire.append({"role": "user", "content": _user_content(message.get("content"))})
+        if message.get("name"):
+            wire[-1]["name"] = message["name"]
     if images:
         wire.append({"role": "user", "content": images})
     if prompt.prefill:
         wire.append({"role": "assistant", "content": prompt.prefill})
     return wire
+
+
+def _takes_reasoning(prompt: Prompt, facts: ModelFacts) -> bool:
+    return facts.reasoning_content != "refused" and "reasoning_content" not in prompt.dropped
+
+
+def reasoning_of(text: str) -> JsonObject:
+    """The reasoning of an assistant's message, as it is kept to be sent again."""
+    return {API_MODE: [{"kind": "reasoning_content", "data": text}]}
 
 
 def _user_content(content: Any) -> str | list[JsonObject]:
@@ -228,18 +243,22 @@ def _image(url: str, detail: str | None) -> JsonObject:
     return {"type": "image_url", "image_url": {"url": url, "detail": detail} if detail else {"url": url}}
 
 
+def _images(content: Any) -> list[JsonObject]:
+    return [_image(*image) for part in content_parts(content) if (image := image_of(part))]
+
+
 def _tool_result(message: Message, images: list[JsonObject]) -> Message:
     """A result as text; its images are put aside, for a tool message cannot hold them."""
-    found = [image for part in content_parts(message.get("content")) if (image := image_of(part))]
+    found = _images(message.get("content"))
     text = text_of(message.get("content"), "\n")
     if found:
         images.append({"type": "text", "text": f"Images from the result of {message.get('tool_name') or 'the tool'}:"})
-        images.extend(_image(*image) for image in found)
+        images.extend(found)
         text = text or "The result is the image in the next message."
     return {"role": "tool", "tool_call_id": message.get("tool_call_id") or "", "content": text}
 
 
-def _assistant(message: Message, facts: ModelFacts) -> Message:
+def _assistant(message: Message, facts: ModelFacts, *, reasoning: bool) -> Message:
     calls = [_call(call, facts if i == 0 else None) for i, call in enumerate(message.get("tool_calls") or [])]
     wire: Message = {"role": "assistant", "content": text_of(message.get("content")) or (None if calls else "")}
     if calls:
@@ -247,9 +266,10 @@ def _assistant(message: Message, facts: ModelFacts) -> Message:
     opaque = opaque_items(message, API_MODE)
     if details := _joined_details([data for kind, data in opaque if kind == "reasoning_details"]):
         wire["reasoning_details"] = details
-    if facts.returns_reasoning and calls:
-        # These refuse a history in which a call has lost the field, even an empty one.
-        wire["reasoning_content"] = "".join(as_str(data) for kind, data in opaque if kind == "reasoning_content")
+    # Some refuse a history in which an answer has lost the field, or has it empty.
+    thoughts = reasoning_given(message) or (" " if facts.reasoning_content == "required" else "")
+    if reasoning and thoughts:
+        wire["reasoning_content"] = thoughts
     return wire
 
 
@@ -374,7 +394,7 @@ def _reasoning(delta: JsonObject, model: str, out: list[Part]) -> None:
     text = text or "".join(as_str(d.get("text")) or as_str(d.get("summary")) for d in details)
     if text:
         out.append(Reasoning(text, form))
-        if not details and facts_for(model).returns_reasoning:
+        if not details and facts_for(model).reasoning_content == "required":
             out.append(Opaque("reasoning_content", text, joins=True))
     if details:
         out.append(Opaque("reasoning_details", details))

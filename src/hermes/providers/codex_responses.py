@@ -27,6 +27,7 @@ from hermes.providers.base import (
     endpoint,
     get,
     image_of,
+    images_of,
     left_out,
     money,
     opaque_items,
@@ -179,6 +180,8 @@ def _input(prompt: Prompt) -> list[JsonObject]:
         role = message.get("role")
         if role == "assistant":
             items.extend(_assistant(message))
+            if shown := images_of(message.get("content")):
+                items.append({"role": "user", "content": _content(shown)})
         elif role == "tool":
             output = _content(message.get("content"))
             items.append(

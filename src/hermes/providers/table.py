@@ -20,7 +20,8 @@ class ModelFacts:
     """One family. The fields from `efforts` on say how its own wire forms want to be asked.
 
     `thinking` is how reasoning is switched on in the messages protocol and `thinking_off` how it is switched off:
-    by leaving the field out, by a value of its own, or never.
+    by leaving the field out, by a value of its own, or never. `reasoning_content` says whether assistant messages of the
+    history may, or must, carry what was thought before them.
     """
 
     window: int = 32_768
@@ -38,11 +39,11 @@ class ModelFacts:
     thinking_off: Literal["omit", "disabled", "between_tools", "never"] = "omit"
     forced_choice: bool = True
     json_schema: bool = False
-    returns_reasoning: bool = False
+    reasoning_content: Literal["refused", "accepted", "required"] = "refused"
     call_extra: Mapping[str, Any] | None = None
 
 
-UNKNOWN = ModelFacts()
+UNKNOWN = ModelFacts(reasoning_content="accepted")
 
 _K, _M = 1_000, 1_000_000
 _LOW_TO_HIGH = ("low", "medium", "high")
@@ -87,9 +88,9 @@ _UNSIGNED_CALL = {"google": {"thought_signature": "skip_thought_signature_valida
 _GROK = ModelFacts(
     256 * _K, 32 * _K, reasoning=True, refused=frozenset({"verbosity", "presence_penalty", "frequency_penalty", "stop"})
 )
-_OPEN = ModelFacts(131_072, 8_192, images=False)
+_OPEN = ModelFacts(131_072, 8_192, images=False, reasoning_content="accepted")
 _OPEN_THINKING = replace(_OPEN, max_output=32_768, reasoning=True)
-_DEEPSEEK = replace(_OPEN_THINKING, efforts=("minimal", *_LOW_TO_XHIGH), returns_reasoning=True)
+_DEEPSEEK = replace(_OPEN_THINKING, efforts=("minimal", *_LOW_TO_XHIGH), reasoning_content="required")
 
 # First match wins. Names are lower case, without the vendor's prefix, with `-` for `.`, `:`, `_` and `@`, and end in `-`.
 _ROWS: tuple[tuple[str, ModelFacts], ...] = (
@@ -141,8 +142,11 @@ _ROWS: tuple[tuple[str, ModelFacts], ...] = (
     ("deepseek-reasoner-* deepseek-v3-2-*", replace(_DEEPSEEK, efforts=())),
     ("deepseek-r1-*", _OPEN_THINKING),
     ("deepseek-*", _OPEN),
-    ("kimi-k2-5-* kimi-k2-6-* kimi-k3-*", replace(_OPEN_THINKING, window=262_144, images=True, returns_reasoning=True)),
-    ("kimi-*", replace(_OPEN_THINKING, window=262_144, returns_reasoning=True)),
+    (
+        "kimi-k2-5-* kimi-k2-6-* kimi-k3-*",
+        replace(_OPEN_THINKING, window=262_144, images=True, reasoning_content="required"),
+    ),
+    ("kimi-*", replace(_OPEN_THINKING, window=262_144, reasoning_content="required")),
     ("moonshot-*", _OPEN),
     ("qwen*-vl-*", replace(_OPEN, images=True)),
     ("qwen3-coder-* qwen3-max-*", replace(_OPEN, window=262_144, max_output=65_536)),

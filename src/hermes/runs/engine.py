@@ -249,8 +249,10 @@ class RunEngine:
             self._permits[spec.owner] -= 1
             raise
         waited_s = time.monotonic() - began
-        if spec.session_id != lease.session_id:
-            spec = replace(spec, session_id=lease.session_id)
+        if bind:
+            known = lease.begun.said if lease.begun is not None else None
+            history = spec.history if known is None else known
+            spec = replace(spec, session_id=lease.session_id, history=history, verbatim=True)
         admission = Admission(spec, lease, self, waited_s=waited_s)
         self._coming[spec.run_id] = asyncio.Event()
         if self._draining:
@@ -272,7 +274,7 @@ class RunEngine:
             if orphan is None:
                 return lease
             await self._take_up(orphan, lease)
-            lease, next_in_line = None, True
+            lease, next_in_line = await self._bound(spec) if bind and spec.persist else None, True
 
     async def _bound(self, spec: RunSpec) -> Lease | None:
         """The session that holds the spec's history, or one for it to begin in. None: the store is away."""

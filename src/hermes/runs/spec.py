@@ -41,6 +41,8 @@ class RouteChoice:
 class RunSpec:
     """One turn to be run. With `compact` nothing is asked: the conversation is made shorter, minding what it names.
 
+    With `verbatim` the model is given `history` whatever the session holds.
+
     `tool_policy` (toolsets) and `allowed_models` (aliases) are ceilings: whatever else the spec asks for stays within
     them, after a restart too. None is no ceiling.
     """
@@ -53,6 +55,8 @@ class RunSpec:
     owner: str = "default"
     session_key: str | None = None
     history: list[dict[str, Any]] | None = None
+    verbatim: bool = False
+    user_name: str | None = None
     instructions: str | None = None
     route: RouteChoice | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)

@@ -231,20 +231,9 @@ class APIServerAdapter:
             return found
         return None
 
-    async def session_waiting_for(self, results: Sequence[Mapping[str, Any]], owner: str) -> str | None:
-        """The session in which these calls wait for their client."""
-        if not results or not self._has_database():
-            return None
-        ids = [str(result["tool_call_id"]) for result in results]
-        found = await Async(self._session_db).pending_calls(ids, owner)
-        return str(found[0]["session_id"]) if found else None
-
-    async def take_pending(self, call_ids: Sequence[str], owner: str, keep: Sequence[str]) -> bool:
-        """Whether these calls wait for their client; unless some are to be kept waiting, they do so no longer."""
-        if not self._has_database():
-            return False
-        db = Async(self._session_db)
-        return bool(await (db.pending_calls if keep else db.take_pending_calls)(call_ids, owner))
+    async def waits(self, call_ids: Sequence[str], owner: str) -> bool:
+        """Whether some of these calls still wait for their client."""
+        return self._has_database() and bool(await Async(self._session_db).pending_calls(call_ids, owner))
 
     async def once(self, request: web.Request, work: Work) -> web.StreamResponse:
         """The answer to a request: what the work comes to, or came to when it was asked for under the same key."""

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from hermes.providers.chat_completions import reasoning_of
 from hermes.runs.spec import RunSpec
 from hermes.server.bodies import Body, read
-from hermes.server.content import content, text_of
+from hermes.server.content import content, newest, result, text_of
 from hermes.server.errors import ApiError, answer, invalid
 from hermes.server.idempotency import asked_at
 from hermes.server.models import ChatMessage, ChatRequest
@@ -37,12 +38,13 @@ class Said:
     prompt: Any
     results: tuple[Message, ...]
     first: str
+    name: str | None = None
 
 
 async def complete(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
     """POST /v1/chat/completions"""
     body = await read(adapter, request, ChatRequest)
-    turn = await _turn(adapter, request, body)
+    turn = _turn(adapter, request, body)
     try:
         await turn.admit()
         completion_id, created = f"chatcmpl-{turn.spec.run_id.removeprefix('run_')}", int(asked_at())
@@ -154,7 +156,7 @@ def _reasoning(asked: ChatRequest, shown: bool) -> bool:
     return shown if asked.include_reasoning is None else asked.include_reasoning
 
 
-async def _turn(adapter: APIServerAdapter, request: web.Request, body: Body[ChatRequest]) -> Turn:
+def _turn(adapter: APIServerAdapter, request: web.Request, body: Body[ChatRequest]) -> Turn:
     """The turn that a request asks for."""
     asked = body.model
     _check_supported(asked)
@@ -167,6 +169,7 @@ async def _turn(adapter: APIServerAdapter, request: web.Request, body: Body[Chat
     session_id = wished.session_id or _derive_chat_session_id(said.system, said.first, owner)
     spec = RunSpec(
         user_message=said.prompt,
+        user_name=said.name,
         session_id=session_id,
         history=said.history,
         base_id=session_id,
@@ -181,21 +184,11 @@ async def _turn(adapter: APIServerAdapter, request: web.Request, body: Body[Chat
         **wished.fields(adapter, announces=announces),
         **parameters(adapter, asked),
     )
-    return await placed(adapter, request, spec, wished, said.history)
-
-
-async def placed(
-    adapter: APIServerAdapter, request: web.Request, spec: RunSpec, wished: Any, history: list[Message]
-) -> Turn:
-    """The turn in its session: the one that is named, the one that waits for a client's results, or one by content."""
-    waiting = None if wished.session_id else await adapter.session_waiting_for(spec.results, spec.owner)
-    if session_id := wished.session_id or waiting:
-        seeds = wished.seed and bool(history)
-        spec = replace(
-            spec, session_id=session_id, history=history if seeds else None, base_id=session_id if seeds else None
-        )
-        return Turn(adapter, request, spec, wished, ignored_messages=len(history))
-    return Turn(adapter, request, spec, wished, bind=True)
+    if not wished.session_id:
+        return Turn(adapter, request, spec, wished, bind=True)
+    if not (wished.seed and said.history):
+        spec = replace(spec, history=None, base_id=None)
+    return Turn(adapter, request, spec, wished, ignored_messages=len(said.history))
 
 
 def structure(kind: str, schema: Any) -> Message:
@@ -234,22 +227,17 @@ def parted(messages: list[ChatMessage], text_chars_max: int, where: str = "messa
             system.append(text_of(known["content"]))
         else:
             told.append((at, known))
-    users = [at for at, (_, message) in enumerate(told) if message["role"] == "user"]
-    end = len(told)
-    while end and told[end - 1][1]["role"] == "tool":
-        end -= 1
-    results = tuple(_result(message, f"{where}[{at}]") for at, message in told[end:])
-    before = [message for _, message in told[:end]]
-    prompt: Any = ""
-    if not results:
-        if not users:
-            raise ApiError(400, "No user message was found in messages.", "missing_user_message", where)
-        if told[-1][1]["role"] != "user":
-            words = "The last message is the assistant's; an answer cannot be begun for it."
-            raise invalid(f"{where}[{told[-1][0]}].role", words, "unsupported_value")
-        prompt = before.pop()["content"]
-    first = told[users[0]][1]["content"] if users else ""
-    return Said("\n".join(system) if system else None, before, prompt, results, text_of(first))
+    users = [message for _, message in told if message["role"] == "user"]
+    before, outputs, asked = newest([message for _, message in told])
+    if not users and not outputs:
+        raise ApiError(400, "No user message was found in messages.", "missing_user_message", where)
+    if not outputs and not asked:
+        words = "The last message is the assistant's; an answer cannot be begun for it."
+        raise invalid(f"{where}[{told[-1][0]}].role", words, "unsupported_value")
+    prompt = asked[-1] if asked else {"content": ""}
+    first = text_of(users[0]["content"]) if users else ""
+    joined = "\n".join(system) if system else None
+    return Said(joined, before, prompt["content"], tuple(map(result, outputs)), first, prompt.get("name"))
 
 
 def message_of(message: ChatMessage, where: str, text_chars_max: int) -> Message:
@@ -262,8 +250,12 @@ def message_of(message: ChatMessage, where: str, text_chars_max: int) -> Message
             )
         said: Any = message.refusal or ""
     else:
-        said = content(message.content, f"{where}.content", text_chars_max, text_only=system or message.role == "tool")
+        said = content(message.content, f"{where}.content", text_chars_max, text_only=system)
     known: Message = {"role": message.role, "content": said}
+    if message.name:
+        known["name"] = message.name
+    if message.role == "assistant" and message.reasoning_content:
+        known["opaque"] = reasoning_of(message.reasoning_content)
     if message.role == "assistant" and message.tool_calls:
         known["tool_calls"] = [
             {"id": c.id, "type": "function", "function": {"name": c.function.name, "arguments": c.function.arguments}}
@@ -278,7 +270,3 @@ def message_of(message: ChatMessage, where: str, text_chars_max: int) -> Message
             )
         known["tool_call_id"] = message.tool_call_id
     return known
-
-
-def _result(message: Message, where: str) -> Message:
-    return {"tool_call_id": message["tool_call_id"], "content": text_of(message["content"])}

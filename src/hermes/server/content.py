@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hermes.agent.media import as_said
+from hermes.agent.media_tags import as_said
 from hermes.limits import CONTENT_PARTS_MAX
 from hermes.server.errors import invalid
 
 Content = str | list[dict[str, Any]]
+Message = dict[str, Any]
 _TEXTS = ("text", "input_text", "output_text", "summary_text", "refusal")
 _IMAGES = ("image_url", "input_image")
 _FILES = ("file", "input_file")
@@ -110,3 +111,19 @@ def text_of(value: Any) -> str:
     if isinstance(value, list):
         return "\n".join(str(part.get("text", "")) for part in value if part.get("type") == "text")
     return value or ""
+
+
+def newest(messages: Sequence[Message]) -> tuple[list[Message], list[Message], list[Message]]:
+    """A conversation in three: up to its last answer, outputs of calls behind that, and what the user says there."""
+    end = 1 + max((at for at, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
+    before, new = list(messages[:end]), messages[end:]
+    outputs = [message for message in new if message["role"] == "tool"]
+    asked = [message for message in new if message["role"] == "user"]
+    if len(asked) > 1:  # only the last is what is asked now
+        before, outputs, asked = [*before, *outputs, *asked[:-1]], [], asked[-1:]
+    return before, outputs, asked
+
+
+def result(output: Message) -> Message:
+    """The output of a call as a turn is given it."""
+    return {name: value for name, value in output.items() if name != "role"}

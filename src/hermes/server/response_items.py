@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hermes.ids import random_hex
-from hermes.server.content import content, text_of
+from hermes.server.content import content, newest, result, text_of
 from hermes.server.errors import ApiError, invalid
 from hermes.server.sealing import Broken, Seal
 
@@ -28,29 +28,13 @@ class Given:
     items: list[Json] = field(default_factory=list)
     _opaque: Any = None
 
-    def parted(self, *, chained: bool) -> tuple[list[Json], Any, tuple[Json, ...]]:
-        """What was said before, what is said now, and the results of calls that wait in the chain."""
-        messages = list(self.messages)
-        if not messages or messages[-1]["role"] not in ("user", "tool"):
+    def parted(self) -> tuple[list[Json], Any, tuple[Json, ...]]:
+        """What was said before, what is said now, and the results of calls that what was said before leaves open."""
+        before, outputs, asked = newest(self.messages)
+        if not outputs and not asked:
             words = "The last item of input must be a message of the user or the output of a function call."
             raise ApiError(400, words, "missing_user_message", "input")
-        prompt: Any = messages.pop()["content"] if messages[-1]["role"] == "user" else ""
-        if chained:
-            results = _taken(messages, from_end=False)
-        else:
-            results = () if prompt else _taken(messages, from_end=True)
-        if not prompt and not results:
-            results = _taken(messages, from_end=True)
-        return messages, prompt, results
-
-
-def _taken(messages: list[Json], *, from_end: bool) -> tuple[Json, ...]:
-    """The tool messages at one end, taken out."""
-    taken: list[Json] = []
-    while messages and messages[-1 if from_end else 0]["role"] == "tool":
-        message = messages.pop() if from_end else messages.pop(0)
-        taken.append({"tool_call_id": message["tool_call_id"], "content": text_of(message["content"])})
-    return tuple(reversed(taken) if from_end else taken)
+        return before, asked[-1]["content"] if asked else "", tuple(map(result, outputs))
 
 
 @dataclass(slots=True)
@@ -129,7 +113,7 @@ class Reader:
 
     async def _output(self, item: Mapping[str, Any], where: str, out: Given) -> None:
         said = content(item.get("output"), f"{where}.output", self.text_chars_max)
-        out.messages.append({"role": "tool", "content": text_of(said), "tool_call_id": _text(item, "call_id", where)})
+        out.messages.append({"role": "tool", "content": said, "tool_call_id": _text(item, "call_id", where)})
 
     async def _mcp(self, item: Mapping[str, Any], where: str, out: Given) -> None:
         call_id = _text(item, "id", where)

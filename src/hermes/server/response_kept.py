@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from hermes.agent.media import as_said
+from hermes.agent.media_tags import as_said
 from hermes.runs.events import Event
 from hermes.server.outcome import Outcome, usage_object
 from hermes.server.render_responses import ROWS, ResponseRenderer, Shows

@@ -21,6 +21,8 @@ from hermes.server.response_kept import Kept, blank
 from hermes.server.sealing import Seal, seal_of
 from hermes.server.turns import Message, Turn, client_tools, parameters
 from hermes.server.wishes import wishes
+from hermes.store.binding import match
+from hermes.store.rows import row_of_message
 from hermes.store.sessions import new_session_id
 
 if TYPE_CHECKING:
@@ -50,22 +52,37 @@ class Work:
     async def admit(self) -> None:
         """Admit the turn; one that goes on from a response which is not its session's last branches off there."""
         turn = self.turn
-        await turn.admit()
-        run_id = (self.chain or {}).get("run_id")
-        if run_id and turn.spec.history is None and turn.admission is not None and turn.admission.lease.token:
-            app = await turn.adapter.app()
-            newest = await app.store.runs.list(session_id=turn.session_id, limit=1)
-            if newest and newest[0].spec.run_id != run_id:
-                record = await app.engine.get(run_id)
-                row = record.state.final_row if record else None
-                await turn.release()
-                made = await turn.adapter.database().fork_session(turn.session_id, at_message_id=row)
-                turn.spec = replace(turn.spec, session_id=made)
-                await turn.admit()
+        await self.branch()
+        await turn.gain()
+        if joined() is None and await self._is_behind():  # another turn was quicker
+            await turn.release()
+            await self.branch()
+            await turn.gain()
+        await turn.look_back()
         if joined() is not None:
             found = await turn.adapter.stored_responses.get(self.kept.response_id, self.kept.owner)
             self.kept.known = found is not None
         self.settle()
+
+    async def _is_behind(self) -> bool:
+        """Whether something has been said in the session since the response that is gone on from."""
+        run_id = (self.chain or {}).get("run_id")
+        if not run_id or self.turn.spec.history is not None:
+            return False
+        app = await self.turn.adapter.app()
+        return await app.store.runs.newest(self.turn.session_id) not in (None, run_id)
+
+    async def branch(self) -> None:
+        """Go on in a session of its own where the chain's has gone on with something else; that is not waited for."""
+        if joined() is not None or self.chain is None or not await self._is_behind():
+            return
+        turn, chain = self.turn, self.chain
+        try:
+            made = await turn.adapter.database().fork_session(turn.session_id, after_run=chain["run_id"])
+            turn.spec = replace(turn.spec, session_id=made)
+        except KeyError:  # its messages were compacted since; the response has kept them
+            made, history = new_session_id(), list(chain.get("conversation_history") or ())
+            turn.spec, turn.bind = replace(turn.spec, session_id=made, base_id=made, history=history), True
 
     def settle(self) -> None:
         """What is known only now: the session, and what was said in it."""
@@ -88,7 +105,7 @@ async def prepare(
     wished = wishes(adapter, request, client_tools=bool(tools.schemas))
     name, chain, added = await _chain(adapter, asked, owner, memory or {})
     given = await reader(adapter, owner).read(asked.input)
-    history, prompt, results = given.parted(chained=chain is not None)
+    history, prompt, results = given.parted()
     if chain is None and asked.conversation_history:
         chars = adapter.option("max_text_chars")
         told = [message_of(m, f"conversation_history[{at}]", chars) for at, m in enumerate(asked.conversation_history)]
@@ -211,11 +228,8 @@ async def _placed(
         seeds = wished.seed and bool(history)
         spec = replace(spec, history=history if seeds else None, base_id=spec.session_id if seeds else None)
         return Turn(adapter, request, spec, wished, ignored_messages=0 if seeds else len(history))
-    if chain is None and (waiting := await adapter.session_waiting_for(spec.results, spec.owner)):
-        return Turn(adapter, request, replace(spec, session_id=waiting), wished, ignored_messages=len(history))
-    if chain is None and spec.results:
-        ids = [str(result["tool_call_id"]) for result in spec.results]
-        history = await adapter.stored_responses.suspended(ids, spec.owner) or history
+    if chain is None and spec.results and wished.tool_items == "none":
+        history = await _with_unseen(adapter, spec, history)
     whole = [*before, *history]
     if truncates and len(whole) > TRUNCATED_MESSAGES:
         return Turn(adapter, request, replace(spec, history=cut_to(whole, TRUNCATED_MESSAGES)), wished)
@@ -225,6 +239,14 @@ async def _placed(
         spec, new = replace(spec, session_id=new_session_id()), True
     spec = replace(spec, history=whole, base_id=spec.session_id if spec.persist else None)
     return Turn(adapter, request, spec, wished, bind=new)
+
+
+async def _with_unseen(adapter: APIServerAdapter, spec: RunSpec, history: list[Message]) -> list[Message]:
+    """The history with the server's own calls, where the turn that waits for these results is the one that is meant."""
+    ids = [str(result["tool_call_id"]) for result in spec.results]
+    kept = await adapter.stored_responses.suspended(ids, spec.owner)
+    found = match(history, [row_of_message("", message) for message in kept or ()])
+    return found.with_unseen() if found is not None else history
 
 
 async def _is_kept(adapter: APIServerAdapter, chain: Json) -> bool:

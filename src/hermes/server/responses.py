@@ -236,7 +236,11 @@ async def _left(
 async def _in_background(adapter: APIServerAdapter, request: web.Request, work: Work) -> web.StreamResponse:
     """Submit the turn; it is followed to its end whether or not anybody watches."""
     turn, kept = work.turn, work.kept
-    await work.admit() if joined() else work.settle()
+    if joined() is not None:
+        await work.admit()
+    else:
+        await work.branch()
+        work.settle()
     renderer = await kept.renderer(adapter)
     await to_its_end(_submit(adapter, work, renderer))
     headers = {**turn.headers(), **work.body.headers()}

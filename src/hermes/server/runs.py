@@ -81,9 +81,10 @@ async def _spec(adapter: APIServerAdapter, request: web.Request, body: Body[RunR
     chain = await _chain(adapter, asked, owner)
     named = _session_id(asked, wished, chain)
     given = await reader(adapter, owner).read(asked.input)
-    earlier, prompt, results = given.parted(chained=False)
-    if results:
+    earlier, prompt, results = given.parted()
+    if results and not prompt:
         raise invalid("input", "A run does not take outputs of function calls.", "unsupported_value")
+    earlier += ({"role": "tool", **result} for result in results)
     told, system = _history(adapter, asked, chain)
     history = [*told, *earlier]
     session = await adapter.database().get_session(named) if named else None
@@ -187,7 +188,7 @@ def _history(adapter: APIServerAdapter, asked: RunRequest, chain: Json | None) -
 
 async def _check_answered(adapter: APIServerAdapter, stored: list[Message], owner: str) -> None:
     asked = open_calls(stored)
-    if asked and await adapter.take_pending(asked, owner, asked):
+    if asked and await adapter.waits(asked, owner):
         words = f"The tool call {asked[0]!r} has no output; it must be answered before anything else is said."
         raise ApiError(400, words, "tool_output_missing", "tool_call_id")
 

@@ -169,10 +169,12 @@ class Turn:
         return self.spec.session_id
 
     async def admit(self) -> None:
-        """Gain a permit and the session, then read what was said in it before. Refusals leave no trace.
+        """Gain a permit and the session, then read what was said in it before. Refusals leave no trace."""
+        await self.gain()
+        await self.look_back()
 
-        One whose run an earlier server has begun has all that, and only follows.
-        """
+    async def gain(self) -> None:
+        """Gain a permit and the session. One whose run an earlier server has begun has both, and only follows."""
         app = await self.adapter.app()
         if self.adapter.seen_by(self.request) is None and not self.bind:
             # Who sees all sessions works in another owner's for that owner.
@@ -185,14 +187,16 @@ class Turn:
             raise outcome.refusal(error) from None
         self.spec = self.admission.spec
         self.admission.told = self.queue.wake
+
+    async def look_back(self) -> None:
+        """The history that the turn goes on from, once the session is held; a client's calls in it are answered."""
         try:
             await self._look_back()
         except BaseException:
-            await self.admission.give_up()
+            await self.release()
             raise
 
     async def _look_back(self) -> None:
-        """The history that the turn goes on from, once the session is held; a client's calls in it are answered."""
         spec = self.spec
         if spec.history is not None and not self._seeds():
             self.history = [*spec.history]
@@ -221,17 +225,19 @@ class Turn:
         return self.spec.base_id is not None and not self.bind
 
     async def _answer_calls(self) -> None:
-        """Every call that waits for the client must be answered, and nothing else."""
+        """Every call that the history leaves open must be answered, and nothing else."""
         asked = open_calls(self.history)
+        if self.spec.user_message and not self.spec.verbatim:
+            # Who sends all messages along may repeat what a session holds already.
+            known = {message.get("tool_call_id") for message in self.history if message.get("role") == "tool"}
+            fresh = tuple(result for result in self.spec.results if result["tool_call_id"] not in known)
+            self.spec = replace(self.spec, results=fresh)
         given = {str(result["tool_call_id"]) for result in self.spec.results}
         if unknown := sorted(given - set(asked)):
             words = f"No tool call found for the output of {unknown[0]!r}."
             raise ApiError(400, words, "tool_call_not_found", "tool_call_id")
         missing = [call_id for call_id in asked if call_id not in given]
-        if not asked:
-            return
-        waiting = await self.adapter.take_pending(asked, self.spec.owner, missing)
-        if missing and (given or waiting):
+        if missing and (given or self.spec.verbatim or await self.adapter.waits(missing, self.spec.owner)):
             words = f"The tool call {missing[0]!r} has no output; it must be answered before anything else is said."
             raise ApiError(400, words, "tool_output_missing", "tool_call_id")
         if missing:

@@ -90,14 +90,23 @@ class Row:
     timestamp: float = field(default_factory=time.time)
     token_count: int | None = None
     copy_of: int | None = None
+    name: str | None = None
+    digest: str | None = None
     id: int | None = None
     told: tuple[tuple[Event, str], ...] = ()
 
     def as_message(self) -> dict[str, Any]:
         """The canonical message that goes to a model."""
         content = self.content if self.api_content is None else self.api_content
+        return self._message(content, "tool_calls", "tool_call_id", "tool_name", "opaque", "name")
+
+    def as_given(self) -> dict[str, Any]:
+        """The message as whoever said it would send it again."""
+        return self._message(self.content, "tool_calls", "tool_call_id", "name")
+
+    def _message(self, content: Any, *names: str) -> dict[str, Any]:
         message: dict[str, Any] = {"role": self.role, "content": content}
-        for name in ("tool_calls", "tool_call_id", "tool_name", "opaque"):
+        for name in names:
             if value := getattr(self, name):
                 message[name] = value
         return message
@@ -148,6 +157,16 @@ class SessionStore(Protocol):
         self, session_id: str, run_id: str | None, call_ids: Sequence[str], owner: str = "default"
     ) -> None:
         """Calls that the client is to answer."""
+        ...
+
+    async def put_compaction(
+        self, session_id: str, owner: str, digest: str, first_kept: int, messages: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Remember what stands for messages of a client's own history: those up to this hash, but for the first few."""
+        ...
+
+    async def find_compaction(self, owner: str, digests: Sequence[str]) -> tuple[str, int, list[dict[str, Any]]] | None:
+        """The last of these hashes for which a compaction is known, how many messages stay, and what follows them."""
         ...
 
     async def set_auto_title_if_empty(self, session_id: str, title: str) -> None: ...
@@ -233,6 +252,10 @@ class RunStore(Protocol):
         """Runs, newest first; `before` is the id of the last one seen."""
         ...
 
+    async def newest(self, session_id: str) -> str | None:
+        """The id of the run that was begun last in a session."""
+        ...
+
     async def unfinished(self, session_id: str | None = None) -> builtins.list[RunRecord]:
         """Runs without an end, oldest first."""
         ...
@@ -269,7 +292,7 @@ class LeaseStore(Protocol):
 @dataclass(slots=True)
 class Begun:
     """A session that a turn holds: the lease's token, runs that were begun in it and have no end, and the session. `said`
-    is the conversation, once somebody has read it."""
+    is the conversation, once somebody has read it; of a session that was found by content, what the turn goes on from."""
 
     session_id: str
     token: int

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, takewhile
 from typing import Any
 
 from hermes.limits import BOUND_SESSIONS_MAX
 from hermes.store import rows
+from hermes.store.base import Row
 from hermes.store.coding import checked_id, clean, text_of
 from hermes.store.connections import Tx
+from hermes.store.digests import continued, digest_of, is_current
 from hermes.store.leases import held_by
 from hermes.store.parts import Part, reads
+
+Message = Mapping[str, Any]
 
 
 class Binding(Part):
@@ -21,35 +29,77 @@ class Binding(Part):
         self,
         tx: Tx,
         base_id: str,
-        history: Sequence[Mapping[str, Any]],
+        history: Sequence[Message],
         *,
         owner: str = "default",
         session_key: str | None = None,
     ) -> str:
         """The id of the session that holds this history, or a free one for a session that will begin with it."""
-        return bound(tx, base_id, history, owner, session_key)[0]
+        return bound(tx, base_id, history, owner, session_key).session_id
+
+
+@dataclass(slots=True)
+class Bound:
+    """Where a turn is recorded. `new`: there is no such session yet, and nobody holds it. `history` is the given one
+    with what the server did in between and its client never saw; None where nothing is to be added."""
+
+    session_id: str
+    new: bool
+    history: list[dict[str, Any]] | None = None
 
 
 def bound(
-    tx: Tx, base_id: str, history: Sequence[Mapping[str, Any]], owner: str, session_key: str | None
-) -> tuple[str, bool]:
-    """The same, and whether there is no such session yet, which nobody holds either."""
+    tx: Tx,
+    base_id: str,
+    history: Sequence[Message],
+    owner: str,
+    session_key: str | None,
+    call_ids: Sequence[str] = (),
+    *,
+    shown_tools: bool = False,
+) -> Bound:
+    """The session whose messages are those of the given history, turn by turn. `call_ids` are calls that the caller
+    answers now; with `shown_tools` it has seen the server's own calls too."""
     checked_id(base_id)
-    given = list(_turns(history))
-    digest = None
-    for question, _ in given:
-        digest = rows.continued(digest, question)
-    if not given:
-        return _free(tx, base_id), True
+    if not history:
+        return Bound(_free(tx, base_id), True)
+    digests = [digest_of(message) for message in history]
+    asked: str | None = None
+    for message, digest in zip(history, digests, strict=True):
+        asked = continued(asked, digest) if message.get("role") == "user" else asked
+
+    def matched(session_id: str) -> Match | None:
+        return match(history, rows.held(tx, session_id), digests, shown_tools=shown_tools)
+
     same = tx.rows(
         "SELECT id, transcript_digest FROM sessions WHERE base_id = ? AND owner = ? AND session_key IS ? "
         "ORDER BY last_active DESC LIMIT ?",
         (base_id, owner, session_key, BOUND_SESSIONS_MAX),
     )
-    for session_id, known in same:
-        if known == digest and not held_by(tx, f"session:{session_id}") and _same_answers(tx, session_id, given):
-            return str(session_id), False
-    return _free(tx, base_id), True
+    waiting = _waiting(tx, call_ids, owner, session_key)
+    possible = waiting | {str(one[0]): True for one in same if one[1] == asked or not is_current(one[1])}
+    found = {one: how for one in possible if (how := matched(one)) is not None}
+    whole = [one for one, how in found.items() if not how.left]
+    # Where none ends there, a client may send outputs again to a turn that was gone on with since.
+    meant = list(found) if whole else [one for one in found if one in waiting]
+    added = found[meant[0]].with_unseen() if len(meant) == 1 else None
+    for one in whole:
+        if possible[one] and not held_by(tx, f"session:{one}"):
+            return Bound(one, False, added)
+    return Bound(_free(tx, base_id), True, added)
+
+
+def _waiting(tx: Tx, call_ids: Sequence[str], owner: str, session_key: str | None) -> dict[str, bool]:
+    """Sessions in which these calls were left to the client, and whether a turn may be recorded there by content."""
+    if not call_ids:
+        return {}
+    marks = ", ".join("?" * len(call_ids))
+    sql = (
+        "SELECT DISTINCT s.id, s.base_id FROM pending_calls p JOIN sessions s ON s.id = p.session_id "
+        f"WHERE p.owner = ? AND p.call_id IN ({marks}) AND p.expires_at > ? AND s.owner = ? AND s.session_key IS ?"
+    )
+    found = tx.rows(sql, (owner, *call_ids, time.time(), owner, session_key))
+    return {str(row["id"]): row["base_id"] is not None for row in found}
 
 
 def _free(tx: Tx, base_id: str) -> str:
@@ -61,31 +111,119 @@ def _free(tx: Tx, base_id: str) -> str:
     return wanted
 
 
-def _same_answers(tx: Tx, session_id: str, given: list[tuple[str, list[str]]]) -> bool:
-    """Turn by turn, each answer either the last message of the turn or all of its text."""
-    held = rows.read(tx, f"session_id = ? AND {rows.HELD} ORDER BY id", (session_id,))
-    known = list(_turns([{"role": row.role, "content": row.content} for row in held]))
-    if len(known) != len(given):
-        return False
-    return all(_answered(theirs) <= _answered(ours) for (_, theirs), (_, ours) in zip(given, known, strict=True))
+# --- comparing -------------------------------------------------------------------------------------------------------
 
 
-def _answered(texts: list[str]) -> set[str]:
-    """The ways to tell an answer of several messages."""
-    spoken = [text for text in texts if text]
-    return {spoken[-1], "\n\n".join(spoken)} if spoken else {""}
+@dataclass(slots=True)
+class Match:
+    """A given history beside the rows that hold it: each message with the rows it stands for. `left` counts further
+    rows."""
+
+    pairs: list[tuple[Message | None, list[Row]]] = field(default_factory=list)
+    left: int = 0
+
+    def with_unseen(self) -> list[dict[str, Any]]:
+        """The given messages, with the server's own calls and their results at their places."""
+        return [told for given, held in self.pairs for told in _with_unseen(given, held)]
 
 
-def _turns(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[str]]]:
-    """Each question of the user with the texts that answered it."""
-    question: str | None = None
-    answers: list[str] = []
-    for message in messages:
-        if message.get("role") == "user":
-            if question is not None:
-                yield question, answers
-            question, answers = clean(text_of(message.get("content")) or ""), []
-        elif message.get("role") == "assistant":
-            answers.append(clean(text_of(message.get("content")) or ""))
-    if question is not None:
-        yield question, answers
+def match(
+    given: Sequence[Message],
+    held: Sequence[Row],
+    digests: Sequence[str] | None = None,
+    *,
+    shown_tools: bool = False,
+) -> Match | None:
+    """How the rows hold the given messages; None when they hold something else."""
+    out, left = Match(), deque(held)
+    for at, message in enumerate(given):
+        if message.get("role") == "system":  # no row holds it
+            out.pairs.append((message, []))
+            continue
+        digest = digests[at] if digests else digest_of(message)
+        if not shown_tools and message.get("role") != "assistant":
+            _skip_unseen(left, out)
+        if left and rows.digest_of_row(left[0]) == digest:
+            out.pairs.append((message, [left.popleft()]))
+            continue
+        if shown_tools or message.get("role") != "assistant" or not (stands := _stands_for(message, left)):
+            return None
+        out.pairs.append((message, stands))
+        _take(left, stands)
+    if not shown_tools:
+        _skip_unseen(left, out)
+    out.left = len(left)
+    return out
+
+
+def _take(left: deque[Row], stands: Sequence[Row]) -> None:
+    """Take these rows out, which stand near the beginning; outputs of the client may lie between them."""
+    taken, kept = {id(row) for row in stands}, []
+    while taken:
+        row = left.popleft()
+        if id(row) in taken:
+            taken.remove(id(row))
+        else:
+            kept.append(row)
+    left.extendleft(reversed(kept))
+
+
+def _stands_for(message: Message, left: deque[Row]) -> list[Row] | None:
+    """The rows of which a client sees one answer: its last text or all of them, and the calls that are the client's."""
+    said, texts, stands = _text(message.get("content")), [], list[Row]()
+    at = 0
+    while at < len(left) and left[at].role == "assistant":
+        row, results = left[at], _results(left, at)
+        own, clients = _parted(row, results)
+        texts += [text] if (text := _text(row.content)) else []
+        stands += [row, *own]
+        shown = digest_of({**message, "content": "", "tool_calls": clients})
+        if said in (_text(row.content), "\n\n".join(texts)) and shown == digest_of({**message, "content": ""}):
+            return stands
+        if clients:
+            return None
+        at += 1 + len(results)
+    return None
+
+
+def _skip_unseen(left: deque[Row], out: Match) -> None:
+    """Pass over calls that a client has seen nothing of: the turn ended before it said a word."""
+    while left and left[0].role == "assistant" and left[0].tool_calls and not _text(left[0].content):
+        results = _results(left, 0)
+        own, clients = _parted(left[0], results)
+        if clients or len(own) != len(results):
+            return
+        out.pairs.append((None, [left.popleft() for _ in range(1 + len(results))]))
+
+
+def _results(left: deque[Row], at: int) -> list[Row]:
+    return list(takewhile(lambda row: row.role == "tool", islice(left, at + 1, None)))
+
+
+def _parted(row: Row, results: Sequence[Row]) -> tuple[list[Row], list[dict[str, Any]]]:
+    """The server's results of a message's calls, and the calls that are the client's: its results name no tool."""
+    own = [result for result in results if result.tool_name]
+    answered = {result.tool_call_id for result in own}
+    return own, [call for call in row.tool_calls or () if call.get("id") not in answered]
+
+
+def _with_unseen(given: Message | None, held: list[Row]) -> list[dict[str, Any]]:
+    if given is None:
+        return [row.as_message() for row in held]
+    if given.get("role") != "assistant":
+        return [dict(given)]
+    last = max(at for at, row in enumerate(held) if row.role == "assistant")
+    row = held[last]
+    told = dict(given)
+    if last and _text(given.get("content")) != _text(row.content):
+        told["content"] = row.content  # all texts of the turn: the others stand before it
+    if row.opaque and "opaque" not in told:
+        told["opaque"] = row.opaque
+    if row.tool_calls:
+        clients = {call.get("id"): call for call in given.get("tool_calls") or ()}
+        told["tool_calls"] = [clients.get(call.get("id"), call) for call in row.tool_calls]
+    return [*(before.as_message() for before in held[:last]), told, *(after.as_message() for after in held[last + 1 :])]
+
+
+def _text(content: Any) -> str:
+    return clean(text_of(content) or "")

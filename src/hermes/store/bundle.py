@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hermes.errors import ConfigError
 from hermes.store.base import Begun, SessionNotFound
-from hermes.store.binding import bound
+from hermes.store.binding import Bound, bound
 from hermes.store.connections import Tx
 from hermes.store.engine import Engine
 from hermes.store.idempotency import Idempotency
@@ -106,17 +106,20 @@ class AsyncStore:
         base_id, said = spec.base_id or spec.session_id, spec.history or []
 
         def work(tx: Tx) -> Begun | None:
-            found, new = spec.session_id, False
+            found = Bound(spec.session_id, False)
             if bind:
-                found, new = bound(tx, base_id, said, spec.owner, spec.session_key)
-            session = None if new else sessions.get_session(found)
+                answered = [str(result["tool_call_id"]) for result in spec.results]
+                who, seen = (spec.owner, spec.session_key), spec.kind != "chat"
+                found = bound(tx, base_id, said, *who, answered, shown_tools=seen)
+            session = None if found.new else sessions.get_session(found.session_id)
             if session is not None and session["owner"] != spec.owner:
-                raise SessionNotFound(found)
-            token = acquire(tx, f"session:{found}", holder, ttl, free=new)
+                raise SessionNotFound(found.session_id)
+            token = acquire(tx, f"session:{found.session_id}", holder, ttl, free=found.new)
             if token is None:
                 return None
             # What was begun in a session has made it: a new one has nothing left over.
-            return Begun(found, token, () if new else runs.unfinished(found), session)
+            left = () if found.new else runs.unfinished(found.session_id)
+            return Begun(found.session_id, token, left, session, found.history)
 
         return self.blocking.engine.write_later(work)
 

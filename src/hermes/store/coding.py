@@ -61,7 +61,7 @@ def pack(value: Any) -> str:
 def _pack_anyhow(value: Any) -> str:
     """What cannot be kept as it is, as near to it as can be."""
     try:
-        return json.dumps(_cleaned(value), ensure_ascii=False)
+        return json.dumps(cleaned(value), ensure_ascii=False)
     except RecursionError:
         lost = {"type": "text", "text": "[Nested too deeply to be kept.]"}
         return json.dumps([lost] if isinstance(value, list) else lost)
@@ -77,13 +77,14 @@ def unpack(text: str | None) -> Any:
     return None if text is None else msgspec.json.decode(text)
 
 
-def _cleaned(value: Any) -> Any:
+def cleaned(value: Any) -> Any:
+    """A JSON value as every database can keep it."""
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, Mapping):
-        return {clean(str(key)): _cleaned(item) for key, item in value.items()}
+        return {clean(str(key)): cleaned(item) for key, item in value.items()}
     if isinstance(value, Iterable):
-        return [_cleaned(item) for item in value]
+        return [cleaned(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if value is None or isinstance(value, bool | int | float) else clean(str(value))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +12,6 @@ from hermes.store.base import Row
 from hermes.store.coding import (
     Blobs,
     checked_role,
-    clean,
     clean_or_none,
     columns_of,
     content_of,
@@ -26,16 +24,29 @@ from hermes.store.coding import (
     unpack_content,
 )
 from hermes.store.connections import Tx
+from hermes.store.digests import continued, digest_of, is_current
 from hermes.store.schema import PURGE_DUE
 
 _COLUMNS = (
     "session_id, run_id, role, active, compacted, synthetic, copy_of, timestamp, token_count, finish_reason, "
-    "tool_call_id, tool_name, content, parts, tool_calls, reasoning, opaque, api_content, search_text"
+    "tool_call_id, tool_name, content, parts, tool_calls, reasoning, opaque, api_content, search_text, name, digest"
 )
-_INSERT = f"INSERT INTO messages ({_COLUMNS}) VALUES ({', '.join('?' * 19)}) RETURNING id"
+_INSERT = f"INSERT INTO messages ({_COLUMNS}) VALUES ({', '.join('?' * 21)}) RETURNING id"
 SELECT = f"SELECT id, {_COLUMNS} FROM messages"
 # What belongs to the conversation as it was held: not the model's short form of it, not what we wrote into it.
 HELD = "copy_of IS NULL AND NOT synthetic AND (active OR compacted)"
+
+_KEPT_BY_COPIES = (
+    "run_id",
+    "timestamp",
+    "token_count",
+    "finish_reason",
+    "reasoning",
+    "api_content",
+    "content",
+    "name",
+    "digest",
+)
 
 
 def add(tx: Tx, rows: Iterable[Row], *, counted: bool = False) -> None:
@@ -75,6 +86,8 @@ def _insert(tx: Tx, row: Row) -> int:
             pack_or_none(row.opaque),
             api_content,
             search_text(content) if indexed else None,
+            clean_or_none(row.name),
+            digest_of_row(row) if row.role == "user" and parts is not None else row.digest,
         ),
     )
     keep_blobs(tx, int(row_id), blobs)
@@ -99,13 +112,15 @@ def _count(tx: Tx, session_id: str, rows: Sequence[Row]) -> None:
         "last_active = max(last_active, ?) WHERE id = ?",
         (*counted.values(), max(row.timestamp for row in rows), session_id),
     )
+    if not is_current(digest):
+        recount(tx, session_id)
 
 
 def tally(rows: Sequence[Row], digest: str | None = None) -> dict[str, Any]:
-    """What rows add to their session: its counters, its preview, and the hash over the user's texts after them."""
+    """What rows add to their session: its counters, its preview, and the hash over the user's messages after them."""
     asked = [row for row in rows if row.role == "user" and not row.synthetic and row.copy_of is None]
     for row in asked:
-        digest = continued(digest, row.content)
+        digest = continued(digest, digest_of_row(row))
     return {
         "message_count": sum(row.active for row in rows),
         "tool_call_count": sum(len(row.tool_calls or ()) for row in rows if row.copy_of is None),
@@ -114,17 +129,24 @@ def tally(rows: Sequence[Row], digest: str | None = None) -> dict[str, Any]:
     }
 
 
-def continued(digest: str | None, content: Any) -> str:
-    """The running hash over the user's texts after one more."""
-    said = hashlib.sha256(clean(text_of(content) or "").encode()).digest()
-    return hashlib.sha256((digest or "").encode() + said).hexdigest()
+def digest_of_row(row: Row) -> str:
+    """The hash over a message as it was given, whatever was made of it since."""
+    if row.digest is None and row.role == "user" and isinstance(row.content, list):
+        row.digest = digest_of(row.as_given())
+    return row.digest or digest_of(row.as_given())
+
+
+def held(tx: Tx, session_id: str, where: str = "") -> list[Row]:
+    """The conversation as it was held. What the user said is left out where its hash is known."""
+    found = tx.rows(f"{SELECT} WHERE session_id = ? AND {HELD} {where} ORDER BY id", (session_id,))
+    return list(in_call_order([_row_of(tx, row, whole=row["role"] != "user" or not row["digest"]) for row in found]))
 
 
 def recount(tx: Tx, session_id: str) -> None:
     """Counter and hash of a session after rows were hidden."""
     digest = None
-    for row in tx.each(f"{SELECT} WHERE session_id = ? AND role = 'user' AND {HELD} ORDER BY id", (session_id,)):
-        digest = continued(digest, row["content"])
+    for row in held(tx, session_id, "AND role = 'user'"):
+        digest = continued(digest, digest_of_row(row))
     tx.execute(
         "UPDATE sessions SET transcript_digest = ?, message_count = "
         "(SELECT count(*) FROM messages WHERE session_id = ? AND active) WHERE id = ?",
@@ -142,12 +164,12 @@ def live(tx: Tx, session_id: str) -> list[Row]:
     return list(in_call_order(read(tx, "session_id = ? AND active ORDER BY id", (session_id,))))
 
 
-def _row_of(tx: Tx, found: sqlite3.Row) -> Row:
+def _row_of(tx: Tx, found: sqlite3.Row, *, whole: bool = True) -> Row:
     blob = functools.partial(_blob, tx)
     return Row(
         session_id=found["session_id"],
         role=found["role"],
-        content=content_of(found["content"], found["parts"], blob),
+        content=content_of(found["content"], found["parts"], blob) if whole else None,
         run_id=found["run_id"],
         tool_calls=unpack(found["tool_calls"]),
         tool_call_id=found["tool_call_id"],
@@ -162,6 +184,8 @@ def _row_of(tx: Tx, found: sqlite3.Row) -> Row:
         timestamp=found["timestamp"],
         token_count=found["token_count"],
         copy_of=found["copy_of"],
+        name=found["name"],
+        digest=found["digest"],
         id=found["id"],
     )
 
@@ -185,7 +209,7 @@ def archive(tx: Tx, session_id: str, rows: Sequence[Row]) -> int:
             continue
         row.copy_of = old.copy_of or old.id
         row.synthetic = old.synthetic
-        for name in ("run_id", "timestamp", "token_count", "finish_reason", "reasoning", "api_content", "content"):
+        for name in _KEPT_BY_COPIES:
             setattr(row, name, getattr(old, name))
     add(tx, rows)
     return len(before)
@@ -241,6 +265,6 @@ def in_call_order(rows: Sequence[Row]) -> Iterator[Row]:
 def row_of_message(session_id: str, message: dict[str, Any]) -> Row:
     """A row of what a model is sent."""
     row = Row(session_id, message["role"], message.get("content"), timestamp=time.time())
-    for name in ("tool_calls", "tool_call_id", "tool_name", "opaque"):
+    for name in ("tool_calls", "tool_call_id", "tool_name", "opaque", "name"):
         setattr(row, name, message.get(name) or None)
     return row

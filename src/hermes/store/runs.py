@@ -247,6 +247,13 @@ class Runs(Part):
         return [_record_of(row) for row in tx.rows(sql, [*params, -1 if limit is None else limit])]
 
     @reads
+    def newest(self, tx: Tx, session_id: str) -> str | None:
+        """The id of the run that was begun last in a session."""
+        sql = "SELECT run_id FROM runs WHERE session_id = ? ORDER BY created_at DESC, rowid DESC LIMIT 1"
+        found: str | None = tx.value(sql, (session_id,))
+        return found
+
+    @reads
     def page(
         self,
         tx: Tx,

@@ -253,7 +253,22 @@ _SEARCH = (
     "INSERT INTO messages_fts(messages_fts) VALUES ('rebuild')",
 )
 
-MIGRATIONS = (_SESSIONS, _RUNS, _WORK, _SEARCH)
+_GIVEN = (
+    "ALTER TABLE messages ADD COLUMN name TEXT",
+    "ALTER TABLE messages ADD COLUMN digest TEXT",
+    """CREATE TABLE compactions (
+      owner TEXT NOT NULL,
+      digest TEXT NOT NULL,
+      session_id TEXT NOT NULL REFERENCES sessions(id) ON DELETE CASCADE,
+      created_at REAL NOT NULL,
+      first_kept INTEGER NOT NULL,
+      messages TEXT NOT NULL,
+      PRIMARY KEY (owner, digest)
+    )""",
+    "CREATE INDEX compactions_session ON compactions(session_id)",
+)
+
+MIGRATIONS = (_SESSIONS, _RUNS, _WORK, _SEARCH, _GIVEN)
 # Set when something was deleted: until the index has been merged, its words can still be found in the file.
 PURGE_DUE = "purge_due"
 

@@ -273,9 +273,10 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):
         new_id: str | None = None,
         title: str | None = None,
         at_message_id: int | None = None,
+        after_run: str | None = None,
         **fields: Any,
     ) -> str:
-        """A session of its own that begins like another, up to and with one message of it."""
+        """A session of its own that begins like another, up to and with one message of it, or the last one of a run."""
         found = tx.row("SELECT * FROM sessions WHERE id = ?", (source_id,))
         if found is None:
             raise KeyError(f"There is no session '{source_id}'.")
@@ -293,6 +294,8 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):
         copied = _up_to(
             messages.read(tx, f"session_id = ? AND active AND {_FINISHED} ORDER BY id", (source_id,)), at_message_id
         )
+        if after_run is not None:
+            copied = _up_to_run(copied, after_run)
         kept = {name: source[name] for name in CREATED_WITH if name not in ("title", "base_id", "kind")}
         kept |= {"owner": owner, **fields, "title": wanted, "kind": "branch", "parent_session_id": source_id}
         open_session(tx, made_id, source["source"], kept)
@@ -377,15 +380,6 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):
         sql = "SELECT * FROM pending_calls WHERE owner = ? AND call_id = ? AND expires_at > ?"
         return [dict(row) for call_id in call_ids for row in tx.rows(sql, (owner, call_id, time.time()))]
 
-    @writes
-    def take_pending_calls(self, tx: Tx, call_ids: Sequence[str], owner: str = "default") -> list[dict[str, Any]]:
-        """Those of the calls that still wait; they wait no longer."""
-        taken = []
-        for call_id in call_ids:
-            sql = "DELETE FROM pending_calls WHERE owner = ? AND call_id = ? AND expires_at > ? RETURNING *"
-            taken += [dict(row) for row in tx.rows(sql, (owner, call_id, time.time()))]
-        return taken
-
     @reads
     def get_meta(self, tx: Tx, key: str) -> str | None:
         """A small thing kept under a name."""
@@ -422,6 +416,14 @@ def _family(tx: Tx, session_id: str) -> list[str]:
         "ON s.parent_session_id = f.id WHERE s.kind = 'delegate') SELECT id FROM family"
     )
     return [row[0] for row in tx.rows(sql, (session_id,))]
+
+
+def _up_to_run(found: list[Any], run_id: str) -> list[Any]:
+    """What was said when a run ended: outputs that its client has sent since are not of it."""
+    at = [i for i, row in enumerate(found) if row.run_id == run_id]
+    if not at:
+        raise KeyError(f"There are no messages of the run {run_id} in this session.")
+    return found[: at[-1] + 1]
 
 
 def _up_to(found: list[Any], at_message_id: int | None) -> list[Any]:

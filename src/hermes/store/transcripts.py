@@ -7,8 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hermes.limits import COMPACTIONS_KEPT_S
 from hermes.store import rows
 from hermes.store.base import Row
+from hermes.store.coding import pack, unpack
 from hermes.store.connections import Tx
 from hermes.store.parts import Part, reads, writes
 from hermes.store.records import check_token, require
@@ -136,6 +138,27 @@ class Transcripts(Part):
         """Put these in the place of the live rows, which stay searchable. How many were archived."""
         require(tx, session_id)
         return rows.archive(tx, session_id, [rows.row_of_message(session_id, dict(message)) for message in messages])
+
+    @writes
+    def put_compaction(
+        self, tx: Tx, session_id: str, owner: str, digest: str, first_kept: int, messages: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Remember what stands for messages of a client's own history: those up to this hash, but for the first few."""
+        now = time.time()
+        tx.execute("DELETE FROM compactions WHERE created_at < ?", (now - COMPACTIONS_KEPT_S,))
+        sql = "INSERT OR REPLACE INTO compactions SELECT ?, ?, id, ?, ?, ? FROM sessions WHERE id = ?"
+        tx.execute(sql, (owner, digest, now, first_kept, pack(list(messages)), session_id))
+
+    @reads
+    def find_compaction(
+        self, tx: Tx, owner: str, digests: Sequence[str]
+    ) -> tuple[str, int, list[dict[str, Any]]] | None:
+        """The last of these hashes for which a compaction is known, how many messages stay, and what follows them."""
+        for digest in reversed(digests):
+            sql = "SELECT first_kept, messages FROM compactions WHERE owner = ? AND digest = ?"
+            if (found := tx.row(sql, (owner, digest))) is not None:
+                return digest, found["first_kept"], unpack(found["messages"])
+        return None
 
     @writes
     def rewind_to_message(self, tx: Tx, session_id: str, message_id: int) -> dict[str, Any]:

@@ -1,0 +1,25 @@
+"""Tags of files in an answer, read back from what was made of them. Pure."""
+
+from __future__ import annotations
+
+import re
+
+BEGIN = "MEDIA:"
+# Short images may be the model's own words, and need no shortening.
+_MADE = re.compile(
+    r"!?\[((?:\\.|[^\]\\\n])+)\]"
+    r"\((?:data:image/\w+;base64,[A-Za-z0-9+/=]{1000,}|/api/sessions/[^/)\s]+/files/file_[0-9a-f]{24})\)"
+)
+
+
+def as_said(text: str) -> str | None:
+    """A text with tags in the place of what was made of them, as the model knows it; None where that is the same."""
+    if "](data:image/" not in text and "](/api/sessions/" not in text:
+        return None
+    said = _MADE.sub(_tag_of, text)
+    return said if said != text else None
+
+
+def _tag_of(made: re.Match[str]) -> str:
+    path = re.sub(r"\\(.)", r"\1", made[1])
+    return BEGIN + (path if re.fullmatch(r"""[^\s"'`<>|]+""", path) else f'"{path}"')

@@ -1,0 +1,62 @@
+"""Hashes by which a conversation is known again. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from hermes.store.coding import clean, cleaned, pack, text_of
+
+# Hashes without it were made of the user's texts alone.
+VERSION = "2:"
+_encode = msgspec.json.Encoder(order="deterministic").encode
+
+
+def digest_of(message: Mapping[str, Any]) -> str:
+    """The hash over the complete content of a message: two that differ in anything that was said differ in it."""
+    said = _said(message.get("content"))
+    more: list[Any] = [message.get(name) or "" for name in ("tool_calls", "tool_call_id", "name")]
+    if type(said) is str and not any(more):  # as most are
+        return hashlib.sha256(f"{message.get('role')}\n{clean(said)}".encode()).hexdigest()
+    told = [message.get("role"), said, [_call(call) for call in more[0] or ()], *more[1:]]
+    return hashlib.sha256(_bytes(told)).hexdigest()
+
+
+def continued(digest: str | None, message_digest: str) -> str:
+    """The running hash of a conversation after one more message."""
+    return VERSION + hashlib.sha256(f"{digest or ''}{message_digest}".encode()).hexdigest()
+
+
+def is_current(digest: str | None) -> bool:
+    """Whether a running hash was made by these rules."""
+    return digest is None or digest.startswith(VERSION)
+
+
+def _said(content: Any) -> Any:
+    """Parts that are nothing but text are the same as their text."""
+    if isinstance(content, list) and any(not isinstance(p, str) and p.get("type") != "text" for p in content):
+        return content
+    return text_of(content) or ""
+
+
+def _call(call: Mapping[str, Any]) -> list[Any]:
+    function = call.get("function") or {}
+    arguments: Any = function.get("arguments") or "{}"
+    try:  # the same arguments may be spaced otherwise
+        arguments = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, TypeError, UnicodeError, RecursionError):
+        arguments = str(arguments)
+    return [call.get("id"), function.get("name"), arguments]
+
+
+def _bytes(value: Any) -> bytes:
+    try:
+        encoded = _encode(value)
+        return _encode(cleaned(value)) if b"\\u0000" in encoded else encoded
+    except (UnicodeEncodeError, TypeError, msgspec.MsgspecError):
+        return _encode(cleaned(value))
+    except RecursionError:
+        return pack(value).encode()

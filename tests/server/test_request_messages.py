@@ -1,0 +1,424 @@
+"""What a chat request says is what the model gets: nothing of another conversation, nothing that its client took out."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from support.model_server import Call, Reply, Request
+
+from .clients import Json, flat, function, refused, told, user
+from .conftest import Api, Start
+
+CHAT = "/v1/chat/completions"
+LAMP = function("lamp", room={"type": "string"})
+TODO = Call("todo", {"todos": [{"id": "1", "content": "tea", "status": "pending"}]}, id="call_todo")
+HALL = Call("lamp", {"room": "hall"}, id="call_lamp")
+
+
+def image(name: str) -> Json:
+    data = base64.b64encode(f"not really a picture: {name}".encode()).decode()
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+
+
+def file(name: str, data: str, kind: str = "text/plain") -> Json:
+    url = f"data:{kind};base64,{base64.b64encode(data.encode()).decode()}"
+    return {"type": "file", "file": {"filename": name, "file_data": url}}
+
+
+def text(words: str) -> Json:
+    return {"type": "text", "text": words}
+
+
+def said(role: str, content: Any, **more: Any) -> Json:
+    return {"role": role, "content": content, **more}
+
+
+def call(call_id: str, room: str = "hall", name: str = "lamp") -> Json:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": json.dumps({"room": room})}}
+
+
+def calls(*made: Json, content: str | None = None) -> Json:
+    return said("assistant", content, tool_calls=list(made))
+
+
+def output(call_id: str, content: Any) -> Json:
+    return said("tool", content, tool_call_id=call_id)
+
+
+def got(request: Request) -> list[Json]:
+    """The messages that the model was given after the system prompt."""
+    first, *rest = request.body["messages"]
+    assert first["role"] == "system"
+    return rest
+
+
+async def ask(api: Api, *messages: Json, **fields: Any) -> tuple[Json, str]:
+    """The message that answers, and the session it was recorded in."""
+    headers = fields.pop("headers", {})
+    async with api.post(CHAT, {"messages": list(messages), **fields}, headers=headers) as response:
+        answer = await told(response)
+        return answer["choices"][0]["message"], response.headers["X-Hermes-Session-Id"]
+
+
+async def transcript(api: Api, session_id: str) -> list[tuple[str, Any]]:
+    async with api.get(f"/api/sessions/{session_id}/messages") as response:
+        return [(row["role"], row["content"]) for row in (await told(response))["data"]]
+
+
+def always(api: Api, words: str = "ok") -> None:
+    api.model.handler = lambda _: Reply(text=words, continues=False)
+
+
+# ---- nothing comes from elsewhere
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "gone"),
+    [
+        (image("cat"), image("dog"), image("cat")["image_url"]["url"]),
+        (file("a.txt", "milk"), file("a.txt", "bread"), "milk"),
+        (file("a.txt", "milk"), file("b.txt", "milk"), "a.txt"),
+    ],
+)
+async def test_another_image_or_file_is_another_conversation(api: Api, first: Json, second: Json, gone: str) -> None:
+    always(api)
+    _, mine = await ask(api, said("user", [text("What is this?"), first]))
+    other = said("user", [text("What is this?"), second])
+    _, theirs = await ask(api, other, said("assistant", "ok"), said("user", "sure?"))
+    assert theirs != mine
+    seen = got(api.model.requests[-1])
+    assert [message["role"] for message in seen] == ["user", "assistant", "user"]
+    assert gone not in json.dumps(seen)
+
+
+async def test_a_picture_that_is_sent_again_finds_its_session_and_is_given_once(api: Api) -> None:
+    always(api)
+    question = said("user", [text("What is this?"), image("cat")])
+    _, first = await ask(api, question)
+    _, second = await ask(api, question, said("assistant", "ok"), said("user", "sure?"))
+    assert second == first
+    assert got(api.model.requests[-1]) == [question, said("assistant", "ok"), said("user", "sure?")]
+
+
+async def test_a_redacted_output_does_not_come_back(api: Api) -> None:
+    always(api)
+    question, asked = said("user", "who?"), calls(call("c1"))
+    _, first = await ask(api, question, asked, output("c1", "Ada, 555-1234"), tools=[LAMP])
+    rest = [said("assistant", "ok"), said("user", "and?")]
+    _, second = await ask(api, question, asked, output("c1", "[redacted]"), *rest, tools=[LAMP])
+    assert second != first
+    assert got(api.model.requests[-1]) == [question, asked, output("c1", "[redacted]"), *rest]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        [said("user", "hi"), said("assistant", "ok")],
+        [said("user", "hi"), calls(call("c1"), content="one"), output("c1", "done"), said("assistant", "ok")],
+        [said("user", "hi"), calls(call("c2")), output("c2", "done"), said("assistant", "ok")],
+        [said("user", "hi"), calls(call("c1", "kitchen")), output("c1", "done"), said("assistant", "ok")],
+        [said("user", "hi"), calls(call("c1", name="horn")), output("c1", "done"), said("assistant", "ok")],
+        [said("user", "hi", name="bob"), calls(call("c1")), output("c1", "done"), said("assistant", "ok")],
+    ],
+)
+async def test_what_was_edited_or_pruned_stays_so(api: Api, changed: list[Json]) -> None:
+    always(api)
+    before = [said("user", "hi"), calls(call("c1")), output("c1", "done")]
+    _, first = await ask(api, *before, tools=[LAMP])
+    _, same = await ask(api, *before, said("assistant", "ok"), said("user", "more"), tools=[LAMP])
+    assert same == first
+    _, other = await ask(api, *changed, said("user", "more"), tools=[LAMP])
+    assert other != first
+    assert got(api.model.requests[-1]) == [*changed, said("user", "more")]
+
+
+# ---- what the server did in between
+
+
+async def test_server_calls_are_put_back_where_one_conversation_is_meant(api: Api) -> None:
+    api.model.script = [Reply(text="Let me see.", tool_calls=[TODO]), Reply(text="Tea."), Reply(text="Yes.")]
+    answer, first = await ask(api, said("user", "what?"))
+    assert answer["content"] == "Tea."
+    _, second = await ask(api, said("user", "what?"), said("assistant", "Tea."), said("user", "sure?"))
+    assert second == first
+    seen = got(api.model.requests[-1])
+    assert [(m["role"], m["content"]) for m in seen if m["role"] != "tool"] == [
+        ("user", "what?"),
+        ("assistant", "Let me see."),
+        ("assistant", "Tea."),
+        ("user", "sure?"),
+    ]
+    assert [m["tool_call_id"] for m in seen if m["role"] == "tool"] == ["call_todo"]
+
+
+async def test_server_calls_are_not_put_back_where_two_conversations_could_be_meant(api: Api) -> None:
+    api.model.script = [
+        *[Reply(tool_calls=[TODO]), Reply(text="Tea."), Reply(tool_calls=[TODO]), Reply(text="Tea.")],
+        Reply(text="Yes."),
+    ]
+    ids = [(await ask(api, said("user", "what?")))[1] for _ in range(2)]
+    messages = [said("user", "what?"), said("assistant", "Tea."), said("user", "sure?")]
+    _, third = await ask(api, *messages)
+    assert third in ids
+    assert got(api.model.requests[-1]) == messages
+
+
+async def test_outputs_may_be_sent_again_and_find_the_server_calls_beside_them(api: Api) -> None:
+    api.model.script = [Reply(tool_calls=[TODO, HALL]), *[Reply(status=400)] * 2, Reply(text="Both done.")]
+    question = said("user", "tea and light")
+    answer, _ = await ask(api, question, tools=[LAMP])
+    body = {"messages": [question, answer, output("call_lamp", "on")], "tools": [LAMP]}
+    for _ in range(2):
+        async with api.post(CHAT, body) as response:
+            assert response.status == 502
+    answer, _ = await ask(api, *body["messages"], tools=[LAMP])
+    assert answer["content"] == "Both done."
+    for request in api.model.requests[1:]:
+        assert [m["role"] for m in got(request)] == ["user", "assistant", "tool", "tool"]
+        assert [m["tool_call_id"] for m in got(request)[2:]] == ["call_todo", "call_lamp"]
+
+
+async def test_another_session_key_never_meets_the_conversation(api: Api) -> None:
+    api.model.script = [Reply(tool_calls=[TODO]), Reply(text="Tea."), Reply(text="Yes.")]
+    _, first = await ask(api, said("user", "what?"), headers={"X-Hermes-Session-Key": "ada"})
+    messages = [said("user", "what?"), said("assistant", "Tea."), said("user", "sure?")]
+    _, second = await ask(api, *messages, headers={"X-Hermes-Session-Key": "bob"})
+    assert second != first
+    assert got(api.model.requests[-1]) == messages
+
+
+# ---- orders of messages that are ordinary
+
+
+@pytest.mark.parametrize(
+    ("messages", "given"),
+    [
+        ([calls(call("c1")), output("c1", "on"), said("user", "and?")], None),
+        ([calls(call("c1")), output("c1", "on"), said("user", "and?"), said("user", "well?")], None),
+        (
+            [calls(call("c1")), said("user", "and?"), output("c1", "on")],
+            [calls(call("c1")), output("c1", "on"), said("user", "and?")],
+        ),
+        ([said("user", "and?")], None),
+        ([said("assistant", "a"), said("assistant", "b"), said("user", "and?")], None),
+    ],
+)
+async def test_messages_in_any_usual_order_are_answered(
+    api: Api, messages: list[Json], given: list[Json] | None
+) -> None:
+    always(api)
+    await ask(api, said("user", "light"), *messages, tools=[LAMP])
+    assert got(api.model.requests[-1]) == [said("user", "light"), *(given or messages)]
+
+
+async def test_a_call_may_be_answered_and_something_said_at_once(api: Api) -> None:
+    api.model.script = [Reply(tool_calls=[TODO, HALL]), Reply(text="Done.")]
+    question = said("user", "light")
+    answer, first = await ask(api, question, tools=[LAMP])
+    more = [output("call_lamp", "on"), said("user", "and be quick")]
+    _, second = await ask(api, question, answer, *more, tools=[LAMP])
+    assert second == first
+    assert [m["role"] for m in got(api.model.requests[-1])] == ["user", "assistant", "tool", "tool", "user"]
+
+
+async def test_a_call_that_the_client_dropped_is_not_asked_for(api: Api) -> None:
+    api.model.script = [Reply(tool_calls=[HALL]), Reply(text="Fine.")]
+    _, first = await ask(api, said("user", "light"), tools=[LAMP])
+    _, second = await ask(api, said("user", "light"), said("user", "never mind"), tools=[LAMP])
+    assert second != first
+    assert got(api.model.requests[-1]) == [said("user", "light"), said("user", "never mind")]
+
+
+@pytest.mark.parametrize(
+    ("rest", "code"),
+    [
+        ([calls(call("c1")), said("user", "so?")], "tool_output_missing"),
+        ([calls(call("c1"), call("c2")), output("c1", "on"), said("user", "so?")], "tool_output_missing"),
+        ([output("c1", "on")], "tool_call_not_found"),
+        ([said("assistant", "a"), output("c1", "on")], "tool_call_not_found"),
+    ],
+)
+async def test_calls_without_outputs_and_outputs_without_calls_are_named(api: Api, rest: list[Json], code: str) -> None:
+    async with api.post(CHAT, {"messages": [said("user", "light"), *rest], "tools": [LAMP]}) as response:
+        await refused(response, 400, code, "tool_call_id")
+
+
+async def test_a_named_session_may_be_told_again_what_it_holds(api: Api) -> None:
+    api.model.script = [Reply(tool_calls=[HALL]), Reply(status=400), Reply(text="Fine.")]
+    named = {"headers": {"X-Hermes-Session-Id": "hall"}, "tools": [LAMP]}
+    question = said("user", "light")
+    answer, _ = await ask(api, question, **named)
+    body = {"messages": [question, answer, output("call_lamp", "on")], "tools": [LAMP]}
+    async with api.post(CHAT, body, headers=named["headers"]) as response:
+        assert response.status == 502
+    answer, _ = await ask(api, *body["messages"], said("user", "and?"), **named)
+    assert answer["content"] == "Fine."
+    assert [m["role"] for m in got(api.model.requests[-1])][:3] == ["user", "assistant", "tool"]
+    assert got(api.model.requests[-1])[-1] == said("user", "and?")
+
+
+# ---- every part of a message
+
+
+async def test_files_of_earlier_messages_are_given_in_their_place(api: Api) -> None:
+    always(api)
+    question = said("user", [text("read"), file("a.txt", "milk"), file("b.bin", "\0x", "application/x-thing")])
+    _, session_id = await ask(api, question, said("assistant", "ok"), said("user", "more"))
+    asked, *rest = got(api.model.requests[-1])
+    assert rest == [said("assistant", "ok"), said("user", "more")]
+    words = [part["text"] for part in asked["content"]]
+    assert words[:2] == ["read", "File a.txt:\nmilk"]
+    assert f"{session_id}/b.bin" in words[2]
+
+
+async def test_a_file_that_is_sent_again_finds_its_session(api: Api) -> None:
+    always(api)
+    question = said("user", [text("read"), file("a.txt", "milk"), file("b.bin", "\0x", "application/x-thing")])
+    _, first = await ask(api, question)
+    _, second = await ask(api, question, said("assistant", "ok"), said("user", "more"))
+    assert second == first
+    assert got(api.model.requests[1])[0] == got(api.model.requests[0])[0]
+    assert [role for role, _ in await transcript(api, first)] == ["user", "assistant", "user", "assistant"]
+    async with api.get(f"/api/sessions/{first}/files") as response:
+        assert [kept["name"] for kept in (await told(response))["data"]] == ["b.bin"]
+
+
+async def test_images_and_files_in_outputs_reach_the_model(api: Api) -> None:
+    always(api)
+    content = [text("seen"), image("cat"), file("a.txt", "milk")]
+    asked = [said("user", "look"), calls(call("c1"))]
+    for rest in ([], [said("assistant", "ok"), said("user", "more")]):
+        await ask(api, *asked, output("c1", content), *rest, tools=[LAMP])
+        question, _, result, pictures, *_ = got(api.model.requests[-1])
+        assert question == asked[0]
+        assert result == output("c1", "seen\nFile a.txt:\nmilk")
+        assert pictures["role"] == "user"
+        assert image("cat") in pictures["content"]
+
+
+async def test_images_and_files_in_outputs_of_responses_reach_the_model(api: Api) -> None:
+    always(api)
+    items: list[Json] = [
+        {"role": "user", "content": [{"type": "input_text", "text": "look"}, input_file("z.txt", "bread")]},
+        {"type": "function_call", "call_id": "c1", "name": "lamp", "arguments": "{}"},
+        {
+            "type": "function_call_output",
+            "call_id": "c1",
+            "output": [
+                {"type": "input_text", "text": "seen"},
+                {"type": "input_image", "image_url": image("cat")["image_url"]["url"]},
+                input_file("a.txt", "milk"),
+            ],
+        },
+    ]
+    later = [{"role": "assistant", "content": "ok"}, {"role": "user", "content": "more"}]
+    for rest in ([], later):
+        for store in (True, False):
+            body = {"input": [*items, *rest], "tools": [flat(LAMP)], "store": store}
+            async with api.post("/v1/responses", body) as response:
+                await told(response)
+            question, _, result, pictures, *_ = got(api.model.requests[-1])
+            assert "bread" in json.dumps(question)
+            assert result == output("c1", "seen\nFile a.txt:\nmilk")
+            assert image("cat") in pictures["content"]
+
+
+def input_file(name: str, data: str) -> Json:
+    return {"type": "input_file", "filename": name, "file_data": file(name, data)["file"]["file_data"]}
+
+
+async def test_names_and_reasoning_are_kept(api: Api) -> None:
+    always(api)
+    messages = [
+        said("user", "hi", name="ada"),
+        said("assistant", "hm", name="hal", reasoning_content="Let me think."),
+        said("user", "well?", name="bob"),
+    ]
+    _, session_id = await ask(api, *messages)
+    assert got(api.model.requests[-1]) == messages
+    await ask(api, said("user", "go on"), headers={"X-Hermes-Session-Id": session_id})
+    assert got(api.model.requests[-1]) == [*messages, said("assistant", "ok"), said("user", "go on")]
+
+
+async def test_reasoning_that_a_provider_refuses_is_left_out_and_named(api: Api) -> None:
+    def answer(request: Request) -> Reply:
+        if "reasoning_content" in json.dumps(request.body["messages"]):
+            words = "Additional properties are not allowed ('reasoning_content' was unexpected) - 'messages.2'"
+            return Reply(status=400, error={"message": words, "param": None, "code": None})
+        return Reply(text="ok", continues=False)
+
+    api.model.handler = answer
+    body = {"messages": [said("user", "hi"), said("assistant", "hm", reasoning_content="so"), said("user", "well?")]}
+    async with api.post(CHAT, body) as response:
+        await told(response)
+        assert "reasoning_content" in response.headers["X-Hermes-Ignored"]
+
+
+@pytest.mark.parametrize(
+    ("model", "sent"), [("gpt-4o", [None, None]), ("deepseek-v4", ["so", " "]), ("kimi-k2", ["so", " "])]
+)
+async def test_a_provider_gets_the_reasoning_that_it_wants(start: Start, model: str, sent: list[str | None]) -> None:
+    api = await start(model_routes={model: {"model": model}})
+    always(api)
+    history = [
+        said("user", "a"),
+        said("assistant", "b", reasoning_content="so"),
+        said("user", "c"),
+        said("assistant", "d"),
+    ]
+    body = {"messages": [*history, said("user", "e")], "model": model}
+    async with api.post(CHAT, body) as response:
+        await told(response)
+        ignored = response.headers.get("X-Hermes-Ignored", "")
+    assert [m.get("reasoning_content") for m in got(api.model.requests[-1]) if m["role"] == "assistant"] == sent
+    assert ("messages.reasoning_content" in ignored) == (sent == [None, None])
+
+
+async def test_a_session_begins_with_the_history_it_was_made_for(api: Api) -> None:
+    always(api)
+    picture = said("user", [text("look"), image("cat")])
+    _, session_id = await ask(api, picture, said("assistant", "A cat."), said("user", "sure?"))
+    assert await transcript(api, session_id) == [
+        ("user", picture["content"]),
+        ("assistant", "A cat."),
+        ("user", "sure?"),
+        ("assistant", "ok"),
+    ]
+
+
+async def test_a_chosen_id_is_never_bound_again(api: Api) -> None:
+    always(api)
+    await ask(api, said("user", "hi"), headers={"X-Hermes-Session-Id": "mine"})
+    _, session_id = await ask(api, *user("hi")["messages"], said("assistant", "ok"), said("user", "more"))
+    assert session_id != "mine"
+
+
+# ---- long histories
+
+
+async def test_a_long_history_is_compacted_once_and_its_rows_stay(start: Start) -> None:
+    def answer(request: Request) -> Reply:
+        summary = "Write notes that let the assistant go on" in json.dumps(request.body["messages"])
+        return Reply(text="NOTES" if summary else "ok", continues=False)
+
+    api = await start(handler=answer)
+    history = [said("user", "begin")]
+    for n in range(40):
+        history += [said("assistant", f"answer {n} " + "x" * 3000), said("user", f"question {n} " + "y" * 3000)]
+    _, first = await ask(api, *history)
+    summaries = [r for r in api.model.requests if "Write notes" in json.dumps(r.body["messages"])]
+    assert summaries
+    asked = len(summaries)
+    assert len(await transcript(api, first)) == len(history) + 1
+    _, second = await ask(api, *history, said("assistant", "ok"), said("user", "go on"))
+    assert second == first
+    summaries = [r for r in api.model.requests if "Write notes" in json.dumps(r.body["messages"])]
+    assert len(summaries) == asked
+    assert "NOTES" in json.dumps(got(api.model.requests[-1]))
+    # Another beginning is another conversation, and gets notes of its own.
+    await ask(api, said("user", "other"), *history[1:])
+    assert len([r for r in api.model.requests if "Write notes" in json.dumps(r.body["messages"])]) > asked
