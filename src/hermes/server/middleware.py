@@ -72,6 +72,34 @@ PREFLIGHT_KEPT_S = "600"
 
 
 @web.middleware
+async def head_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse a head that nothing further in can work with, before anything reads a header."""
+    refusal = _head_fault(request)
+    if refusal is None:
+        return await handler(request)
+    refusal.headers.update(_common(request))
+    return refusal
+
+
+def _head_fault(request: web.Request) -> web.Response | None:
+    size = hosts = 0
+    for name, value in request.raw_headers:
+        size += len(name) + len(value)
+        hosts += name.lower() == b"host"
+        if not value.isascii():
+            try:
+                value.decode()
+            except UnicodeDecodeError:
+                shown = name.decode("ascii", "replace")
+                return error_response(400, f"The header {shown} is not UTF-8.", "bad_request", shown)
+    if size > HEADER_BYTES_MAX:
+        return error_response(431, f"The headers have more than {HEADER_BYTES_MAX} bytes.", "headers_too_large")
+    if hosts != 1:
+        return error_response(400, "The request must have one Host header.", "bad_request", "Host")
+    return None
+
+
+@web.middleware
 async def cors_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Let in the origins of the list and nobody else; what is no browser says no origin and passes."""
     adapter: APIServerAdapter | None = request.app.get(ADAPTER) or request.app.get("api_server_adapter")
@@ -102,8 +130,6 @@ async def security_headers_middleware(request: web.Request, handler: Handler) ->
 async def envelope_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
     """What the router refuses is told like every other error."""
     adapter = request.app[ADAPTER]
-    if sum(len(name) + len(value) for name, value in request.raw_headers) > HEADER_BYTES_MAX:
-        return error_response(431, f"The headers have more than {HEADER_BYTES_MAX} bytes.", "headers_too_large")
     _, host = seen_as(adapter, request)
     if adapter.is_open and not is_own_host(adapter, host):
         words = f"The host {host!r} is not one of this server's; the setting api_server.allowed_hosts lists others."
