@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 from collections.abc import Callable, Iterator
 from re import _constants as ops  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
@@ -292,6 +293,11 @@ _matcher = functools.cache(Matcher)
 def steps_to_search(pattern: re.Pattern[str], text: str) -> int:
     """The steps to find every match, as `sub` and `finditer` do."""
     matcher = _matcher(pattern)
-    spans = list(matcher.finditer(text))
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(limit + 50 * len(text))  # a repeated group is matched by as many calls within each other
+    try:
+        spans = list(matcher.finditer(text))
+    finally:
+        sys.setrecursionlimit(limit)
     assert spans == [match.span() for match in pattern.finditer(text)], (pattern.pattern, text[:80])
     return matcher.steps

@@ -52,7 +52,7 @@ _REVIEW = (
     'Answer with one JSON object and nothing else: {"decision": "approve", "deny" or "unsure", "reason": one sentence}'
 )
 _REFUSED = {"user": "The user did not allow it.", "timeout": "Nobody answered in time."}
-_FENCE = re.compile(r"\A```(?:json)?\s*(.*?)\s*```\Z", re.S)
+_FENCE = re.compile(r"\A```(?:json)?(.*)```\Z", re.S)
 _MOVES = frozenset({"cd", "pushd", "popd"})
 
 

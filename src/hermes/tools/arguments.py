@@ -14,6 +14,9 @@ from typing import Any, Literal
 from hermes.limits import FAULT_CHARS_MAX, NEAREST_NAMES_MAX
 from hermes.text import whole_text
 
+# A string that does not end takes the rest: it would otherwise be read again from every quote in it.
+_STRING = re.compile(r'("(?:[^"\\]++|\\.?)*+(?:"|\Z))', re.S)
+
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
@@ -82,8 +85,7 @@ def _scan(text: str) -> tuple[str, bool, bool]:
         if not char.isspace():
             last = char
     # A bare word at the end may be the beginning of a longer number or of `true`; a quote may close a key.
-    tail = re.search(r"[\w.+-]+\s*$", text)
-    open_word = bool(stack) and tail is not None
+    open_word = bool(stack) and re.fullmatch(r"[\w.+-]", text.rstrip()[-1:]) is not None
     open_key = (
         bool(stack) and last == '"' and bool(re.search(r'[{,]\s*"(?:[^"\\]|\\.)*"\s*$', text)) and stack[-1] == "}"
     )
@@ -92,7 +94,7 @@ def _scan(text: str) -> tuple[str, bool, bool]:
 
 def _without_trailing_commas(text: str) -> str:
     """Commas before a closing bracket taken out, outside strings."""
-    out = re.split(r'("(?:[^"\\]|\\.)*")', text, flags=re.S)
+    out = _STRING.split(text)
     return "".join(piece if i % 2 else re.sub(r",(\s*[}\]])", r"\1", piece) for i, piece in enumerate(out))
 
 
