@@ -242,3 +242,39 @@ async def test_http_1_0_with_a_host_is_answered(api: Api) -> None:
     async with await Wire.open(api.url) as wire:
         await wire.send("GET /health HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
         assert (await wire.answer()).status == 200
+
+
+# ---- schemas of a client
+
+
+def doubling(levels: int) -> Json:
+    """A small schema that is checked 2 ** levels times."""
+    named: Json = {"a0": {"type": "integer"}}
+    for level in range(levels):
+        named[f"a{level + 1}"] = {"anyOf": [{"$ref": f"#/$defs/a{level}"}] * 2}
+    return {"$defs": named, "$ref": f"#/$defs/a{levels}"}
+
+
+SCHEMAS: list[tuple[str, Json, str]] = [
+    ("references that double", doubling(64), "unfolds"),
+    ("a long chain of references", doubling(900), "unfolds|nested"),
+    ("another document", {"$ref": "{url}/schema.json"}, "not in it"),
+    ("another document by its id", {"$id": "{url}/a", "$ref": "b"}, "not in it"),
+    ("a file", {"$ref": "file:///etc/hostname"}, "not in it"),
+    ("another language of schemas", {"$schema": "{url}/schema"}, "malformed"),
+    ("nothing there", {"$ref": "#/$defs/none"}, "not in it"),
+    ("no pattern", {"type": "string", "pattern": "("}, "malformed"),
+    ("a huge pattern", {"type": "string", "pattern": "((a{1,1000}){1,1000})"}, "malformed"),
+]
+
+
+@pytest.mark.parametrize(("schema", "words"), [row[1:] for row in SCHEMAS], ids=[row[0] for row in SCHEMAS])
+async def test_a_strict_schema_that_cannot_be_checked_is_refused(api: Api, schema: Json, words: str) -> None:
+    schema = json.loads(json.dumps(schema).replace("{url}", api.model.url))
+    chat = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
+    text = {"format": {"type": "json_schema", "name": "x", "strict": True, "schema": schema}}
+    for path, body in ((CHAT, user(response_format=chat)), (RESPONSES, {"input": "x", "text": text})):
+        async with api.post(path, body) as response:
+            error = await refused(response, 400, "invalid_value")
+        assert any(word in error["message"] for word in words.split("|")), error
+    assert api.model.requests == []

@@ -99,7 +99,8 @@ def replaced(text: str, old: str, new: str, every: bool) -> tuple[str, str]:
         if found := blocks(lines, wanted, form):
             if len(found) > 1 and not every:
                 raise ambiguous([at + 1 for at in found], len(found))
-            pieces, free = [], len(lines)
+            pieces: list[list[str]] = []
+            free = len(lines)
             for at in reversed(found):
                 end = at + len(wanted)
                 if end <= free:  # places may overlap
