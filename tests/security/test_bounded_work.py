@@ -61,7 +61,6 @@ _WORK = {
     "a block of equal lines": "blocks(['a'] * 300_000, ['a'] * 100_000 + ['b'], str)",
     "a change in every line": "replaced(' a\\n b\\n' * 100_000, 'a\\nb\\n', 'c\\n', True)",
     "a wrong value that looks like a fault": "fault_of('Invalid enum value ' + ' - at `$' * 500_000 + '`')",
-    "a pattern of a schema": r"""schema_faults('a' * 60 + 'b', {'pattern': r'^(?=a)((a|a)(?!c))*$'})""",
     "many ignored fields": "Body(None, {}, ['field'] * 1_000_000).headers()",
 }
 _CHILD = """
@@ -70,7 +69,7 @@ from hermes.agent.media import as_said
 from hermes.guards.commands import check
 from hermes.guards.snippets import literals_of, rules_of
 from hermes.server.bodies import Body, _told as fault_of
-from hermes.tools.arguments import parse, schema_faults
+from hermes.tools.arguments import parse
 from hermes.tools.patching import blocks, replaced
 from guards.test_commands import FACTS
 
