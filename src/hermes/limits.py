@@ -13,6 +13,11 @@ NAMES_KEPT_S = 60.0
 # How long an address of several is waited for before the next is tried too.
 NEXT_ADDRESS_S = 0.25
 
+# Inflating what is compressed. What is small enough may be as repetitive as it likes.
+INFLATED_RATIO_MAX = 100
+INFLATED_SMALL_BYTES = 1024
+INFLATED_PIECE_BYTES_MAX = 64 * 1024
+
 # Readers of a log
 QUEUE_EVENTS_MAX = 1024
 QUEUE_BYTES_MAX = 1024 * 1024
@@ -75,6 +80,9 @@ STUBBORN_S_MAX = 3.0
 THREAD_IDLE_S_MAX = 30.0
 NEAREST_NAMES_MAX = 5
 FAULT_CHARS_MAX = 400
+# Of a schema with every reference in it replaced by what it refers to.
+SCHEMA_UNFOLDED_NODES_MAX = 200_000
+SCHEMA_PATTERN_STEPS_MAX = 100_000
 TODO_ITEMS_MAX = 256
 TODO_CHARS_MAX = 4000
 CLARIFY_CHARS_MAX = 2000
@@ -138,7 +146,13 @@ BODY_S_MAX = 60.0
 HEADERS_S_MAX = 10.0
 HEADER_BYTES_MAX = 16 * 1024
 JSON_DEPTH_MAX = 100
+# Of one object of a body; and of all objects and arrays of a body, fields and items together.
+JSON_FIELDS_MAX = 1_000
+JSON_VALUES_MAX = 500_000
 IGNORED_BYTES_MAX = 512
+# Of an error's text, with what it quotes of a request: the beginning and the end of a longer one are shown.
+ERROR_BEGIN_CHARS_MAX = 500
+ERROR_END_CHARS_MAX = 200
 OUTCOME_CHARS_MAX = 200
 RESULT_SHOWN_CHARS_MAX = 20_000
 HIT_SHOWN_CHARS_MAX = 300

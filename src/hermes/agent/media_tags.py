@@ -7,7 +7,8 @@ import re
 BEGIN = "MEDIA:"
 # Short images may be the model's own words, and need no shortening.
 _MADE = re.compile(
-    r"!?\[((?:\\.|[^\]\\\n])+)\]"
+    # Brackets in a name are escaped: from one that is, no name begins.
+    r"!?(?<!\\)\[((?:\\.|[^\[\]\\\n])++)\]"
     r"\((?:data:image/\w+;base64,[A-Za-z0-9+/=]{1000,}|/api/sessions/[^/)\s]+/files/file_[0-9a-f]{24})\)"
 )
 

@@ -19,8 +19,8 @@ _DEVICE = re.compile(r"/dev/(?:null|zero|full|tty|stdin|stdout|stderr|fd/|pts/|s
 _STDIN = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.A)
 _RUNNING = re.compile(r"(?:\w+_)?(?:PAGER|EDITOR|VISUAL|BROWSER|ASKPASS)|GIT_\w*COMMAND")
-_WORLD = re.compile(r"[0-7]*[2367]|(?:.*,)?[ug]*[oa][ugoa]*[+=][rxXst]*w.*")
-_SETUID = re.compile(r"0*[4-7][0-7]{3}|(?:.*,)?(?:[goa]*u[ugoa]*|a)?[+=][rwxXt]*s.*")
+_WORLD = re.compile(r"[0-7]*[2367]|(?:.*,)?[ug]*[oa][ugoa]*[+=][rxXst]*w.*", re.S)
+_SETUID = re.compile(r"0*[4-7][0-7]{3}|(?:.*,)?(?:[goa]*u[ugoa]*|a)?[+=][rwxXt]*s.*", re.S)
 _OPTION_RUNS = re.compile(
     r"(?:--(?:checkpoint-action=exec|to-command|use-compress-program|rsh|rsync-path|pager|editor)"
     r"|(?i:alias\.\w+=!|core\.(?:pager|editor|sshcommand|fsmonitor)|(?:-o)?(?:proxy|local)command))=?(.+)",
@@ -30,7 +30,8 @@ _OPTION_RUNS = re.compile(
 
 # A line that is run, or one that a substitution makes.
 _SED_RUNS = re.compile(
-    r"(?:^|[;{}\n]|[\d$/!])\s*(?:e[ \t]+([^\n]+)|s([!-/:-@[\]^`{-~])(?:(?!\2).)*\2(?:(?!\2).)*\2[gpimI\d]*e)", re.S
+    r"(?:^|[;{}\n]|[\d$/!])[^\S\n]*+(?:e[ \t]+([^\n]+)|s([!-/:-@[\]^`{-~])(?:(?!\2).)*\2(?:(?!\2).)*\2[gpimI\d]*e)",
+    re.S,
 )
 _FROM_STDIN = re.compile(r" (?:-\w*f ?|--(?:make)?file[= ])(?:-(?: |\Z)|/dev/stdin|/dev/fd/|/proc/self/fd/)")
 _TAR_FOLDER = re.compile(r"(?:.*? (?:--directory=|-C)|(?:--directory|-C) )([^-].*)", re.S)

@@ -10,7 +10,7 @@ _ORDERS = re.compile(
     r"|you are (now|no longer) (a|an|the|in)\b"
     r"|(reveal|print|show|repeat|leak)\s+(?:\w+\s+){0,3}(system prompt|api key|secret|password|credential)s?"
     r"|do not (tell|inform|mention (this|it) to|show) the user"
-    r"|<\s*/?\s*(system|developer)\s*>"
+    r"|<\s*+(?:/\s*+)?(system|developer)\s*+>"
     r"|\[\s*(system|developer)\s*(message|prompt)\s*\]",
     re.I,
 )

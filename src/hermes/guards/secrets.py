@@ -23,45 +23,72 @@ def _any_case(word: str) -> str:
 _KINDS = ("api", "access", "account", "private", "secret")
 _KEYS = "|".join(f"(?<={_any_case(kind)}{link}[kK][eE][yY])" for kind in _KINDS for link in ("", "[_-]"))
 _NAMES = "|".join(map(_any_case, ("secret", "token", "password", "passwd", "pwd"))) + "(?!=/)"  # a shell's folder
-_NAME = rf"((?:[kK][eE][yY](?:{_KEYS})|{_NAMES})(?![A-Za-z])[\\\"']*\s*[:=]\s*)"
+_NAME = rf"((?:[kK][eE][yY](?:{_KEYS})|{_NAMES})(?![A-Za-z])[\\\"']*+\s*+[:=]\s*+)"
 _NAMED = ("key", "secret", "token", "passw", "pwd")
 _TYPES = r"(?:string|number|boolean|undefined|object|str|int|bool|None|null|true|false)\b"
 # A secret that is hidden already, here or in the content of a file, where the mark tells its kind.
 _HIDDEN = r"\[redacted\]|«redacted:[a-z_]+»"
-_KEY = r"(?=[A-Za-z0-9_-]*[0-9])[A-Za-z0-9_-]"
+# The value of a named credential in quotes of either kind, which may themselves be escaped; the quotes are groups.
+_QUOTED = "|".join(
+    f"({quote})(?!{_HIDDEN})(?:{inner}){{6,500}}+(?={quote})"
+    for quote, inner in (
+        ('"', r'[^"\n]'),
+        ("'", r"[^'\n]"),
+        (r"\\\"", r"[^\\\n]|\\(?!\")"),
+        (r"\\'", r"[^\\\n]|\\(?!')"),
+    )
+)
+_CHARS = r"[A-Za-z0-9_-]"
+_REST = rf"{_CHARS}*+()"
 _PREFIXES = ("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "hf_", "gsk_", "r8_", "npm_", "fw_", "whsec_")
 _DASHED = ("glpat-", "xoxa-", "xoxb-", "xoxp-", "xoxr-", "xoxs-", "xapp-", "tvly-", "pypi-", "xai-", "nvapi-", "pplx-")
+
+
+def _key(chars_min: int) -> str:
+    """What follows a key's prefix: so many characters or more, one of them a digit. See `_hide` for the rest."""
+    return rf"(?:(?=[A-Za-z_-]*+[0-9]){_CHARS}{{{chars_min},}}+|{_REST})"
+
+
+def _hide(match: re.Match[str]) -> str:
+    """The mark for a key; a run of characters that holds none (`_REST`, which sets a group) stays as it is.
+
+    Where no key follows the first prefix in a run, none follows a later one. Matching the run as a whole keeps the
+    search linear: trying again at each further prefix would read the run as often as it holds one.
+    """
+    return match[0] if match.lastindex else MARK
+
+
+# Each pattern looks at a character a bounded number of times, whatever the text: repetitions are possessive, and what
+# follows one begins with a character that it cannot hold.
 # What must be in a text, in small letters, for the pattern to be looked for; the pattern; what is put in its place.
-_PATTERNS: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = tuple(
-    (needles, re.compile(pattern, flags), replacement)
-    for needles, pattern, replacement, flags in [
-        (
-            ("-----begin",),
-            r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)",
-            MARK,
-            re.S,
-        ),
-        (("sk-", "pk-", "rk-"), rf"\b(?:sk|pk|rk|csk)-{_KEY}{{8,}}", MARK, 0),
-        (("k_live_", "k_test_"), rf"\b(?:sk|pk|rk)_(?:live|test)_{_KEY}{{8,}}", MARK, 0),
-        (_PREFIXES, rf"\b(?:{'|'.join(_PREFIXES)}){_KEY}{{16,}}", MARK, 0),
-        (_DASHED, rf"\b(?:{'|'.join(_DASHED)}){_KEY}{{16,}}", MARK, 0),
-        (("aiza",), r"\bAIza[A-Za-z0-9_-]{20,}", MARK, 0),
-        (("akia", "asia"), r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}", MARK, 0),
-        (("sg.",), r"\bSG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}", MARK, 0),
-        (("ya29.",), r"\bya29\.[A-Za-z0-9_-]{20,}", MARK, 0),
-        (("eyj",), r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}(?:\.[A-Za-z0-9_-]*)?", MARK, 0),
-        (
-            ("authorization",),
-            r"(\bAuthorization[\"']?\s*[:=]\s*[\"']?(?:[A-Za-z]{1,12}\s+)?)[A-Za-z0-9._~+/=-]{8,}",
-            r"\1" + MARK,
-            re.I,
-        ),
-        (("bearer", "basic"), r"\b((?:Bearer|Basic)\s+)[A-Za-z0-9._~+/=-]{8,}", r"\1" + MARK, re.I),
-        (("://",), rf"(://[^\s/:@]{{0,200}}:)(?!(?:{_HIDDEN})@)[^\s/]+(@)", r"\1" + MARK + r"\2", 0),
-        (_NAMED, _NAME + rf"(\\?[\"'])(?!{_HIDDEN})((?:(?!\2).){{6,500}}?)(\2)", r"\1\2" + MARK + r"\4", 0),
-        (_NAMED, _NAME + rf"(?!{_HIDDEN}|{_TYPES})[^\s\"'\\&,;{{}}\[\]]{{6,}}", r"\1" + MARK, 0),
-    ]
-)
+_ROWS: list[tuple[tuple[str, ...], str, str | Callable[[re.Match[str]], str], int]] = [
+    (
+        ("-----begin",),
+        r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)",
+        MARK,
+        re.S,
+    ),
+    (("sk-", "pk-", "rk-"), rf"\b(?:sk|pk|rk|csk)-{_key(8)}", _hide, 0),
+    (("k_live_", "k_test_"), rf"\b(?:sk|pk|rk)_(?:live|test)_{_key(8)}", _hide, 0),
+    (_PREFIXES, rf"\b(?:{'|'.join(_PREFIXES)}){_key(16)}", _hide, 0),
+    (_DASHED, rf"\b(?:{'|'.join(_DASHED)}){_key(16)}", _hide, 0),
+    (("aiza",), rf"\bAIza{_CHARS}{{20,}}+", MARK, 0),
+    (("akia", "asia"), r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}+", MARK, 0),
+    (("sg.",), rf"\bSG\.{_CHARS}{{16,}}+\.{_CHARS}{{16,}}+", MARK, 0),
+    (("ya29.",), rf"\bya29\.{_CHARS}{{20,}}+", MARK, 0),
+    (("eyj",), rf"\beyJ(?:{_CHARS}{{8,}}+\.{_CHARS}{{4,}}+(?:\.{_CHARS}*+)?+|{_REST})", _hide, 0),
+    (
+        ("authorization",),
+        r"(\bAuthorization[\"']?\s*+[:=]\s*+[\"']?(?:[A-Za-z]{1,12}+\s++)?)[A-Za-z0-9._~+/=-]{8,}+",
+        r"\1" + MARK,
+        re.I,
+    ),
+    (("bearer", "basic"), r"\b((?:Bearer|Basic)\s++)[A-Za-z0-9._~+/=-]{8,}+", r"\1" + MARK, re.I),
+    (("://",), rf"(://[^\s/:@]{{0,200}}+:)(?!(?:{_HIDDEN})@)[^\s/]+(@)", r"\1" + MARK + r"\2", 0),
+    (_NAMED, rf"{_NAME}(?:{_QUOTED})", r"\1\2\3\4\5" + MARK, 0),
+    (_NAMED, _NAME + rf"(?!{_HIDDEN}|{_TYPES})[^\s\"'\\&,;{{}}\[\]]{{6,}}+", r"\1" + MARK, 0),
+]
+_PATTERNS = tuple((needles, re.compile(pattern, flags), replacement) for needles, pattern, replacement, flags in _ROWS)
 
 
 def _forms(value: str) -> list[str]:
@@ -184,10 +211,11 @@ class StreamMask:
 
     def _undecided(self, whole: str, after: int) -> int:
         """Where the end of the text begins that may be the beginning of a value."""
+        assert self._starts is not None
         longest = len(self._forms[0]) - 1
         # A beginning may reach into what is shown already, but not into a value that was just masked.
         first = max(0 if after == len(self._shown) else after, len(whole) - longest)
         for start in range(first, len(whole) - SECRET_HELD_CHARS_MIN + 1):
-            if any(form.startswith(whole[start:]) for form in self._forms):
+            if self._starts.match(whole, start) and any(form.startswith(whole[start:]) for form in self._forms):
                 return start
         return len(whole)

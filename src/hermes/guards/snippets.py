@@ -14,13 +14,14 @@ _SQL = re.compile(
 _SQL_ALL = re.compile(r"\bdelete\s+from\b|\bupdate\s+\S+\s+set\b")
 _FORKS = re.compile(r"fork\s+while\s+fork|while\s+(?:True|1)\s*:\s*(?:os\.)?fork\(|loop\s*\{\s*fork")
 _RUNS = re.compile(
-    r"(?:system|[pP]open|check_\w+|spawn\w*|\bexec(?:Sync|File\w*|[vl]p?e?)?|getoutput|passthru|\bqx|%x|do shell script"
+    r"(?:system|[pP]open|check_\w{1,64}+|spawn\w{0,64}+|\bexec(?:Sync|File\w{0,64}+|[vl]p?e?)?|getoutput|passthru|\bqx|%x|do shell script"
     r"|\b(run|call))\s*[\[({ ]+([^][(){}]*)|`([^`]*)`"
 )
 _REMOVES = re.compile(
     r"(?:rmtree|remove_tree|rm_rf?|rmSync|rmdirSync|rimraf|remove_dir_all)\s*[( ]\s*(?:['\"]([^'\"\n]*))?"
 )
-_LITERAL = re.compile(r"'([^'\\\n]*+(?:\\.[^'\\\n]*+)*+)'|\"([^\"\\\n]*+(?:\\.[^\"\\\n]*+)*+)\"")
+_QUOTE = re.compile("['\"]")
+_LITERALS = {quote: re.compile(rf"{quote}([^{quote}\\\n]*+(?:\\.[^{quote}\\\n]*+)*+)({quote}?)") for quote in "'\""}
 _JOINED = re.compile(r"['\"]\s*[+.]\s*\w|\+\s*['\"]|\bchr$|join$|decode|\[::-1")
 _DECODES = re.compile(r"b64decode|fromhex|unhexlify|rot.?13|decompress|\bchr\(|marshal|atob\(|['\"]base64['\"]|pack\(")
 _EVALUATES = re.compile(r"\b(?:exec|eval|compile|loadstring|instance_eval|Function|__import__)\s*[( ]")
@@ -40,7 +41,7 @@ def rules_of(code: str) -> Iterator[str]:
         yield "remote"
     if "execute" in code and destroys(code):
         yield "data"
-    if any(_JOINED.search(match[2] or "") and _LITERAL.search(match[2]) for match in _RUNS.finditer(code)):
+    if any(_JOINED.search(match[2] or "") and literals_of(match[2]) for match in _RUNS.finditer(code)):
         yield "opaque"
 
 
@@ -56,7 +57,18 @@ def commands_of(code: str, language: str) -> Iterator[list[str] | str]:
 
 def literals_of(code: str) -> list[str]:
     """The strings in code."""
-    return [clean(one or two) for one, two in _LITERAL.findall(code)]
+    found: list[str] = []
+    # Where a quote is not closed on its line, neither is any escaped one after it: up to there none is tried again.
+    at, open_until = 0, dict.fromkeys(_LITERALS, 0)
+    while match := _QUOTE.search(code, at):
+        quote, at = match[0], match.end()
+        if match.start() >= open_until[quote] and (literal := _LITERALS[quote].match(code, match.start())):
+            if literal[2]:
+                found.append(clean(literal[1]))
+                at = literal.end()
+            else:
+                open_until[quote] = literal.end()
+    return found
 
 
 def destroys(sql: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import zlib
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,6 +15,7 @@ from hermes.guards.hosts import domain
 from hermes.guards.network import CONNECT_S_MAX, Network
 from hermes.guards.secrets import Secrets
 from hermes.guards.url_text import FetchFailed, Target, UrlRefused, has_secret, parse
+from hermes.inflate import ENCODINGS, InflateError, Inflater
 
 if TYPE_CHECKING:
     from hermes.config import Settings
@@ -25,10 +25,6 @@ __all__ = ["DOCUMENTS", "IMAGES", "FetchFailed", "Fetched", "Opened", "UrlGuard"
 REDIRECTS_MAX = 5
 FETCH_S_MAX = 30.0
 FETCHED_BYTES_MAX = 10 * 1024 * 1024
-INFLATED_RATIO_MAX = 100
-# A page that is small enough may be as repetitive as it likes.
-SMALL_BYTES = 1024
-PIECE_BYTES_MAX = 64 * 1024
 TIMEOUTS = Timeouts(FETCH_S_MAX, FETCH_S_MAX)
 
 DOCUMENTS = frozenset({"text", "html", "json", "xml", "pdf"})
@@ -68,54 +64,44 @@ class Opened:
     def __init__(self, url: str, answer: Answer, bytes_max: int | None) -> None:
         self.url, self.status, self.headers = url, answer.status, answer.headers
         self._answer, self._bytes_max = answer, bytes_max
-        self._encoding = answer.headers.get("Content-Encoding", "").strip().lower().removeprefix("identity")
-        if self._encoding not in ("", "gzip", "x-gzip", "deflate"):
+        encoding = answer.headers.get("Content-Encoding", "").strip().lower().removeprefix("identity")
+        if encoding not in ("", *ENCODINGS):
             raise FetchFailed("encoding", "The answer is compressed in an unknown way.")
-        self._inflater: zlib._Decompress | None = None
-        self._waiting, self._has_more = b"", False
-        self._received = self._given = 0
+        self._inflater = Inflater(encoding) if encoding else None
+        self._given = 0
 
     async def read(self) -> bytes:
         """The next piece, decompressed; empty at the end. Raises FetchFailed past a limit."""
-        piece = b""
-        while not piece:
-            data = self._waiting if self._has_more else await self._receive()
-            if not data and not self._has_more:
+        while not (piece := self._inflated()):
+            if not (data := await self._receive()):
                 return b""
-            piece = self._inflate(data) if self._encoding else data
-            # Much can come out of little: others have their turn in between.
-            await asyncio.sleep(0)
+            if self._inflater is None:
+                piece = data
+                break
+            self._inflater.feed(data)
+        # Much can come out of little: others have their turn in between.
+        await asyncio.sleep(0)
         self._given += len(piece)
         if self._bytes_max is not None and self._given > self._bytes_max:
             raise FetchFailed("too_large", f"The answer is longer than {self._bytes_max} bytes.")
-        if self._encoding and self._given > INFLATED_RATIO_MAX * max(self._received, SMALL_BYTES):
-            raise FetchFailed("too_large", f"The answer inflates to more than {INFLATED_RATIO_MAX} times its size.")
         return piece
 
     async def _receive(self) -> bytes:
         try:
             data = await self._answer.read()
+            if not data and self._inflater is not None:
+                self._inflater.finish()
         except TransportError as error:
             raise _failed(error) from error
-        if not data and self._inflater is not None and not self._inflater.eof:
-            raise FetchFailed("broken", "The compressed answer was cut.")
-        self._received += len(data)
+        except InflateError as error:
+            raise FetchFailed(error.reason, f"The answer {error}.") from None
         return data
 
-    def _inflate(self, data: bytes) -> bytes:
-        if self._inflater is None:
-            # Some send what is called deflate without its header.
-            bare = self._encoding == "deflate" and data[0] & 0x0F != 8
-            self._inflater = zlib.decompressobj(-zlib.MAX_WBITS if bare else zlib.MAX_WBITS | 32)
+    def _inflated(self) -> bytes:
         try:
-            piece = self._inflater.decompress(data, PIECE_BYTES_MAX)
-        except zlib.error:
-            raise FetchFailed("broken", "The answer cannot be decompressed.") from None
-        if self._inflater.unused_data:
-            raise FetchFailed("broken", "There is more after the end of the compressed answer.")
-        self._waiting = self._inflater.unconsumed_tail
-        self._has_more = len(piece) == PIECE_BYTES_MAX
-        return piece
+            return b"" if self._inflater is None else self._inflater.read()
+        except InflateError as error:
+            raise FetchFailed(error.reason, f"The answer {error}.") from None
 
 
 def _failed(error: TransportError) -> FetchFailed:

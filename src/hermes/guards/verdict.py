@@ -27,7 +27,7 @@ _RAW = re.compile(
 _SOCKET = re.compile(r"/dev/(?:tcp|udp)/")
 _OTHER_ROOT = re.compile(r"^/proc/(?:self|thread-self|\d+)/root(?=/|$)")
 _HOMES = re.compile(r"/root(?=/|$)|/(?:home|Users)/[^/]+(?=/|$)|\0[^/]*(?=/)")
-_ANYTHING = re.compile(r"\x13[^]]*\]|[\x11\x12.]")
+_ANYTHING = re.compile(r"(?:\x13[^]]*+\]|[\x11\x12.])*+")
 _SECRETS = re.compile(r"\.env|auth|.*\.db")
 _HIDDEN = re.compile(r"/\.[^/]*\0[^/]*")
 _FILE_URL = re.compile(r"file://(?:localhost)?(?=/)", re.I)
@@ -167,7 +167,7 @@ class Verdict(Shell):
     def vital(self, path: str) -> bool:
         """Whether deleting this folder, or all that is in it, ends the system or takes a home folder."""
         folder, _, last = path.rpartition("/")
-        if not set(last).isdisjoint(GLOBS) and not _ANYTHING.sub("", last):
+        if not set(last).isdisjoint(GLOBS) and _ANYTHING.fullmatch(last):
             path = folder or "/"
         if (
             path in rules.SYSTEM_FOLDERS

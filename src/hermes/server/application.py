@@ -19,6 +19,7 @@ from hermes.server.middleware import (
     ADAPTER,
     SECURITY_HEADERS,
     envelope_middleware,
+    head_middleware,
     security_headers_middleware,
 )
 from hermes.server.peers import is_same_user
@@ -27,7 +28,7 @@ from hermes.server.routes import ROUTES
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
 
-_MIDDLEWARES = (counting_middleware, gate_middleware, security_headers_middleware, envelope_middleware)
+_MIDDLEWARES = (counting_middleware, head_middleware, gate_middleware, security_headers_middleware, envelope_middleware)
 
 
 def build(adapter: APIServerAdapter, profiles: Mapping[str, APIServerAdapter] | None = None) -> web.Application:
@@ -65,6 +66,7 @@ class Runner(web.AppRunner):
             shutdown_timeout=shutdown_s,
             max_line_size=HEADER_BYTES_MAX,
             max_field_size=HEADER_BYTES_MAX,
+            auto_decompress=False,  # a body is inflated where it is read, so that of a refused request never is
         )
 
     async def _make_server(self) -> web.Server:

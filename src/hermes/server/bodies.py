@@ -6,7 +6,7 @@ import asyncio
 import functools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -15,7 +15,8 @@ from aiohttp import web
 from aiohttp.web_exceptions import HTTPException
 from msgspec import inspect as kinds
 
-from hermes.limits import BODY_S_MAX, IGNORED_BYTES_MAX, JSON_DEPTH_MAX
+from hermes.inflate import ENCODINGS, InflateError, Inflater
+from hermes.limits import BODY_S_MAX, IGNORED_BYTES_MAX, JSON_DEPTH_MAX, JSON_FIELDS_MAX, JSON_VALUES_MAX
 from hermes.server.errors import ApiError, invalid
 from hermes.text import whole_tree
 
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 _READ = web.RequestKey("body", bytes)
 M = TypeVar("M", bound=msgspec.Struct)
 _SHORT_BYTES = 4096
+_NAME_CHARS_READ, _NAME_CHARS_SHOWN = 256, 64
 _FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
 _WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
-_PLACE = re.compile(r"^(?P<fault>.*?)(?: - at `(?:key in )?\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"missing required field `(.+?)`")
 
 
@@ -41,10 +42,14 @@ class Body(Generic[M]):
 
     def headers(self) -> dict[str, str]:
         """Which fields had no effect, as far as the header holds them."""
-        names = [cleaned for name in self.ignored if (cleaned := re.sub(r"[^\w.\[\]-]", "", name)[:64])]
-        while names and len(", ".join(names)) > IGNORED_BYTES_MAX:
-            names.pop()
-        return {"X-Hermes-Ignored": ", ".join(names)} if names else {}
+        listed = ""
+        for name in self.ignored:
+            cleaned = re.sub(r"[^\w.\[\]-]", "", name[:_NAME_CHARS_READ])[:_NAME_CHARS_SHOWN]
+            longer = f"{listed}, {cleaned}" if listed and cleaned else listed or cleaned
+            if len(longer.encode()) > IGNORED_BYTES_MAX:
+                break
+            listed = longer
+        return {"X-Hermes-Ignored": listed} if listed else {}
 
 
 async def read(adapter: APIServerAdapter, request: web.Request, kind: type[M]) -> Body[M]:
@@ -67,6 +72,10 @@ async def _read_bytes(request: web.Request, limit: int) -> bytes:
         )
     if request.content_length is not None and request.content_length > limit:
         raise _too_large(limit)
+    encoding = request.headers.get("Content-Encoding", "").strip().lower().removeprefix("identity")
+    if encoding not in ("", *ENCODINGS):
+        words = f"The Content-Encoding {encoding!r} is not supported; send gzip, deflate or none."
+        raise ApiError(415, words, "unsupported_media_type", headers={"Accept-Encoding": "gzip, deflate"})
     parts: list[bytes] = []
     size = 0
     try:
@@ -86,7 +95,28 @@ async def _read_bytes(request: web.Request, limit: int) -> bytes:
         raise ApiError(400, f"The body could not be read: {error}", "bad_request") from None
     if size > limit:
         raise _too_large(limit)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    data = parts[0] if len(parts) == 1 else b"".join(parts)
+    return await _inflated(data, encoding, limit) if encoding else data
+
+
+async def _inflated(data: bytes, encoding: str, limit: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    inflater = Inflater(encoding)
+    inflater.feed(data)
+    try:
+        while part := inflater.read():
+            parts.append(part)
+            size += len(part)
+            if size > limit:
+                raise _too_large(limit)
+            await asyncio.sleep(0)  # much can come out of little: others have their turn in between
+        inflater.finish()
+    except InflateError as error:
+        if error.reason == "too_large":
+            raise ApiError(413, f"The body {error}.", "body_too_large") from None
+        raise ApiError(400, f"The body {error}.", "bad_request") from None
+    return b"".join(parts)
 
 
 def _too_large(limit: int) -> ApiError:
@@ -117,10 +147,9 @@ def _decoded(data: bytes | str) -> Any:
         except (ValueError, RecursionError) as error:
             what = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
             raise ApiError(400, f"Invalid JSON in the body: {what}.", "invalid_json") from None
-    # What is nested begins that often.
-    if (len(data) > _SHORT_BYTES or _openings(data) > JSON_DEPTH_MAX) and _deeper(value, JSON_DEPTH_MAX):
-        words = f"Invalid JSON in the body: it is nested deeper than {JSON_DEPTH_MAX} levels."
-        raise ApiError(400, words, "invalid_json")
+    # What is nested begins that often, and a short body has no room for many fields.
+    if len(data) > _SHORT_BYTES or _openings(data) > JSON_DEPTH_MAX:
+        _check_size(value)
     return value
 
 
@@ -134,14 +163,47 @@ def _openings(data: bytes | str) -> int:
     return data.count(b"[") + data.count(b"{")
 
 
-def _deeper(value: Any, depth: int) -> bool:
-    level = [value] if isinstance(value, dict | list) else []
-    for _ in range(depth):
+def _check_size(value: Any) -> None:
+    """Refuse what has too many levels, fields in an object, or values in all."""
+    level: list[dict[str, Any] | list[Any]] = [value] if isinstance(value, dict | list) else []
+    values = 0
+    for _ in range(JSON_DEPTH_MAX):
+        for outer in level:
+            values += len(outer)
+            if len(outer) > JSON_FIELDS_MAX and isinstance(outer, dict):
+                place = _place(value, outer)
+                words = f"{place or 'The body'} has more than {JSON_FIELDS_MAX} fields."
+                raise ApiError(400, words, "too_many_fields", place or None)
+        if values > JSON_VALUES_MAX:
+            words = f"The body has more than {JSON_VALUES_MAX} fields and items; send it in parts."
+            raise ApiError(400, words, "too_many_fields")
         inner = (outer.values() if isinstance(outer, dict) else outer for outer in level)
         level = [item for items in inner for item in items if isinstance(item, dict | list)]
         if not level:
-            return False
-    return True
+            return
+    place = _place(value, level[0])
+    words = f"Invalid JSON in the body: it is nested deeper than {JSON_DEPTH_MAX} levels at {place}."
+    raise ApiError(400, words, "invalid_json", place)
+
+
+def _place(value: Any, wanted: Any) -> str:
+    """The path in a value to an object or array of it; empty for the value itself."""
+    if value is wanted:
+        return ""
+    level = [("", value)]
+    while level:
+        following = []
+        for path, outer in level:
+            named: Iterable[tuple[Any, Any]] = outer.items() if isinstance(outer, dict) else enumerate(outer)
+            for key, item in named:
+                if isinstance(item, dict | list):
+                    step = f".{key[:_NAME_CHARS_SHOWN]}" if isinstance(outer, dict) else f"[{key}]"
+                    inner = (path + step if len(path) < _NAME_CHARS_READ else path).removeprefix(".")
+                    if item is wanted:
+                        return inner
+                    following.append((inner, item))
+        level = following
+    raise AssertionError("the value is not in there")
 
 
 # --- models ----------------------------------------------------------------------------------------------------------
@@ -223,9 +285,9 @@ def flag_of(value: str | None, name: str, default: bool) -> bool:
 
 def _told(text: str) -> ApiError:
     """A fault of a model in the server's own words, with the path of the field."""
-    match = _PLACE.match(text)
-    assert match is not None
-    fault, path = match["fault"], match["path"] or ""
+    # What is before the last of these may quote the request.
+    fault, _, path = text.rpartition(" - at `") if text.endswith("`") and " - at `" in text else (text, "", "")
+    path = path[:-1].removeprefix("key in ").removeprefix("$").removeprefix(".")
     if missing := _MISSING.search(fault):
         param = f"{path}.{missing[1]}" if path else missing[1]
         return invalid(param, f"Missing required parameter: {param!r}.", "missing_required_parameter")

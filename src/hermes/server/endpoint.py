@@ -47,7 +47,7 @@ def endpoint(work: Work, *, public: bool = False) -> Handler:
         try:
             return await work(self, request)
         except ApiError as error:
-            error.message = self.redact(error.message)
+            error.redact(self.redact)
             return error.response()
 
     async def handle(self: APIServerAdapter, request: web.Request) -> web.StreamResponse:
@@ -60,7 +60,7 @@ def endpoint(work: Work, *, public: bool = False) -> Handler:
                 answer.headers.update(self.rate_headers())
             return answer
         except ApiError as error:
-            error.message = self.redact(error.message)
+            error.redact(self.redact)
             return error.response()
         except StoreError as error:
             retry = {"Retry-After": "1", "x-should-retry": "true"} if isinstance(error, StoreBusy) else {}

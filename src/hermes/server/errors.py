@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 from aiohttp import web
+
+from hermes.limits import ERROR_BEGIN_CHARS_MAX, ERROR_END_CHARS_MAX
 
 _TYPES = {403: "permission_error", 429: "rate_limit_error"}
 
@@ -24,11 +26,18 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
         hermes: Mapping[str, Any] | None = None,
     ) -> None:
+        message = shortened(message)
         super().__init__(message)
-        self.status, self.message, self.code, self.param = status, message, code, param
+        self.status, self.message, self.code = status, message, code
+        self.param = None if param is None else shortened(param)
         self.headers, self.hermes = dict(headers or {}), dict(hermes or {})
         if status == 409:  # clients try a conflict again unless they are told that it will not go away
             self.headers.setdefault("x-should-retry", "false")
+
+    def redact(self, redact: Callable[[str], str]) -> None:
+        """Take secrets out of everything that quotes the request."""
+        self.message = redact(self.message)
+        self.param = None if self.param is None else redact(self.param)
 
     def body(self) -> dict[str, Any]:
         """The envelope."""
@@ -68,7 +77,14 @@ def error_response(
     status: int, message: str, code: str | None, param: str | None = None, *, headers: Mapping[str, str] | None = None
 ) -> web.Response:
     """An answer that says what is wrong."""
-    return answer(error_body(status, message, code, param), status, headers)
+    return answer(error_body(status, shortened(message), code, param), status, headers)
+
+
+def shortened(text: str) -> str:
+    """The text without its middle where it is long: a request can make it quote as much as a request can hold."""
+    if len(text) <= ERROR_BEGIN_CHARS_MAX + ERROR_END_CHARS_MAX:
+        return text
+    return f"{text[:ERROR_BEGIN_CHARS_MAX]}[…]{text[-ERROR_END_CHARS_MAX:]}"
 
 
 def answer(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

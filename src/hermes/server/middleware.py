@@ -69,6 +69,34 @@ CORS_HEADERS = {
 
 
 @web.middleware
+async def head_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse a head that nothing further in can work with, before anything reads a header."""
+    refusal = _head_fault(request)
+    if refusal is None:
+        return await handler(request)
+    refusal.headers.update(common_headers(request))
+    return refusal
+
+
+def _head_fault(request: web.Request) -> web.Response | None:
+    size = hosts = 0
+    for name, value in request.raw_headers:
+        size += len(name) + len(value)
+        hosts += name.lower() == b"host"
+        if not value.isascii():
+            try:
+                value.decode()
+            except UnicodeDecodeError:
+                shown = name.decode("ascii", "replace")
+                return error_response(400, f"The header {shown} is not UTF-8.", "bad_request", shown)
+    if size > HEADER_BYTES_MAX:
+        return error_response(431, f"The headers have more than {HEADER_BYTES_MAX} bytes.", "headers_too_large")
+    if hosts != 1:
+        return error_response(400, "The request must have one Host header.", "bad_request", "Host")
+    return None
+
+
+@web.middleware
 async def security_headers_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
     """The same headers on every answer, errors included; the log tells for which request a line is."""
     REQUEST_ID.set(request_id(request))
@@ -80,8 +108,6 @@ async def security_headers_middleware(request: web.Request, handler: Handler) ->
 async def envelope_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
     """What the router refuses is told like every other error."""
     adapter = request.app[ADAPTER]
-    if sum(len(name) + len(value) for name, value in request.raw_headers) > HEADER_BYTES_MAX:
-        return error_response(431, f"The headers have more than {HEADER_BYTES_MAX} bytes.", "headers_too_large")
     try:
         return await handler(request)
     except web.HTTPNotFound:

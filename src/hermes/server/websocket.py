@@ -166,7 +166,7 @@ class _Connection:
         self._memory = {kept.response_id: record}
 
     async def _tell(self, error: ApiError) -> None:
-        error.message = self._adapter.redact(error.message)
+        error.redact(self._adapter.redact)
         self._adapter.metrics.refused(error.status, error.code)
         with contextlib.suppress(ConnectionError, RuntimeError):
             await self._socket.send_json({"type": "error", "status": error.status, **error.body()})

@@ -64,7 +64,7 @@ _SET_ASIDE_HINT = (
 _REFUSED = {"user": "The user did not allow it.", "timeout": "Nobody answered in time."}
 HOST_KEY = "network "
 _HOST_HINT = "The user can name the host in a message, or list it in web.allowed_hosts."
-_FENCE = re.compile(r"\A```(?:json)?\s*(.*?)\s*```\Z", re.S)
+_FENCE = re.compile(r"\A```(?:json)?(.*)```\Z", re.S)
 _MOVES = frozenset({"cd", "pushd", "popd"})
 
 

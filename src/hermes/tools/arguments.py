@@ -10,9 +10,19 @@ from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Literal
+from urllib.parse import unquote
 
-from hermes.limits import FAULT_CHARS_MAX, NEAREST_NAMES_MAX
+from hermes.limits import (
+    FAULT_CHARS_MAX,
+    NEAREST_NAMES_MAX,
+    SCHEMA_PATTERN_STEPS_MAX,
+    SCHEMA_UNFOLDED_NODES_MAX,
+)
 from hermes.text import whole_text
+
+_ANCHORS, _REFERENCES = ("$anchor", "$dynamicAnchor"), ("$ref", "$dynamicRef", "$recursiveRef")
+# A string that does not end takes the rest: it would otherwise be read again from every quote in it.
+_STRING = re.compile(r'("(?:[^"\\]++|\\.?)*+(?:"|\Z))', re.S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +92,7 @@ def _scan(text: str) -> tuple[str, bool, bool]:
         if not char.isspace():
             last = char
     # A bare word at the end may be the beginning of a longer number or of `true`; a quote may close a key.
-    tail = re.search(r"[\w.+-]+\s*$", text)
-    open_word = bool(stack) and tail is not None
+    open_word = bool(stack) and re.fullmatch(r"[\w.+-]", text.rstrip()[-1:]) is not None
     open_key = (
         bool(stack) and last == '"' and bool(re.search(r'[{,]\s*"(?:[^"\\]|\\.)*"\s*$', text)) and stack[-1] == "}"
     )
@@ -92,7 +101,7 @@ def _scan(text: str) -> tuple[str, bool, bool]:
 
 def _without_trailing_commas(text: str) -> str:
     """Commas before a closing bracket taken out, outside strings."""
-    out = re.split(r'("(?:[^"\\]|\\.)*")', text, flags=re.S)
+    out = _STRING.split(text)
     return "".join(piece if i % 2 else re.sub(r",(\s*[}\]])", r"\1", piece) for i, piece in enumerate(out))
 
 
@@ -179,7 +188,67 @@ def _words(error: Any) -> str:
 def _validator(schema: str) -> Any:
     import jsonschema_rs
 
-    return jsonschema_rs.validator_for(json.loads(schema))
+    steps = jsonschema_rs.FancyRegexOptions(backtrack_limit=SCHEMA_PATTERN_STEPS_MAX)
+    return jsonschema_rs.validator_for(json.loads(schema), retriever=_no_document, pattern_options=steps)
+
+
+def _no_document(address: str) -> Any:
+    """Whoever wrote the schema is not to have the server fetch or read anything."""
+    raise ValueError(f"{address[:FAULT_CHARS_MAX]} is another document")
+
+
+def unusable(schema: Mapping[str, Any]) -> str:
+    """Why nothing can be checked by a schema, as the end of a sentence; empty where it can."""
+    try:
+        if _unfolded_nodes(schema) > SCHEMA_UNFOLDED_NODES_MAX:
+            return f"unfolds to more than {SCHEMA_UNFOLDED_NODES_MAX} parts through its references"
+        _validator(json.dumps(schema, sort_keys=True))
+    except RecursionError:
+        return "is nested too deeply"
+    except LookupError as error:
+        return f"refers to {str(error.args[0])[:FAULT_CHARS_MAX]!r}, which is not in it"
+    except (ValueError, TypeError) as error:
+        return f"is malformed: {str(error).partition(chr(10))[0][:FAULT_CHARS_MAX]}"
+    return ""
+
+
+def _unfolded_nodes(schema: Mapping[str, Any]) -> int:
+    """How many parts a schema has with its references followed, each as often as it is made; a recursive one once."""
+    anchors = {"": schema}
+    sizes: dict[int, int] = {}
+
+    def collect(node: Any) -> None:
+        for item in node.values() if isinstance(node, Mapping) else node:
+            if isinstance(item, Mapping | list):
+                collect(item)
+        if isinstance(node, Mapping):
+            anchors.update((node[name], node) for name in _ANCHORS if isinstance(node.get(name), str))
+
+    def size(node: Any) -> int:
+        if not isinstance(node, Mapping | list):
+            return 1
+        if id(node) not in sizes:
+            sizes[id(node)] = 1  # while it is being counted: what refers back to it
+            parts = list(node.values() if isinstance(node, Mapping) else node)
+            if isinstance(node, Mapping):
+                parts += [target(node[name]) for name in _REFERENCES if isinstance(node.get(name), str)]
+            sizes[id(node)] = 1 + sum(map(size, parts))
+        return sizes[id(node)]
+
+    def target(reference: str) -> Any:
+        document, _, place = unquote(reference).partition("#")
+        if document:
+            raise KeyError(reference)
+        if not place.startswith("/"):
+            return anchors[place]
+        node: Any = schema
+        for step in place[1:].split("/"):
+            step = step.replace("~1", "/").replace("~0", "~")
+            node = node[int(step)] if isinstance(node, list) else node[step]
+        return node
+
+    collect(schema)
+    return size(schema)
 
 
 def _kind(value: Any) -> str:

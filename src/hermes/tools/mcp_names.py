@@ -18,6 +18,7 @@ from hermes.limits import (
     MCP_SCHEMA_BYTES_MAX,
     MCP_SCHEMA_DEPTH_MAX,
 )
+from hermes.tools.arguments import unusable
 from hermes.tools.registry import Effect
 
 Json = dict[str, Any]
@@ -84,12 +85,8 @@ def schema(given: object) -> Json:
     top["type"] = "object"
     if len(json.dumps(top, ensure_ascii=False).encode("utf-8", "replace")) > MCP_SCHEMA_BYTES_MAX:
         raise Unfit(f"its schema is larger than {MCP_SCHEMA_BYTES_MAX // 1024} KB")
-    import jsonschema_rs
-
-    try:
-        jsonschema_rs.validator_for(top)
-    except (ValueError, TypeError) as error:
-        raise Unfit(f"its schema is malformed: {str(error)[:100]}") from None
+    if fault := unusable(top):
+        raise Unfit(f"its schema {fault[:120]}")
     return top
 
 

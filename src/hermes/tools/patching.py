@@ -50,11 +50,23 @@ _GRAMMAR = (
 
 def blocks(lines: list[str], wanted: list[str], form: Callable[[str], str]) -> list[int]:
     """Where lines stand one after the other in others, compared in a form."""
-    have, want = [form(line) for line in lines], [form(line) for line in wanted]
-    counts = Counter(have)
-    rarest = min(range(len(want)), key=lambda at: counts[want[at]])
-    starts = (at - rarest for at, line in enumerate(have) if line == want[rarest] and at >= rarest)
-    return [at for at in starts if have[at : at + len(want)] == want]
+    want = [form(line) for line in wanted]
+    # Knuth, Morris and Pratt: repeated lines would otherwise be compared once for each place where they could begin.
+    shorter = [0] * len(want)
+    matched = 0
+    for at in range(1, len(want)):
+        while matched and want[at] != want[matched]:
+            matched = shorter[matched - 1]
+        matched += want[at] == want[matched]
+        shorter[at] = matched
+    starts, matched = [], 0
+    for at, line in enumerate(map(form, lines)):
+        while matched and (matched == len(want) or line != want[matched]):
+            matched = shorter[matched - 1]
+        matched += line == want[matched]
+        if matched == len(want):
+            starts.append(at + 1 - matched)
+    return starts
 
 
 def reindented(new: list[str], old: list[str], found: list[str]) -> list[str]:
@@ -87,13 +99,16 @@ def replaced(text: str, old: str, new: str, every: bool) -> tuple[str, str]:
         if found := blocks(lines, wanted, form):
             if len(found) > 1 and not every:
                 raise ambiguous([at + 1 for at in found], len(found))
+            pieces: list[list[str]] = []
             free = len(lines)
             for at in reversed(found):
-                if at + len(wanted) <= free:  # places may overlap
-                    here = lines[at : at + len(wanted)]
-                    lines[at : at + len(wanted)] = reindented(instead, wanted, here) if by == "indentation" else instead
+                end = at + len(wanted)
+                if end <= free:  # places may overlap
+                    here = reindented(instead, wanted, lines[at:end]) if by == "indentation" else instead
+                    pieces += (lines[end:free], here)
                     free = at
-            return _joined(lines, text), by
+            pieces.append(lines[:free])
+            return _joined([line for piece in reversed(pieces) for line in piece], text), by
     raise no_match("old_string does not occur in the file", lines, wanted)
 
 

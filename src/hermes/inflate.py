@@ -1,0 +1,58 @@
+"""Inflating a compressed body piece by piece, within a limit on how much comes out of how little."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Literal
+
+from hermes.limits import INFLATED_PIECE_BYTES_MAX, INFLATED_RATIO_MAX, INFLATED_SMALL_BYTES
+
+ENCODINGS = ("gzip", "x-gzip", "deflate")
+
+
+class InflateError(Exception):
+    """The text completes a sentence that begins with what was being inflated."""
+
+    def __init__(self, reason: Literal["broken", "too_large"], message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Inflater:
+    """One body in one of `ENCODINGS`: feed a piece, then read until nothing more comes out of it."""
+
+    def __init__(self, encoding: str) -> None:
+        self._encoding = encoding
+        self._inflater: zlib._Decompress | None = None
+        self._pending, self._has_more = b"", False
+        self._received = self._given = 0
+
+    def feed(self, data: bytes) -> None:
+        self._pending, self._has_more = data, bool(data)
+        self._received += len(data)
+
+    def read(self) -> bytes:
+        """The next piece; empty when the next input is needed. Raises InflateError."""
+        if not self._has_more:
+            return b""
+        if self._inflater is None:
+            # Some send what is called deflate without its header.
+            bare = self._encoding == "deflate" and self._pending[0] & 0x0F != 8
+            self._inflater = zlib.decompressobj(-zlib.MAX_WBITS if bare else zlib.MAX_WBITS | 32)
+        try:
+            piece = self._inflater.decompress(self._pending, INFLATED_PIECE_BYTES_MAX)
+        except zlib.error:
+            raise InflateError("broken", "cannot be decompressed") from None
+        if self._inflater.unused_data:
+            raise InflateError("broken", "goes on after the end of its compressed data")
+        self._pending = self._inflater.unconsumed_tail
+        self._has_more = len(piece) == INFLATED_PIECE_BYTES_MAX
+        self._given += len(piece)
+        if self._given > INFLATED_RATIO_MAX * max(self._received, INFLATED_SMALL_BYTES):
+            raise InflateError("too_large", f"inflates to more than {INFLATED_RATIO_MAX} times its size")
+        return piece
+
+    def finish(self) -> None:
+        """Raise InflateError when the data ended early."""
+        if self._inflater is not None and not self._inflater.eof:
+            raise InflateError("broken", "ends before its compressed data does")

@@ -1,0 +1,95 @@
+"""Patterns and searches over what a client, a model or a page sends take work in proportion to its length."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from hermes.agent import media
+from hermes.guards import commands, snippets, verdict
+from hermes.store import search
+from hermes.tools import approving, arguments, captured
+from support.regex_attacks import attacks
+from support.regex_steps import steps_to_search
+
+from .test_linear_redaction import CHARS, check_linear, shrunk
+
+CPU_S_MAX = 40
+
+
+def whole(pattern: re.Pattern[str]) -> re.Pattern[str]:
+    """A pattern for `fullmatch`, as one to search for."""
+    return re.compile(rf"\A(?:{pattern.pattern})\Z", pattern.flags)
+
+
+PATTERNS = {
+    "links to images": media._MADE,
+    "commands of sed": commands._SED_RUNS,
+    "modes that all may write": whole(commands._WORLD),
+    "modes that set the user": whole(commands._SETUID),
+    "globs for anything": whole(verdict._ANYTHING),
+    "code that runs commands": shrunk(re.compile(snippets._RUNS.pattern.replace("64}", "100}"))),
+    "a fenced answer": approving._FENCE,
+    "strings of JSON": arguments._STRING,
+    "escapes of a terminal": captured._ESCAPES,
+    "a query": search._TOKEN,
+}
+
+
+@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
+def test_a_pattern_over_untrusted_text_is_linear(pattern: re.Pattern[str]) -> None:
+    for begin, repeated, end in attacks(pattern):
+        check_linear(lambda text: steps_to_search(pattern, text), begin, repeated, end, CHARS)
+
+
+# Each in a process that may use so much processor time; in proportion to the text they need well below a second.
+_WORK = {
+    "a bracket in a long message": "as_said('[' * 1_000_000 + '](data:image/')",
+    "escaped brackets in a long message": "as_said('[' + r'\\[' * 500_000 + '](data:image/')",
+    "quotes that are not closed": """literals_of("'" + r"\\'" * 500_000)""",
+    "names of functions": "list(rules_of('check_' * 100_000 + 'spawn' * 100_000))",
+    "newlines for sed": """check("sed '" + chr(10) * 90_000 + "' f", "/ws", FACTS)""",
+    "brackets for a glob": "check('cat ' + '[' * 90_000, '/ws', FACTS)",
+    "a mode of many parts": """check("chmod '" + ",a=w" * 24_000 + chr(10) + "' f", "/ws", FACTS)""",
+    "cut arguments of a long word": """parse('{"a": ' + 'a' * 500_000 + chr(1))""",
+    "cut arguments of a long string": r"""parse('{"a": "' + '\\"' * 500_000 + ',}')""",
+    "a block of equal lines": "blocks(['a'] * 300_000, ['a'] * 100_000 + ['b'], str)",
+    "a change in every line": "replaced(' a\\n b\\n' * 100_000, 'a\\nb\\n', 'c\\n', True)",
+    "a wrong value that looks like a fault": "fault_of('Invalid enum value ' + ' - at `$' * 500_000 + '`')",
+    "many ignored fields": "Body(None, {}, ['field'] * 1_000_000).headers()",
+}
+_CHILD = """
+from contextlib import suppress
+from hermes.agent.media import as_said
+from hermes.guards.commands import check
+from hermes.guards.snippets import literals_of, rules_of
+from hermes.server.bodies import Body, _told as fault_of
+from hermes.tools.arguments import parse
+from hermes.tools.patching import blocks, replaced
+from guards.test_commands import FACTS
+
+with suppress(RecursionError):
+    {}
+print("done")
+"""
+
+
+@pytest.mark.parametrize("work", _WORK.values(), ids=_WORK)
+def test_work_on_long_input_ends_within_its_processor_time(work: str) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_CPU, (CPU_S_MAX, CPU_S_MAX))
+
+    child = subprocess.run(
+        [sys.executable, "-c", _CHILD.format(work)],
+        check=False,
+        text=True,
+        capture_output=True,
+        preexec_fn=limit,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUTF8": "1"},
+    )
+    assert child.returncode == 0 and child.stdout == "done\n", (child.returncode, child.stderr[-2000:])

@@ -1,0 +1,280 @@
+"""What a request may make the server do is bounded: fields, levels, echoed text, inflated bodies, odd heads."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from typing import Any
+
+import pytest
+
+from hermes.limits import JSON_DEPTH_MAX, JSON_FIELDS_MAX, JSON_VALUES_MAX
+from support.model_server import Reply
+
+from .clients import Json, Wire, check_envelope, check_headers, refused, told, user
+from .conftest import KEY, Api, Start
+
+CHAT, RESPONSES, SESSIONS, JOBS = "/v1/chat/completions", "/v1/responses", "/api/sessions", "/api/jobs"
+TAKERS = [CHAT, RESPONSES, "/v1/responses/compact", "/v1/conversations", "/v1/runs", SESSIONS, JOBS]
+TAKERS += ["/api/sessions/import"]
+
+
+def many(count: int) -> Json:
+    return {f"field_{number}": 1 for number in range(count)}
+
+
+def nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = {"x": value}
+    return value
+
+
+# ---- fields, values and levels of a body
+
+TOO_MUCH: list[tuple[str, Json, str, str | None, str]] = [
+    ("fields", many(JSON_FIELDS_MAX + 1), "too_many_fields", None, str(JSON_FIELDS_MAX)),
+    ("fields below", {"a": [1, {"b": many(JSON_FIELDS_MAX + 1)}]}, "too_many_fields", "a[1].b", str(JSON_FIELDS_MAX)),
+    ("values", {"a": [0] * JSON_VALUES_MAX}, "too_many_fields", None, str(JSON_VALUES_MAX)),
+    ("levels", {"a": nested(JSON_DEPTH_MAX)}, "invalid_json", "a" + ".x" * (JSON_DEPTH_MAX - 1), str(JSON_DEPTH_MAX)),
+]
+
+
+@pytest.mark.parametrize("path", TAKERS)
+async def test_a_body_with_too_many_fields_is_refused(api: Api, path: str) -> None:
+    for name, body, code, param, limit in TOO_MUCH:
+        data = json.dumps(body, separators=(",", ":")).encode()
+        async with api.post(path, data=data, headers={"Idempotency-Key": name.replace(" ", "-")}) as response:
+            error = await refused(response, 400, code, param)
+        assert limit in error["message"]
+        assert (param or "body") in error["message"]
+
+
+async def test_a_patch_with_too_many_fields_is_refused(api: Api) -> None:
+    async with api.post(SESSIONS, {}) as response:
+        session_id = (await told(response, 201))["session"]["id"]
+    async with api.patch(f"{SESSIONS}/{session_id}", many(JSON_FIELDS_MAX + 1)) as response:
+        await refused(response, 400, "too_many_fields")
+
+
+async def test_a_socket_message_with_too_many_fields_is_refused(api: Api) -> None:
+    async with api.client.ws_connect(f"{api.url}{RESPONSES}") as socket:
+        for _, body, code, param, _ in TOO_MUCH:
+            await socket.send_json({"type": "response.create", **body})
+            error = (await socket.receive_json(timeout=20))["error"]
+            assert (error["code"], error["param"]) == (code, param)
+
+
+async def test_the_header_of_ignored_fields_lists_what_fits(start: Start) -> None:
+    api = await start(Reply(text="Hello."))
+    unknown = {f"unknown_{number}_é": 1 for number in range(JSON_FIELDS_MAX - 1)}
+    async with api.post(CHAT, {**unknown, **user()}) as response:
+        await told(response)
+        listed = response.headers["X-Hermes-Ignored"]
+    assert 480 < len(listed.encode()) <= 512
+    assert listed.split(", ") == list(unknown)[: listed.count(",") + 1]
+
+
+# ---- what an error quotes
+
+LONG = "sk-" * 3_000
+ECHOES: list[tuple[str, str, Any, dict[str, str], int]] = [
+    ("PATCH", f"{SESSIONS}/{{id}}", {LONG: 1}, {}, 400),
+    ("GET", f"/v1/models/{LONG}", None, {}, 404),
+    ("GET", f"/v1/runs/{LONG}", None, {}, 404),
+    ("GET", f"/nowhere/{LONG}", None, {}, 404),
+    ("PUT", f"/v1/models/{LONG}", None, {}, 405),
+    ("POST", RESPONSES, {"input": "x", "previous_response_id": LONG}, {}, 404),
+    ("POST", CHAT, {"messages": [{"role": LONG, "content": "x"}]}, {}, 400),
+    ("POST", CHAT, user(model=LONG), {"X-Hermes-Toolsets": LONG}, 400),
+    ("GET", f"{SESSIONS}?limit={LONG}", None, {}, 400),
+    ("GET", f"{SESSIONS}?cursor={LONG}", None, {}, 400),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "headers", "status"), ECHOES)
+async def test_an_error_quotes_little_of_a_long_input(
+    api: Api, method: str, path: str, body: Any, headers: dict[str, str], status: int
+) -> None:
+    async with api.post(SESSIONS, {}) as response:
+        path = path.replace("{id}", (await told(response, 201))["session"]["id"])
+    async with api.client.request(method, api.url + path, json=body, headers=headers) as response:
+        error = check_envelope(status, await response.json())
+        assert response.status == status, error
+    assert len(error["message"]) < 800
+    assert len(error["param"] or "") < 800
+
+
+async def test_a_secret_in_the_name_of_a_field_is_not_quoted(api: Api) -> None:
+    async with api.post(SESSIONS, {}) as response:
+        session_id = (await told(response, 201))["session"]["id"]
+    async with api.patch(f"{SESSIONS}/{session_id}", {KEY: 1}) as response:
+        error = await refused(response, 400, "unsupported_session_field", "[redacted]")
+    assert KEY not in json.dumps(error)
+
+
+# ---- compressed bodies
+
+PACKED = gzip.compress(json.dumps(user("hello " * 50)).encode())
+REFUSED: list[tuple[str, Json, str, str, dict[str, str], int]] = [
+    ("no key", {}, "POST", CHAT, {"Authorization": ""}, 401),
+    ("wrong key", {}, "POST", CHAT, {"Authorization": "Bearer wrong"}, 401),
+    ("wrong origin", {}, "POST", CHAT, {"Origin": "https://other.example"}, 403),
+    ("wrong host", {"key": ""}, "POST", CHAT, {"Host": "other.example"}, 403),
+    ("unknown route", {}, "POST", "/v1/nowhere", {}, 404),
+    ("wrong method", {}, "PUT", CHAT, {}, 405),
+    ("wrong type", {}, "POST", CHAT, {"Content-Type": "multipart/form-data; boundary=x"}, 415),
+    ("unknown encoding", {}, "POST", CHAT, {"Content-Encoding": "br"}, 415),
+]
+
+
+@pytest.fixture
+def inflaters(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One entry for each time that anything in the process began to inflate."""
+    begun: list[int] = []
+    make = zlib.decompressobj
+    monkeypatch.setattr(zlib, "decompressobj", lambda *args, **more: begun.append(1) or make(*args, **more))
+    return begun
+
+
+@pytest.mark.parametrize(
+    ("options", "method", "path", "headers", "status"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED]
+)
+async def test_the_body_of_a_refused_request_is_not_inflated(
+    start: Start,
+    inflaters: list[int],
+    options: Json,
+    method: str,
+    path: str,
+    headers: dict[str, str],
+    status: int,
+) -> None:
+    api = await start(**options)
+    sent = {"Content-Encoding": "gzip", **headers}
+    async with api.client.request(method, api.url + path, data=PACKED, headers=sent) as response:
+        check_envelope(status, await response.json())
+        assert response.status == status
+    assert inflaters == []
+
+
+async def test_the_body_of_a_rate_limited_request_is_not_inflated(start: Start, inflaters: list[int]) -> None:
+    api = await start(
+        Reply(text="Hello."), keys=[{"name": "a", "key": "k" * 8 + KEY, "scopes": ["chat"], "requests_per_minute": 1}]
+    )
+    headers = {"Authorization": f"Bearer {'k' * 8 + KEY}", "Content-Encoding": "gzip"}
+    async with api.post(CHAT, data=PACKED, headers=headers) as response:
+        await told(response)
+    assert len(inflaters) == 1
+    async with api.post(CHAT, data=PACKED, headers=headers) as response:
+        await refused(response, 429, "rate_limit_exceeded")
+    assert len(inflaters) == 1
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "x-gzip", "deflate", "Deflate", "identity"])
+async def test_compressed_bodies_are_read(start: Start, encoding: str) -> None:
+    api = await start(Reply(text="Hello."))
+    data = json.dumps(user()).encode()
+    packed = {"gzip": gzip.compress, "x-gzip": gzip.compress, "deflate": zlib.compress}.get(encoding.lower(), bytes)
+    async with api.post(CHAT, data=packed(data), headers={"Content-Encoding": encoding}) as response:
+        await told(response)
+
+
+BROKEN = [
+    ("too repetitive", gzip.compress(b'{"a": "' + b" " * 5_000_000 + b'"}'), 413, "body_too_large"),
+    ("too large", gzip.compress(bytes(range(256)) * 42_000, 1), 413, "body_too_large"),
+    ("no gzip", b'{"messages": []}', 400, "bad_request"),
+    ("cut", PACKED[:-9], 400, "bad_request"),
+    ("more after it", PACKED + b"more", 400, "bad_request"),
+]
+
+
+@pytest.mark.parametrize(("packed", "status", "code"), [row[1:] for row in BROKEN], ids=[row[0] for row in BROKEN])
+async def test_a_compressed_body_that_cannot_be_used_is_refused(
+    api: Api, packed: bytes, status: int, code: str
+) -> None:
+    async with api.post(CHAT, data=packed, headers={"Content-Encoding": "gzip"}) as response:
+        await refused(response, status, code)
+
+
+# ---- heads
+
+HEADERS = [
+    *("Authorization", "Origin", "X-Request-Id", "X-Hermes-Session-Id", "X-Hermes-Session-Key", "Idempotency-Key"),
+    *("X-Hermes-Toolsets", "traceparent", "Content-Type", "Content-Encoding", "Last-Event-ID", "X-Forwarded-Host"),
+    *("Cookie", "X-Anything"),
+]
+
+
+@pytest.mark.parametrize("name", HEADERS)
+async def test_a_header_that_is_no_utf_8_is_refused(api: Api, name: str) -> None:
+    lines = {"Host": b"127.0.0.1", "Authorization": f"Bearer {KEY}".encode(), name: b"Bearer caf\xe9"}
+    head = b"".join(b"%s: %s\r\n" % (key.encode(), value) for key, value in lines.items())
+    body = json.dumps(user()).encode()
+    async with await Wire.open(api.url) as wire:
+        await wire.send(b"POST %s HTTP/1.1\r\n%sContent-Length: %d\r\n\r\n" % (CHAT.encode(), head, len(body)) + body)
+        answer = await wire.answer()
+    assert check_envelope(400, answer.json)["param"] == name
+    assert answer.status == 400
+    check_headers(answer.headers)
+
+
+async def test_a_header_in_utf_8_is_read(start: Start) -> None:
+    api = await start(Reply(text="Hello."))
+    async with api.post(CHAT, user(), headers={"X-Hermes-Session-Key": "café"}) as response:
+        assert (await told(response))["choices"]
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("hosts", ["", "Host: 127.0.0.1\r\nHost: 127.0.0.1\r\n"], ids=["none", "two"])
+@pytest.mark.parametrize("key", ["", KEY], ids=["open", "keyed"])
+async def test_a_request_without_one_host_is_refused(start: Start, version: str, hosts: str, key: str) -> None:
+    api = await start(key=key)
+    async with await Wire.open(api.url) as wire:
+        await wire.send(f"GET /health HTTP/{version}\r\n{hosts}Connection: close\r\n\r\n")
+        answer = await wire.answer()
+    assert answer.status == 400
+    assert check_envelope(400, answer.json)["code"] == "bad_request"
+    check_headers(answer.headers)
+
+
+async def test_http_1_0_with_a_host_is_answered(api: Api) -> None:
+    async with await Wire.open(api.url) as wire:
+        await wire.send("GET /health HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
+        assert (await wire.answer()).status == 200
+
+
+# ---- schemas of a client
+
+
+def doubling(levels: int) -> Json:
+    """A small schema that is checked 2 ** levels times."""
+    named: Json = {"a0": {"type": "integer"}}
+    for level in range(levels):
+        named[f"a{level + 1}"] = {"anyOf": [{"$ref": f"#/$defs/a{level}"}] * 2}
+    return {"$defs": named, "$ref": f"#/$defs/a{levels}"}
+
+
+SCHEMAS: list[tuple[str, Json, str]] = [
+    ("references that double", doubling(64), "unfolds"),
+    ("a long chain of references", doubling(900), "unfolds|nested"),
+    ("another document", {"$ref": "{url}/schema.json"}, "not in it"),
+    ("another document by its id", {"$id": "{url}/a", "$ref": "b"}, "not in it"),
+    ("a file", {"$ref": "file:///etc/hostname"}, "not in it"),
+    ("another language of schemas", {"$schema": "{url}/schema"}, "malformed"),
+    ("nothing there", {"$ref": "#/$defs/none"}, "not in it"),
+    ("no pattern", {"type": "string", "pattern": "("}, "malformed"),
+    ("a huge pattern", {"type": "string", "pattern": "((a{1,1000}){1,1000})"}, "malformed"),
+]
+
+
+@pytest.mark.parametrize(("schema", "words"), [row[1:] for row in SCHEMAS], ids=[row[0] for row in SCHEMAS])
+async def test_a_strict_schema_that_cannot_be_checked_is_refused(api: Api, schema: Json, words: str) -> None:
+    schema = json.loads(json.dumps(schema).replace("{url}", api.model.url))
+    chat = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
+    text = {"format": {"type": "json_schema", "name": "x", "strict": True, "schema": schema}}
+    for path, body in ((CHAT, user(response_format=chat)), (RESPONSES, {"input": "x", "text": text})):
+        async with api.post(path, body) as response:
+            error = await refused(response, 400, "invalid_value")
+        assert any(word in error["message"] for word in words.split("|")), error
+    assert api.model.requests == []
