@@ -203,7 +203,7 @@ class Canaries:
     def _files(self) -> dict[str, object]:
         """What lies in every watched place, but for what Hermes itself writes."""
         found: dict[str, object] = {}
-        own = re.compile(r"(?:state\.db.*|sandbox/s1|cache|logs|gateway.*|workspace)(?:/|\Z)")
+        own = re.compile(r"(?:state\.db.*|sandbox/(?:s1|unrecorded-\w+)|cache|logs|gateway.*|workspace)(?:/|\Z)")
         for base in (self.user, self.out, *self._far, self.hermes):
             for path in [base, *sorted(base.rglob("*"))]:
                 if base != self.hermes or not own.match(str(path.relative_to(base))):

@@ -65,7 +65,7 @@ _WORK = {
 }
 _CHILD = """
 from contextlib import suppress
-from hermes.agent.media import as_said
+from hermes.agent.media_tags import as_said
 from hermes.guards.commands import check
 from hermes.guards.snippets import literals_of, rules_of
 from hermes.server.bodies import Body, _told as fault_of

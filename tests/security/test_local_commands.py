@@ -16,7 +16,6 @@ from hermes.cli.tools_command import _list, verdict
 from hermes.guards.commands import Facts, check, simple_forms
 from hermes.guards.read_only import is_read_only
 from hermes.sandbox import bubblewrap, docker
-from hermes.sandbox.bubblewrap import Probe
 from hermes.sandbox.choose import choice
 from hermes.server.discovery import _sandbox as capabilities_sandbox
 from hermes.tools import files, searching
@@ -104,7 +103,7 @@ async def test_isolated_backend_asks_nothing_of_that(make_house: MakeHouse, serv
 
 @pytest.fixture
 def no_bubblewrap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bubblewrap, "probe", lambda: Probe("no namespaces"))
+    monkeypatch.setattr(bubblewrap, "probe", lambda: "no namespaces")
     monkeypatch.setattr(docker, "probe", lambda image: "no daemon" if image != "works" else "")
 
 

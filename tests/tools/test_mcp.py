@@ -21,6 +21,7 @@ from agent.conftest import MakeHouse
 from agent.house import House, Json, Ran, tool
 from hermes.agent.content import text_of
 from hermes.processes import is_alive
+from hermes.sandbox import bubblewrap
 from hermes.tools import mcp
 from support.model_server import Call, ModelServer, Reply
 
@@ -30,7 +31,7 @@ HOUR = {"mcp_discovery_timeout": 30}
 
 
 def over_pipes(name: str, *args: str, **more: Any) -> Json:
-    return {"command": sys.executable, "args": [str(SERVERS / f"{name}.py"), *args], **more}
+    return {"command": sys.executable, "args": [str(SERVERS / f"{name}.py"), *args], "sandbox": False, **more}
 
 
 @pytest.fixture
@@ -92,11 +93,14 @@ def offered(server: ModelServer) -> dict[str, Json]:
 # ---- well behaved
 
 
-@pytest.mark.parametrize("way", ["pipes", "http"])
+@pytest.mark.parametrize("way", ["sandbox", "pipes", "http"])
 async def test_tools_of_a_server_are_offered_and_answer(
     make_house: MakeHouse, server: ModelServer, website: str, way: str
 ) -> None:
-    house = house_with(make_house, plain=over_pipes("plain", "stdio") if way == "pipes" else {"url": website})
+    if way == "sandbox" and (failure := bubblewrap.probe()):
+        pytest.skip(f"bubblewrap does not work here: {failure}")
+    wanted = {"url": website} if way == "http" else over_pipes("plain", "stdio", sandbox=way == "sandbox")
+    house = house_with(make_house, plain=wanted)
     calls = [Call("mcp_plain_add", {"a": 1, "b": 2}), Call("mcp_plain_echo", {"text": "hi there " * 4})]
     calls += [Call("mcp_plain_picture"), Call("mcp_plain_fail"), Call("mcp_plain_read_resource")]
     calls += [Call("mcp_plain_read_resource", {"uri": "note://today"})]

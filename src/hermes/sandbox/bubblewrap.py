@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -86,6 +86,18 @@ class Bubblewrap(Sandbox):
             await self._watching.abandon()
             raise
         return parts, _Handle(self, child)
+
+    async def start_program(self, argv: Sequence[str], env: Mapping[str, str]) -> tuple[RemoteProcess, int, int, int]:
+        """Start a program that is spoken to: it, and descriptors of its input, output and errors. It ends with `stop`."""
+        await asyncio.to_thread(plan, self.place)
+        watch = await self._watching.enter()
+        async with self._building:
+            namespace = await self._ready(watch)
+        if self.egress is not None:
+            self._serve_proxy(namespace)
+            env = {**env, **proxy_env(PROXY_PORT)}
+        command = Command(argv, str(self.place.workspace), env, network=False, seconds=None)
+        return await namespace.spawn_with_pipes(self._request(), command)
 
     async def _ready(self, watch: WorkspaceWatch) -> Namespace:
         """The namespaces to start a command in: what they protect is what the watch has found."""
@@ -183,10 +195,12 @@ def _system_paths() -> list[str]:
 def _build_plan(place: Place, mounts: Sequence[Mount]) -> dict[str, Any]:
     system = _system_paths()
     links = {path: os.readlink(path) for path in system if path in _SYSTEM and os.path.islink(path)}
+    real = dict.fromkeys(os.path.realpath(path) for path in system if path not in links)
+    shown = {mount.path for mount in mounts}
     return {
         "memory_bytes": place.memory_mb * 1024**2,
         "links": links,
-        "system": [os.path.realpath(path) for path in system if path not in links],
+        "system": [path for path in real if path not in shown],
         "mounts": [(mount.path, mount.mode, not mount.within) for mount in mounts],
         "proxy_port": PROXY_PORT,
     }

@@ -1,4 +1,7 @@
-"""Programs of the operator's that are spoken to over their pipes: servers of tools, the local model's worker."""
+"""Programs of the operator's that are spoken to over their pipes: servers of tools, the local model's worker.
+
+Servers of tools run in a sandbox of their own unless the settings say otherwise.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,14 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hermes.sandbox.base import Group
+
+if TYPE_CHECKING:
+    from hermes.sandbox.bubblewrap import Bubblewrap
 
 _REAPER = Path(__file__).with_name("reaper.py")
 _HAS_REAPER = sys.platform == "linux"
@@ -37,17 +45,80 @@ async def piped(
         *reaper, *argv, env=env, cwd=cwd, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True,
         limit=line_bytes_max,
     )  # fmt: skip
-    hearing = asyncio.ensure_future(_hear(process, note))
+    assert process.stderr is not None
+    hearing = asyncio.ensure_future(_hear(process.stderr, note))
     try:
         yield process
     finally:
         await asyncio.shield(_end(process, hearing, end_s))
 
 
-async def _hear(process: asyncio.subprocess.Process, note: Callable[[str], None]) -> None:
-    assert process.stderr is not None
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program in a sandbox, with its pipes."""
+
+    stdin: asyncio.StreamWriter
+    stdout: asyncio.StreamReader
+
+
+@asynccontextmanager
+async def sandboxed(
+    sandbox: Bubblewrap,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    note: Callable[[str], None],
+    *,
+    line_bytes_max: int,
+    end_s: float,
+) -> AsyncIterator[Program]:
+    """Like `piped`, in a sandbox that ends with the program."""
+    pipes: list[asyncio.BaseTransport] = []
+    try:
+        child, *fds = await sandbox.start_program(argv, env)
+        stdin = await _writer(fds[0], pipes)
+        stdout, stderr = [await _reader(fd, line_bytes_max, pipes) for fd in fds[1:]]
+        hearing = asyncio.ensure_future(_hear(stderr, note))
+        try:
+            yield Program(stdin, stdout)
+        finally:
+            stdin.close()
+            for number in (signal.SIGTERM, signal.SIGKILL, None):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(end_s / 2):
+                        await asyncio.shield(child.exited())
+                        break
+                if number is not None:
+                    child.signal(number)
+            await asyncio.wait([hearing], timeout=end_s / 10)  # its last words often say why
+            hearing.cancel()
+            child.release()
+    finally:
+        for pipe in pipes:
+            pipe.close()
+        await asyncio.shield(sandbox.stop())
+
+
+async def _reader(fd: int, line_bytes_max: int, pipes: list[asyncio.BaseTransport]) -> asyncio.StreamReader:
+    reader = asyncio.StreamReader(limit=line_bytes_max)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb", buffering=0)
+    )
+    pipes.append(transport)
+    return reader
+
+
+async def _writer(fd: int, pipes: list[asyncio.BaseTransport]) -> asyncio.StreamWriter:
+    loop = asyncio.get_running_loop()
+    transport, protocol = await loop.connect_write_pipe(
+        lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), os.fdopen(fd, "wb", buffering=0)
+    )
+    pipes.append(transport)
+    return asyncio.StreamWriter(transport, protocol, None, loop)
+
+
+async def _hear(stderr: asyncio.StreamReader, note: Callable[[str], None]) -> None:
     lines = 0
-    while data := await process.stderr.read(_NOTE_BYTES_MAX):
+    while data := await stderr.read(_NOTE_BYTES_MAX):
         lines += 1
         if lines <= _NOTES_MAX:
             note(data.decode("utf-8", "replace").strip())

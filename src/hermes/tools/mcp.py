@@ -7,15 +7,18 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextvars import Context
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hermes.agent.compress import estimate
 from hermes.guards.urls import UrlGuard
+from hermes.ids import folder_name
 from hermes.limits import (
     MCP_FAILURES_MAX,
     MCP_IMAGES_MAX,
@@ -26,7 +29,11 @@ from hermes.limits import (
     MCP_WAIT_S_MIN,
     MCP_WINDOW_SHARE,
 )
+from hermes.sandbox import bubblewrap
+from hermes.sandbox.bubblewrap import Bubblewrap
 from hermes.sandbox.choose import child_env
+from hermes.sandbox.mounts import Place
+from hermes.sandbox.proxy import EgressProxy
 from hermes.sandbox.quota import write_spill
 from hermes.tools import mcp_names as names
 from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
@@ -46,6 +53,27 @@ INSTALL = "The MCP client is not installed. Install it with: pip install 'hermes
 _WORDS_CHARS_MAX = 300
 _NAMED_MAX = 20
 _OTHERWISE = "Change the arguments, or go on without it and tell the user."
+
+
+async def _any_host(_host: str, _port: int) -> bool:
+    """The operator has chosen the program, and so where it goes; the URL guard still applies."""
+    return True
+
+
+def _expanded(path: str) -> Path:
+    return Path(os.path.realpath(Path(path).expanduser()))
+
+
+def _seen_by(command: str, args: Sequence[str]) -> list[Path]:
+    """What a program needs to see beside the system: where it is installed, and what its arguments name."""
+    program = shutil.which(os.path.expanduser(command)) or command
+    seen = [Path(place).parent.parent for place in (program, os.path.realpath(program)) if os.path.isabs(place)]
+    for path in (Path(arg).expanduser() for arg in args if arg.startswith(("/", "~/"))):
+        if path.exists():
+            alone = path.is_dir() or path.parent in (Path.home(), Path("/"), Path("/tmp"))  # noqa: S108
+            seen.append(path if alone else path.parent)
+    system = (Path("/"), Path("/usr"), Path("/usr/local"), Path.home())
+    return [Path(os.path.realpath(path)) for path in seen if path not in system]
 
 
 class Servers:
@@ -219,6 +247,8 @@ class Server:
     async def _connect(self) -> None:
         """Connect, and stay so until the server is lost."""
         link = await self._servers.blocking(_link)
+        if self.wanted["sandbox"] and self.wanted["command"]:
+            await self._servers.blocking(bubblewrap.probe)
         self._lost = False
         async with asyncio.timeout(self.wanted["timeout"]) as limit:
             async with link.connected(self._streams(link), self._news.set, self._leave) as client:
@@ -258,7 +288,31 @@ class Server:
             guard = UrlGuard(servers.network, self._settings, servers.secrets(), servers.own_ports)
             return link.over_http(url, self.wanted["headers"], guard, self._note)
         env = child_env(self._settings, "local", self._settings.home.path, os.environ)
-        return link.over_pipes([command, *self.wanted["args"]], {**env, **self.wanted["env"]}, self._note)
+        sandbox = None
+        if self.wanted["sandbox"]:
+            sandbox = self._sandbox(command)
+            env |= {"HOME": str(sandbox.place.private), "TMPDIR": "/tmp"}  # noqa: S108
+        return link.over_pipes([command, *self.wanted["args"]], {**env, **self.wanted["env"]}, self._note, sandbox)
+
+    def _sandbox(self, command: str) -> Bubblewrap:
+        """A sandbox of its own. It sees the program, and what its arguments name, read-only; and public hosts."""
+        if bubblewrap.probe():
+            raise ValueError(f"{bubblewrap.INSTALL_HINT} Without a sandbox: mcp_servers.{self.name}.sandbox: false.")
+        get, home, servers = self._settings.get, self._settings.home, self._servers
+        private = home.sandbox / f"mcp-{folder_name(self.name)}" / "home"
+        place = Place(
+            home,
+            private,
+            private,
+            ro=(*map(_expanded, get("terminal.sandbox_ro")), *_seen_by(command, self.wanted["args"])),
+            rw=tuple(map(_expanded, get("terminal.sandbox_rw"))),
+            memory_mb=get("terminal.container_memory", int),
+            cpus=get("terminal.container_cpu", float),
+        )
+        made = Bubblewrap(place)
+        guard = UrlGuard(servers.network, self._settings, servers.secrets(), servers.own_ports)
+        made.egress = EgressProxy(lambda: guard, _any_host)
+        return made
 
     def _note(self, text: str) -> None:
         """What the server says beside the protocol."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import anyio
@@ -33,7 +34,8 @@ from hermes.exchange import Timeouts
 from hermes.guards.url_text import FetchFailed
 from hermes.guards.urls import Opened, UrlGuard
 from hermes.limits import MCP_END_S_MAX, MCP_MESSAGE_BYTES_MAX, MCP_PAGES_MAX, MCP_TOOLS_MAX
-from hermes.sandbox.piped import piped
+from hermes.sandbox.bubblewrap import Bubblewrap
+from hermes.sandbox.piped import Program, piped, sandboxed
 
 __all__ = ["CONNECTION_CLOSED", "INVALID_PARAMS", "Client", "Lost", "MCPError"]
 
@@ -144,12 +146,13 @@ def _without_output_schemas(result: Mapping[str, Any]) -> None:
 
 @asynccontextmanager
 async def over_pipes(
-    argv: Sequence[str], env: Mapping[str, str], note: Callable[[str], None]
+    argv: Sequence[str], env: Mapping[str, str], note: Callable[[str], None], sandbox: Bubblewrap | None
 ) -> AsyncIterator[tuple[Any, Any]]:
     """Streams to a process that is started now and gone at the end, with all that it has started."""
+    start: Any = piped if sandbox is None else partial(sandboxed, sandbox)
     async with AsyncExitStack() as stack:
         process = await stack.enter_async_context(
-            piped(argv, env, note, line_bytes_max=MCP_MESSAGE_BYTES_MAX, end_s=MCP_END_S_MAX)
+            start(argv, env, note, line_bytes_max=MCP_MESSAGE_BYTES_MAX, end_s=MCP_END_S_MAX)
         )
         incoming, read = anyio.create_memory_object_stream[Any](0)
         write, outgoing = anyio.create_memory_object_stream[Any](0)
@@ -164,7 +167,7 @@ async def over_pipes(
                 await stack.aclose()
 
 
-async def _read(process: asyncio.subprocess.Process, incoming: Any) -> None:
+async def _read(process: asyncio.subprocess.Process | Program, incoming: Any) -> None:
     assert process.stdout is not None
     with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
         async with incoming:
@@ -184,7 +187,7 @@ async def _line(stdout: asyncio.StreamReader) -> bytes:
         raise Lost(f"It sent a message of more than {MCP_MESSAGE_BYTES_MAX} bytes.") from None
 
 
-async def _write(process: asyncio.subprocess.Process, outgoing: Any) -> None:
+async def _write(process: asyncio.subprocess.Process | Program, outgoing: Any) -> None:
     assert process.stdin is not None
     with suppress(ConnectionError):
         async with outgoing:
