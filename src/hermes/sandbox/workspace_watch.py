@@ -138,8 +138,8 @@ class WorkspaceWatch:
         self._inotify = _check(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
         self._watches: dict[int, str] = {}
         self._complete = True
-        # Special names that were there at the scan, with their inodes; repositories that were not.
-        self._known: dict[str, int] = {}
+        # Special names that were there at the scan, by device and inode; repositories that were not.
+        self._known: dict[tuple[int, int], str] = {}
         self._made: set[str] = set()
         self._git_files: set[str] = set()
         self._reserved_paths: set[str] = set()
@@ -344,15 +344,26 @@ class WorkspaceWatch:
             if baseline and _is_hidden(key) and stat.S_ISREG(about.st_mode):
                 self.covers[path] = "hide"
             return is_folder and key not in _SKIPPED
-        if not baseline and self._known.get(path) != about.st_ino:
-            self._appeared(path)
-        if baseline:
-            self._known[path] = about.st_ino
+        identity = (about.st_dev, about.st_ino)
+        if not baseline:
+            known = self._known.get(identity)
+            if known is None:
+                self._appeared(path)
+            elif known != path:
+                self._follow(known, path)
+        else:
+            self._known[identity] = path
             if key == ".git" and is_folder:
                 self._cover_repository(path)
             elif not self._is_granted(path):
                 self._cover(path)
         return False
+
+    def _follow(self, before: str, path: str) -> None:
+        """A folder around something that is covered was renamed: it is still covered, at its new path."""
+        self.covers |= {
+            path + covered.removeprefix(before): mode for covered, mode in self.covers.items() if below(covered, before)
+        }
 
     def _cover(self, path: str) -> None:
         """Make a file or folder read-only; of a link, what it leads to in the workspace."""
@@ -419,7 +430,8 @@ class WorkspaceWatch:
             if any(path != root and below(path, root) for root in self._roots):
                 self._reserved_paths.add(path)
                 if os.path.lexists(path):
-                    self._known[path] = os.lstat(path).st_ino
+                    about = os.lstat(path)
+                    self._known[about.st_dev, about.st_ino] = path
                     self._cover(path)
 
     def _enter_repository(self, path: str) -> None:
@@ -516,6 +528,7 @@ class WorkspaceWatch:
         try:
             with _opened(folder, self._roots) as fd:
                 target = f"{name}{SUFFIX}"
+                os.lstat(name, dir_fd=fd)
                 with contextlib.suppress(FileNotFoundError):
                     os.lstat(target, dir_fd=fd)
                     os.rename(target, f"{target}-{time.time_ns():x}", src_dir_fd=fd, dst_dir_fd=fd)

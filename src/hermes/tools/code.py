@@ -164,7 +164,7 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
     answer["calls"] = booth.calls
     answer |= await approving.set_aside(ctx, sandbox, ask=status == "ok")
     if status != "ok":
-        hint = "Do less in one script." if status == "timeout" else ""
+        hint = answer.pop("hint", "") or ("Do less in one script." if status == "timeout" else "")
         raise ToolError(process.reason or error.format(seconds=CODE_S_MAX), status, hint, **answer)
     if code and call.hint:
         answer["hint"] = call.hint

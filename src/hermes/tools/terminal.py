@@ -173,12 +173,8 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
     answer["spill"] = str(spill.path) if spill.begun else None
     answer |= set_aside
     if status != "ok":
-        raise ToolError(
-            process.reason or error.format(seconds=plan.seconds),
-            status,
-            _LONGER if status == "timeout" else "",
-            **answer,
-        )
+        hint = answer.pop("hint", "") or (_LONGER if status == "timeout" else "")
+        raise ToolError(process.reason or error.format(seconds=plan.seconds), status, hint, **answer)
     answer["error"] = None
     if code and (hint := call.hint or await ctx.blocking(partial(_network_hint, plan.sandbox, args["command"]))):
         answer["hint"] = hint

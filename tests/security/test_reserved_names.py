@@ -1,0 +1,184 @@
+"""What commands leave in a workspace makes none of the user's own tools run anything, unless the user has allowed it."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from agent.conftest import MakeHouse
+from hermes.tools import files
+from support.model_server import Call, ModelServer
+from tools.commanding import SURELY_S, Desk
+
+# Ways to have git run a program, from within a repository.
+WAYS = {
+    "fsmonitor": "git config core.fsmonitor '{run}; false'",
+    "hook": "mkdir -p .git/hooks; printf '#!/bin/sh\\n{run}\\n' > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit",
+    "hooks path": (
+        "mkdir -p h; printf '#!/bin/sh\\n{run}\\n' > h/pre-commit; chmod +x h/pre-commit; git config core.hooksPath h"
+    ),
+    "filter": "git config filter.x.clean '{run}; cat'; echo '* filter=x' > .gitattributes; touch -d 2001-01-01 file",
+    "include": "printf '[core]\\n\\tfsmonitor = \"{run}; false\"\\n' > more; git config include.path ../more",
+    "external diff": "git config diff.external '{run}; true'; echo changed > file",
+    "pager": "git config core.pager '{run}; cat'; git config pager.status true; git config core.fsmonitor '{run}; false'",
+    "commondir": (
+        "cp -r .git evil; git -C evil config core.fsmonitor '{run}; false' || "
+        "printf '[core]\\n\\tfsmonitor = \"{run}; false\"\\n' >> evil/config; echo ../evil > .git/commondir"
+    ),
+    "link": (
+        "cp -r .git evil; printf '[core]\\n\\tfsmonitor = \"{run}; false\"\\n' >> evil/config; rm -rf .git; ln -s evil .git"
+    ),
+    "git file": (
+        "cp -r .git evil; printf '[core]\\n\\tfsmonitor = \"{run}; false\"\\n' >> evil/config; rm -rf .git; "
+        "echo 'gitdir: evil' > .git"
+    ),
+    "another name": (
+        "printf '[core]\\n\\tfsmonitor = \"{run}; false\"\\n' > more; cp .git/config saved; cat saved more > both; "
+        "ln -f both .git/config"
+    ),
+    "moved": "mkdir -p made; cp -r .git made/g; git -C made/g config core.fsmonitor '{run}; false'; mv made/g made/.git",
+    "bare": (
+        "mkdir -p objects refs; echo 'ref: refs/heads/main' > HEAD; "
+        "printf '[core]\\n\\trepositoryformatversion = 0\\n\\tbare = false\\n\\tworktree = .\\n"
+        '\\tfsmonitor = "{run}; false"\\n\' > config'
+    ),
+}
+MAKE = (
+    "git init -q . && git config user.name a && git config user.email a@b.test && echo x > file && git add file && "
+    "git commit -qm x"
+)
+FOLDERS = {"existing": ".", "new": ".", "nested": "deep/er"}
+
+
+def use_git(folder: Path) -> None:
+    """What a user does next, in the folder and in what a command has made there."""
+    for here in (folder, folder / "made"):
+        for words in ("status", "diff", "commit -aqm y --allow-empty"):
+            if here.is_dir():
+                subprocess.run(
+                    ["git", *words.split()], cwd=here, check=False, capture_output=True, stdin=subprocess.DEVNULL
+                )
+
+
+@pytest.fixture
+def desk(make_house: MakeHouse, server: ModelServer) -> Desk:
+    made = Desk(make_house, server, "bubblewrap", approvals={"mode": "off"})
+    made.workspace.mkdir(parents=True)
+    return made
+
+
+def script(way: str, mark: Path, where: str) -> str:
+    begin = f"mkdir -p {FOLDERS[where]}; cd {FOLDERS[where]}\n" + ("" if where == "existing" else f"{MAKE}\n")
+    return begin + WAYS[way].replace("{run}", f"touch {mark}")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_works_where_nothing_is_in_its_way(tmp_path: Path, way: str) -> None:
+    mark, folder = tmp_path / "ran", tmp_path / "work"
+    folder.mkdir()
+    if way == "bare":  # in a repository it would not be looked at
+        subprocess.run(WAYS[way].replace("{run}", f"touch {mark}"), shell=True, cwd=folder, check=False)
+    else:
+        subprocess.run(script(way, mark, "new"), shell=True, cwd=folder, check=False, capture_output=True)
+    use_git(folder)
+    assert mark.exists()
+
+
+@pytest.mark.parametrize("where", FOLDERS)
+@pytest.mark.parametrize("way", WAYS)
+async def test_git_runs_nothing_that_a_command_has_left(desk: Desk, tmp_path: Path, way: str, where: str) -> None:
+    mark = tmp_path / "ran"
+    if where == "existing":
+        subprocess.run(MAKE, shell=True, cwd=desk.workspace, check=True, capture_output=True)
+    await desk.sh(script(way, mark, where))
+    use_git(desk.workspace / FOLDERS[where])
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("way", ["fsmonitor", "hook", "include", "bare"])
+async def test_a_background_process_that_writes_late_changes_nothing(desk: Desk, tmp_path: Path, way: str) -> None:
+    mark, done = tmp_path / "ran", desk.workspace / "done"
+    late = f"until [ -e go ]; do sleep 0.02; done\n({script(way, mark, 'new')})\ntouch done; sleep 100"
+    started = await desk.sh(late, background=True)
+    (desk.workspace / "go").touch()
+    async with asyncio.timeout(SURELY_S):
+        while not done.exists():
+            await asyncio.sleep(0.01)
+        await desk.sh("true")  # a command that ends has everything looked at
+    use_git(desk.workspace)
+    assert not mark.exists()
+    await desk.ran(Call("process", {"action": "kill", "session_id": started["session_id"]}))
+
+
+NAMES = [".vscode/tasks.json", ".envrc", ".husky/pre-commit", ".mcp.json", "AGENTS.md", "sub/AGENTS.md", "sub/.idea/x"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_reserved_name_that_is_new_is_set_aside(desk: Desk, name: str) -> None:
+    answer = await desk.sh(f"mkdir -p $(dirname {name}); echo planted > {name}; echo done")
+    entry = next(part for part in (Path(name), *Path(name).parents) if part.name.startswith((".", "A")))
+    assert not (desk.workspace / entry).exists()
+    assert (desk.workspace / f"{entry}.needs-approval").exists()
+    assert str(desk.workspace / entry) in answer["set_aside"] and "approval" in answer["hint"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_reserved_name_that_exists_cannot_be_changed(desk: Desk, name: str) -> None:
+    path = desk.workspace / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("mine")
+    top = Path(name).parts[0]
+    await desk.sh(f"echo planted > {name}; rm -rf {name}; mv {name} other; mv {top} moved; sed -i s/mine/x/ {name}")
+    found = [path for path in (desk.workspace / name, desk.workspace / name.replace(top, "moved", 1)) if path.exists()]
+    assert [path.read_text() for path in found] == ["mine"]
+
+
+@pytest.mark.parametrize("choice", ["session", "deny"])
+async def test_a_write_grant_puts_it_back(make_house: MakeHouse, server: ModelServer, choice: str) -> None:
+    desk = Desk(make_house, server, "bubblewrap")
+    under_way = await desk.begin(Call("terminal", {"command": "echo planted > AGENTS.md"}), answerable=True)
+    [asked] = await under_way.until(lambda events: [e for e in events if e["type"] == "approval.requested"], SURELY_S)
+    assert asked["kind"] == "write" and str(desk.workspace / "AGENTS.md") in asked["subject"]
+    await under_way.control("approve", id=asked["approval_id"], choice=choice)
+    [answer] = (await under_way.end(SURELY_S)).tool_results()
+    assert (desk.workspace / "AGENTS.md").exists() is (choice == "session")
+    assert ("set_aside" in answer) is (choice == "deny")
+    if choice == "session":
+        answer = await desk.sh("echo more >> AGENTS.md")
+        assert (desk.workspace / "AGENTS.md").read_text() == "planted\nmore\n"
+
+
+@pytest.mark.parametrize("path", [".vscode/tasks.json", "AGENTS.md", "deep/.envrc", "x/.git/config", "plain/HEAD"])
+async def test_file_tools_ask_before_they_write_one(make_house: MakeHouse, server: ModelServer, path: str) -> None:
+    desk = Desk(make_house, server, "bubblewrap")
+    desk.offer(files.WRITE)
+    answer = await desk.call("write_file", {"path": path, "content": "x"})
+    assert answer["status"] == "blocked" and not (desk.workspace / path).exists()
+
+
+async def test_a_command_that_keeps_making_one_is_ended(desk: Desk) -> None:
+    answer = await desk.sh("while :; do echo planted > AGENTS.md; sleep 0.01; done")
+    assert answer["status"] == "interrupted" and "AGENTS.md" in answer["error"]
+
+
+async def test_a_repository_that_commands_make_can_be_worked_with(desk: Desk) -> None:
+    first = await desk.sh(f"{MAKE} && git remote add origin https://example.test/x.git && git branch side")
+    later = await desk.sh(
+        "git config user.name b && git checkout -q side && git commit -q --allow-empty -m y && git log"
+    )
+    assert (first["exit_code"], later["exit_code"]) == (0, 0), (first, later)
+    assert "set_aside" not in first and "set_aside" not in later
+    config = subprocess.run(["git", "config", "--get", "remote.origin.url"], cwd=desk.workspace, capture_output=True)
+    assert config.stdout == b"https://example.test/x.git\n"
+
+
+async def test_what_the_user_makes_between_commands_stays(desk: Desk) -> None:
+    await desk.sh("true")
+    (desk.workspace / "AGENTS.md").write_text("mine")
+    subprocess.run("git init -q; git config alias.x status", shell=True, cwd=desk.workspace, check=True)
+    answer = await desk.sh("cat AGENTS.md; echo planted > AGENTS.md; git config alias.x '!id'; git config alias.x")
+    assert answer["output"].startswith("mine") and answer["output"].endswith("status\n")
+    assert (desk.workspace / "AGENTS.md").read_text() == "mine" and "set_aside" not in answer
