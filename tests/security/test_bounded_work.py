@@ -19,7 +19,7 @@ from support.regex_steps import steps_to_search
 
 from .test_linear_redaction import CHARS, check_linear, shrunk
 
-CPU_S_MAX = 40
+CPU_S_MAX = 12
 
 
 def whole(pattern: re.Pattern[str]) -> re.Pattern[str]:
@@ -41,26 +41,26 @@ PATTERNS = {
 }
 
 
+# What the pattern alone does not suggest.
+FURTHER = [("", "\n", ""), ("", ",a=w", "\n"), ("", ",=s", "\n"), ("", "\x13", "")]
+
+
 @pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
 def test_a_pattern_over_untrusted_text_is_linear(pattern: re.Pattern[str]) -> None:
-    for begin, repeated, end in attacks(pattern):
+    for begin, repeated, end in [*attacks(pattern), *FURTHER]:
         check_linear(lambda text: steps_to_search(pattern, text), begin, repeated, end, CHARS)
 
 
-# Each in a process that may use so much processor time; in proportion to the text they need well below a second.
+# Each in a process that may use so much processor time; in proportion to the text they need about one second.
 _WORK = {
     "a bracket in a long message": "as_said('[' * 1_000_000 + '](data:image/')",
     "escaped brackets in a long message": "as_said('[' + r'\\[' * 500_000 + '](data:image/')",
     "quotes that are not closed": """literals_of("'" + r"\\'" * 500_000)""",
     "names of functions": "list(rules_of('check_' * 100_000 + 'spawn' * 100_000))",
     "newlines for sed": """check("sed '" + chr(10) * 90_000 + "' f", "/ws", FACTS)""",
-    "brackets for a glob": "check('cat ' + '[' * 90_000, '/ws', FACTS)",
-    "a mode of many parts": """check("chmod '" + ",a=w" * 24_000 + chr(10) + "' f", "/ws", FACTS)""",
     "cut arguments of a long word": """parse('{"a": ' + 'a' * 500_000 + chr(1))""",
-    "cut arguments of a long string": r"""parse('{"a": "' + '\\"' * 500_000 + ',}')""",
-    "a block of equal lines": "blocks(['a'] * 300_000, ['a'] * 100_000 + ['b'], str)",
-    "a change in every line": "replaced(' a\\n b\\n' * 100_000, 'a\\nb\\n', 'c\\n', True)",
-    "a wrong value that looks like a fault": "fault_of('Invalid enum value ' + ' - at `$' * 500_000 + '`')",
+    "a block of equal lines": "blocks(['a'] * 600_000, ['a'] * 200_000, str)",
+    "a wrong value that looks like a fault": "fault_of('Invalid enum value ' + ' - at `$' * 500_000)",
     "many ignored fields": "Body(None, {}, ['field'] * 1_000_000).headers()",
 }
 _CHILD = """
@@ -70,7 +70,7 @@ from hermes.guards.commands import check
 from hermes.guards.snippets import literals_of, rules_of
 from hermes.server.bodies import Body, _told as fault_of
 from hermes.tools.arguments import parse
-from hermes.tools.patching import blocks, replaced
+from hermes.tools.patching import blocks
 from guards.test_commands import FACTS
 
 with suppress(RecursionError):

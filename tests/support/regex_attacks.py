@@ -11,7 +11,7 @@ from typing import Any
 _SAMPLES = "aA0 _-./:=\"'\\<>()[]{},;|&$`~*+?!@#%^\n\t\x01\u200b"
 _BRANCHES_MAX = 6
 _BEGINNINGS_MAX = 2
-_ENDS = ("", "\x01")
+_ENDS = ("", "\x01\n")
 
 
 def attacks(pattern: re.Pattern[str]) -> list[tuple[str, str, str]]:

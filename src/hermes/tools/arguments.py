@@ -237,14 +237,15 @@ def _unfolded_nodes(schema: Mapping[str, Any]) -> int:
 
     def target(reference: str) -> Any:
         document, _, place = unquote(reference).partition("#")
-        if document:
-            raise KeyError(reference)
-        if not place.startswith("/"):
-            return anchors[place]
-        node: Any = schema
-        for step in place[1:].split("/"):
-            step = step.replace("~1", "/").replace("~0", "~")
-            node = node[int(step)] if isinstance(node, list) else node[step]
+        try:
+            node: Any = None if document else anchors[place.partition("/")[0]]
+            for step in place.split("/")[1:]:
+                step = step.replace("~1", "/").replace("~0", "~")
+                node = node[int(step)] if isinstance(node, list) else node[step]
+        except (LookupError, ValueError, TypeError):
+            raise LookupError(reference) from None
+        if node is None:
+            raise LookupError(reference)
         return node
 
     collect(schema)
