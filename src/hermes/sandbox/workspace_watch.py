@@ -15,12 +15,14 @@ import fcntl
 import fnmatch
 import logging
 import os
+import re
 import select
 import stat
 import struct
 import termios
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
@@ -36,6 +38,7 @@ SUFFIX = ".needs-approval"
 # Not looked into: nobody's shell or editor works there, and there may be a hundred thousand folders.
 _SKIPPED = frozenset({"node_modules", "__pycache__", "site-packages", ".venv", ".tox", ".mypy_cache", ".pytest_cache"})
 _GIT_FILES = ("config", "config.worktree", "commondir", "gitdir")
+_MAKES_REPOSITORY = {"HEAD", "objects", "refs"}
 _GIT_PARTS = {"head", "objects", "refs", "hooks", *_GIT_FILES}
 _CONFIG_BYTES_MAX = 1024 * 1024
 _RECHECK_S = 0.02
@@ -49,7 +52,10 @@ _IN_ONLYDIR, _IN_EXCL_UNLINK, _IN_MASK_ADD = 0x1000000, 0x4000000, 0x20000000
 _APPEARS = _IN_CREATE | _IN_MOVED_TO | _IN_ONLYDIR | _IN_EXCL_UNLINK
 _EVENT = struct.Struct("iIII")
 _libc = ctypes.CDLL(None, use_errno=True)
-_HIDDEN = [(rule.entries, rule.free) for rule in RULES if rule.base == "any" and "r" in rule.modes]
+_HIDDEN_RULES = [rule for rule in RULES if rule.base == "any" and "r" in rule.modes]
+_HIDDEN = re.compile("|".join(fnmatch.translate(entry) for rule in _HIDDEN_RULES for entry in rule.entries))
+_NOT_HIDDEN = frozenset(name for rule in _HIDDEN_RULES for name in rule.free)
+_SPECIAL = RESERVED_NAMES | {".git"}
 
 
 class Watching:
@@ -137,7 +143,8 @@ class WorkspaceWatch:
         self._lock = threading.RLock()
         self._inotify = _check(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
         self._watches: dict[int, str] = {}
-        self._complete = True
+        # The system gave out no more watches: every command ends with a look at all folders.
+        self._unwatched = False
         # Special names that were there at the scan, by device and inode; repositories that were not.
         self._known: dict[tuple[int, int], str] = {}
         self._made: set[str] = set()
@@ -180,7 +187,7 @@ class WorkspaceWatch:
             if self.active:
                 self._handle_events()
                 self._check_made()
-                if not self._complete:
+                if self._unwatched:
                     self._enter_all()
 
     def end(self) -> None:
@@ -318,46 +325,52 @@ class WorkspaceWatch:
     # ---- folders
 
     def _enter(self, path: str, *, baseline: bool = False) -> None:
-        """Watch a folder and all below it, and look at what they hold already."""
-        folders = [path]
-        while folders:
-            here = folders.pop()
+        """Watch a folder and all below it, the upper ones first, and look at what they hold already."""
+        folders = deque([path])
+        for _ in range(WATCHED_FOLDERS_MAX):
+            if not folders:
+                return
+            here = folders.popleft()
             with contextlib.suppress(OSError), _opened(here, self._roots) as fd:
                 self._watch(fd, here)
-                names = os.listdir(fd)
-                if not {"HEAD", "objects", "refs"}.issubset(names):
-                    folders += [f"{here}/{name}" for name in names if self._look(fd, here, name, baseline=baseline)]
+                with os.scandir(fd) as found:
+                    entries = list(found)
+                if not _MAKES_REPOSITORY.issubset(entry.name for entry in entries):
+                    folders += self._look(here, entries, baseline=baseline)
                 elif baseline:
                     self._cover_repository(here)
                 else:
                     self._enter_repository(here)
+        log.warning("%s has more than %d folders; those beyond are not watched", path, WATCHED_FOLDERS_MAX)
 
-    def _look(self, fd: int, folder: str, name: str, *, baseline: bool) -> bool:
-        """Whether something is an ordinary folder to go on with."""
-        path, key = f"{folder}/{name}", plain(name)
-        try:
-            about = os.lstat(name, dir_fd=fd)
-        except OSError:
-            return False
-        is_folder = stat.S_ISDIR(about.st_mode)
-        if key not in RESERVED_NAMES and key != ".git" and path not in self._reserved_paths:
-            if baseline and _is_hidden(key) and stat.S_ISREG(about.st_mode):
+    def _look(self, folder: str, entries: list[os.DirEntry[str]], *, baseline: bool) -> Iterator[str]:
+        """The ordinary folders to go on with; what is special is dealt with."""
+        for entry in entries:
+            name = entry.name
+            key = plain(name)
+            path = f"{folder}/{name}"
+            if key in _SPECIAL or path in self._reserved_paths:
+                self._look_at_special(path, entry, key, baseline=baseline)
+            elif entry.is_dir(follow_symlinks=False):
+                if key not in _SKIPPED:
+                    yield path
+            elif baseline and _is_hidden(key) and entry.is_file(follow_symlinks=False):
                 self.covers[path] = "hide"
-            return is_folder and key not in _SKIPPED
+
+    def _look_at_special(self, path: str, entry: os.DirEntry[str], key: str, *, baseline: bool) -> None:
+        about = entry.stat(follow_symlinks=False)
         identity = (about.st_dev, about.st_ino)
-        if not baseline:
-            known = self._known.get(identity)
-            if known is None:
-                self._appeared(path)
-            elif known != path:
-                self._follow(known, path)
-        else:
+        known = self._known.get(identity)
+        if baseline:
             self._known[identity] = path
-            if key == ".git" and is_folder:
+            if key == ".git" and stat.S_ISDIR(about.st_mode):
                 self._cover_repository(path)
             elif not self._is_granted(path):
                 self._cover(path)
-        return False
+        elif known is None:
+            self._appeared(path)
+        elif known != path:
+            self._follow(known, path)
 
     def _follow(self, before: str, path: str) -> None:
         """A folder around something that is covered was renamed: it is still covered, at its new path."""
@@ -372,15 +385,12 @@ class WorkspaceWatch:
             self.covers.setdefault(real, "ro")
 
     def _watch(self, fd: int, path: str, more: int = 0) -> None:
-        if len(self._watches) >= WATCHED_FOLDERS_MAX:
-            self._complete = False
-            return
         name = f"/proc/self/fd/{fd}".encode()
         watch = _libc.inotify_add_watch(self._inotify, name, _APPEARS | more)
         if watch >= 0:
             self._watches[watch] = path
         elif ctypes.get_errno() in (errno.ENOSPC, errno.ENOMEM):
-            self._complete = False
+            self._unwatched = True
 
     # ---- repositories
 
@@ -460,7 +470,7 @@ class WorkspaceWatch:
                 for name in ("commondir", "config.worktree"):
                     if f"{path}/{name}" not in self.covers and _exists(path, name):
                         self._rename(path, name, "other settings for a repository")
-            elif all(_exists(path, name) for name in ("HEAD", "objects", "refs")):
+            elif all(_exists(path, name) for name in _MAKES_REPOSITORY):
                 self._enter_repository(path)
             return
         for name in ("config", "config.worktree"):
@@ -473,7 +483,7 @@ class WorkspaceWatch:
         self._check_hooks(path)
 
     def _check_config(self, path: str, name: str) -> None:
-        if not _exists(path, name):
+        if not _exists(path, name) or self._is_granted(f"{path}/{name}"):
             return
         text = self._read(path, name)
         if text is None:
@@ -525,6 +535,8 @@ class WorkspaceWatch:
             return None
 
     def _rename(self, folder: str, name: str, reason: str) -> None:
+        if self._is_granted(f"{folder}/{name}"):
+            return
         try:
             with _opened(folder, self._roots) as fd:
                 target = f"{name}{SUFFIX}"
@@ -565,9 +577,7 @@ def _opened(path: str, roots: Sequence[str]) -> Iterator[int]:
 
 
 def _is_hidden(name: str) -> bool:
-    return any(
-        any(fnmatch.fnmatchcase(name, entry) for entry in entries) and name not in free for entries, free in _HIDDEN
-    )
+    return _HIDDEN.match(name) is not None and name not in _NOT_HIDDEN
 
 
 def _exists(folder: str, name: str) -> bool:
