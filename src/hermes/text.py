@@ -51,3 +51,11 @@ def whole_tree(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [whole_tree(item) for item in value]
     return value
+
+
+def text_of(content: str | list[dict[str, Any]] | None) -> str:
+    """The words of a message."""
+    if isinstance(content, list):
+        texts = [part for part in content if isinstance(part, dict) and part.get("type") == "text"]
+        return "\n".join(str(part.get("text", "")) for part in texts)
+    return content or ""

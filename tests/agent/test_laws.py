@@ -27,7 +27,7 @@ PURE = [f"agent/{name}.py" for name in ("assembler", "failures", "prompt", "comp
 TRANSLATORS = [
     f"providers/{n}.py" for n in ("base", "table", "chat_completions", "codex_responses", "anthropic_messages")
 ]
-FOLD = ["runs/events.py", "runs/replay.py", "guards/injection.py", "guards/secrets.py", "limits.py"]
+FOLD = ["runs/events.py", "runs/replay.py", "guards/injection.py", "guards/secrets.py", "limits.py", "text.py"]
 IMPURE = {
     "aiohttp",
     "asyncio",

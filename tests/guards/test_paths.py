@@ -377,6 +377,8 @@ def test_the_control_files_of_a_repository_want_a_grant_of_their_own(place: Path
     guard.grant((place / "ws").resolve())
     assert rule_of(lambda: guard.replace(".git/hooks/pre-commit", b"x")) == "git_control"
     guard.grant((place / "ws/.git/hooks").resolve())
+    assert rule_of(lambda: guard.replace(".git/hooks/pre-commit", b"x")) == "git_control"
+    guard.grant_reserved((place / "ws/.git/hooks").resolve())
     assert rule_of(lambda: guard.replace(".git/hooks/pre-commit", b"x")) == ""
     assert rule_of(lambda: guard.replace(".git/config", b"x")) == "git_control"
 

@@ -47,6 +47,8 @@ MAY_OPEN = {
     "remembered.py": (2, _OWN),
     "logs.py": (1, _OWN),
     "processes.py": (1, _SYSTEM),
+    "server/peers.py": (1, _SYSTEM),
+    "agent/content.py": (1, "an upload of the session, held against the same one that comes again"),
     "store/connections.py": (1, _SYSTEM),
     "store/upkeep.py": (2, "a copy of the database"),
     "server/documents.py": (1, "a page of the package"),

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from hermes.agent import media
+from hermes.agent import media_tags
 from hermes.guards import commands, snippets, verdict
 from hermes.store import search
 from hermes.tools import approving, arguments, captured
@@ -28,7 +28,7 @@ def whole(pattern: re.Pattern[str]) -> re.Pattern[str]:
 
 
 PATTERNS = {
-    "links to images": media._MADE,
+    "links to images": media_tags._MADE,
     "commands of sed": commands._SED_RUNS,
     "modes that all may write": whole(commands._WORLD),
     "modes that set the user": whole(commands._SETUID),

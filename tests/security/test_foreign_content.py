@@ -13,8 +13,9 @@ from agent.conftest import MakeHouse
 from agent.house import House, Json, Ran, tool
 from guards.stage import ELSEWHERE, WORLD, serving
 from hermes.agent import compress, prompt
-from hermes.agent.content import own_words, text_of
+from hermes.agent.content import own_words
 from hermes.guards.hosts import hosts_in, names
+from hermes.text import text_of
 from hermes.tools import cronjob, delegation, files, memory, session_search, skills, vision
 from hermes.tools.registry import ToolDef
 from hermes.tools.web import EXTRACT

@@ -46,6 +46,7 @@ def configure(home: Home, model_url: str, **more: Any) -> None:
         "model": {"default": "m", "base_url": f"{model_url}/v1"},
         "auxiliary": {"title_generation": {"enabled": False}},
         "security": {"allow_private_urls": True},
+        "web": {"ask_hosts": False},
         **more,
     }
     (folder / "config.yaml").write_text(yaml.safe_dump({**settings, "api_server": {"key": KEY}}))

@@ -171,7 +171,9 @@ async def test_a_repository_that_commands_make_can_be_worked_with(desk: Desk) ->
     )
     assert (first["exit_code"], later["exit_code"]) == (0, 0), (first, later)
     assert "set_aside" not in first and "set_aside" not in later
-    config = subprocess.run(["git", "config", "--get", "remote.origin.url"], cwd=desk.workspace, capture_output=True, check=False)
+    config = subprocess.run(
+        ["git", "config", "--get", "remote.origin.url"], cwd=desk.workspace, capture_output=True, check=False
+    )
     assert config.stdout == b"https://example.test/x.git\n"
 
 

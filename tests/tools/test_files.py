@@ -397,7 +397,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         folders.append(folder)
         (await ctx.world.paths()).grant(folder)
 
+    async def reserved(ctx: Any, entries: list[Path]) -> None:
+        folders.extend(entries)
+        for entry in entries:
+            (await ctx.world.paths()).grant_reserved(entry)
+
     monkeypatch.setattr(approving, "folder", folder)
+    monkeypatch.setattr(approving, "reserved", reserved)
     return folders
 
 

@@ -20,6 +20,7 @@ from hermes.runs.spec import Content
 from hermes.store.base import Row
 from hermes.store.digests import continued, digest_of
 from hermes.store.rows import row_of_message
+from hermes.text import text_of
 
 if TYPE_CHECKING:
     from hermes.agent.turn import Services
@@ -144,12 +145,4 @@ def own_words(content: Content | None) -> str:
     """What the user has said in a message: without the text of files that came with it."""
     if isinstance(content, list):
         return text_of([part for part in content if not _ATTACHED.match(str(part.get("text", "")))])
-    return content or ""
-
-
-def text_of(content: Content | None) -> str:
-    """The words of a message."""
-    if isinstance(content, list):
-        texts = [part for part in content if isinstance(part, dict) and part.get("type") == "text"]
-        return "\n".join(str(part.get("text", "")) for part in texts)
     return content or ""

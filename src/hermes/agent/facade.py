@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hermes.agent.callbacks import Callback, Callbacks, answer_to
-from hermes.agent.content import text_of
 from hermes.agent.single import SingleCalls
 from hermes.errors import HermesError
 from hermes.home import Home
@@ -27,6 +26,7 @@ from hermes.runs.events import Event
 from hermes.runs.spec import Content, Control, RouteChoice, RunSpec
 from hermes.store.engine import Engine
 from hermes.store.parts import Part
+from hermes.text import text_of
 
 _KINDS = {"cli": "cli", "api_server": "chat", "cron": "job", "subagent": "subagent"}
 _DONE = object()

@@ -12,7 +12,7 @@ from hermes.agent import prompt
 from hermes.agent.auxiliary import Auxiliary, plain_title
 from hermes.agent.closing import close_cancelled, close_completed, close_failed, open_answer
 from hermes.agent.compress import SUMMARY_MARK
-from hermes.agent.content import own_words, text_of
+from hermes.agent.content import own_words
 from hermes.agent.failures import Failure, Kind, explain
 from hermes.agent.fitting import ASKED, compact, fit
 from hermes.agent.media import Deliverables
@@ -30,6 +30,7 @@ from hermes.runs.engine import LiveRun, Result
 from hermes.runs.resume import Resumption
 from hermes.runs.writer import LogEnded
 from hermes.store.base import LeaseLost, Row
+from hermes.text import text_of
 from hermes.tools import arguments
 from hermes.tools.asking import Asking
 from hermes.tools.registry import Answer, ToolContext, ToolDef, redaction
@@ -369,30 +370,10 @@ class TurnLoop:
             ask_model=Auxiliary(turn).ask,
             toolsets=frozenset(tool.toolset for tool in turn.tools.values()),
             spend=turn.totals.add,
-            has_foreign=self._has_foreign,
-            named_hosts=self._named_hosts,
+            # Not methods of this loop, which holds the world: a cycle would wait for the collector.
+            has_foreign=partial(_has_foreign, turn, self._live),
+            named_hosts=partial(_named_hosts, turn, self._live, self._steers),
         )
-
-    def _has_foreign(self) -> bool:
-        """Whether text from outside is in view of the model, or was in this turn; of a child also in its parent's."""
-        live, parent = self._live, self._parent()
-        if not live.read_foreign:
-            live.read_foreign = any(map(prompt.is_foreign, self._turn.messages)) or bool(parent and parent.read_foreign)
-        return live.read_foreign
-
-    def _named_hosts(self) -> frozenset[str]:
-        """The hosts in the user's own words. What a child is told are its parent's words, not the user's."""
-        if self._spec.parent is not None:
-            parent = self._parent()
-            return parent.named_hosts if parent is not None else frozenset()
-        said = [own_words(m.get("content")) for m in self._turn.messages if m.get("role") == "user"]
-        texts = [text for text in (*said, *self._steers) if not text.startswith(SUMMARY_MARK)]
-        self._live.named_hosts = frozenset().union(*map(hosts_in, texts))
-        return self._live.named_hosts
-
-    def _parent(self) -> LiveRun | None:
-        parent = self._spec.parent
-        return self._turn.services.outside.engine().live(parent[0]) if parent is not None else None
 
     def _mark_foreign(self) -> None:
         self._live.read_foreign = True
@@ -481,3 +462,27 @@ async def _name_session(turn: Turn, question: str, answer: str) -> None:
         used = got[1]
         await sessions.add_usage(session_id, used, used["model"], used["provider"], used["task"])
     await sessions.set_auto_title_if_empty(session_id, plain_title(got[0] if got else question))
+
+
+def _has_foreign(turn: Turn, live: LiveRun) -> bool:
+    """Whether text from outside is in view of the model, or was in this turn; of a child also in its parent's."""
+    parent = _parent(turn, live)
+    if not live.read_foreign:
+        live.read_foreign = any(map(prompt.is_foreign, turn.messages)) or bool(parent and parent.read_foreign)
+    return live.read_foreign
+
+
+def _named_hosts(turn: Turn, live: LiveRun, steers: list[str]) -> frozenset[str]:
+    """The hosts in the user's own words. What a child is told are its parent's words, not the user's."""
+    if live.spec.parent is not None:
+        parent = _parent(turn, live)
+        return parent.named_hosts if parent is not None else frozenset()
+    said = [own_words(m.get("content")) for m in turn.messages if m.get("role") == "user"]
+    texts = [text for text in (*said, *steers) if not text.startswith(SUMMARY_MARK)]
+    live.named_hosts = frozenset().union(*map(hosts_in, texts))
+    return live.named_hosts
+
+
+def _parent(turn: Turn, live: LiveRun) -> LiveRun | None:
+    parent = live.spec.parent
+    return turn.services.outside.engine().live(parent[0]) if parent is not None else None

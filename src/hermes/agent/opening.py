@@ -11,7 +11,7 @@ from typing import Any
 
 from hermes.agent import prompt, routes
 from hermes.agent.auxiliary import plain_title
-from hermes.agent.content import Arrived, arrived, text_of
+from hermes.agent.content import Arrived, arrived
 from hermes.agent.failures import Failure
 from hermes.agent.prompt import PromptInputs
 from hermes.agent.surroundings import gather
@@ -24,7 +24,7 @@ from hermes.runs.control import Stopped
 from hermes.runs.engine import LiveRun
 from hermes.runs.spec import RouteChoice, RunSpec
 from hermes.store.base import Row
-from hermes.text import whole_tree
+from hermes.text import text_of, whole_tree
 from hermes.tools.mcp import PREFIX as SERVER_PREFIX
 from hermes.tools.registry import ToolDef, redaction
 from hermes.tools.toolsets import LEAN, _get_platform_tools

@@ -11,9 +11,9 @@ from functools import lru_cache
 from typing import Any
 
 from hermes.agent.compress import FOREIGN_SUMMARY_MARK
-from hermes.agent.content import text_of
 from hermes.guards.injection import fenced
 from hermes.limits import LEAN_WINDOW_TOKENS, PROJECT_CHARS_MAX, PROJECT_WINDOW_SHARE, SKILLS_CHARS_MAX
+from hermes.text import text_of
 
 CHARS_PER_TOKEN = 3.6
 _SKILLS_FRAME_CHARS = 80

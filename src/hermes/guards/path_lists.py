@@ -42,57 +42,14 @@ hermes_files w hermes config.yaml* logs gateway.* gateway_state* active_profile
 
 # Names in a workspace that the user's own tools take orders from: editors, shells, other agents, managers of git hooks.
 # In lower case. `.git` is looked into instead, and `head` makes a folder a repository.
-RESERVED_NAMES = frozenset(
-    [
-        ".envrc",
-        ".autoenv",
-        ".autoenv.zsh",
-        ".mise.toml",
-        ".mise",
-        ".vscode",
-        ".idea",
-        ".fleet",
-        ".zed",
-        ".devcontainer",
-        ".devcontainer.json",
-        ".exrc",
-        ".vimrc",
-        ".nvimrc",
-        ".nvim.lua",
-        ".dir-locals.el",
-        ".husky",
-        ".githooks",
-        ".lefthook",
-        ".lefthook.yml",
-        ".lefthook.yaml",
-        "lefthook.yml",
-        "lefthook.yaml",
-        ".pre-commit-config.yaml",
-        ".lintstagedrc",
-        ".lintstagedrc.json",
-        ".lintstagedrc.yaml",
-        ".lintstagedrc.yml",
-        ".mcp.json",
-        "agents.md",
-        "agents.override.md",
-        "claude.md",
-        "claude.local.md",
-        "gemini.md",
-        "hermes.md",
-        ".hermes.md",
-        ".claude",
-        ".codex",
-        ".gemini",
-        ".cursor",
-        ".cursorrules",
-        ".windsurf",
-        ".windsurfrules",
-        ".clinerules",
-        ".roo",
-        ".aider.conf.yml",
-        "copilot-instructions.md",
-    ]
-)
+_RESERVED_NAMES_TEXT = """
+.envrc .autoenv .autoenv.zsh .mise.toml .mise .vscode .idea .fleet .zed .devcontainer .devcontainer.json .exrc
+.vimrc .nvimrc .nvim.lua .dir-locals.el .husky .githooks .lefthook .lefthook.yml .lefthook.yaml lefthook.yml
+lefthook.yaml .pre-commit-config.yaml .lintstagedrc .lintstagedrc.json .lintstagedrc.yaml .lintstagedrc.yml
+.mcp.json agents.md agents.override.md claude.md claude.local.md gemini.md hermes.md .hermes.md .claude .codex
+.gemini .cursor .cursorrules .windsurf .windsurfrules .clinerules .roo .aider.conf.yml copilot-instructions.md
+"""
+RESERVED_NAMES = frozenset(_RESERVED_NAMES_TEXT.split())
 
 
 _GIT_CONTROL = frozenset({"hooks", "config", "config.worktree", "commondir"})

@@ -105,7 +105,7 @@ class Paths:
     def reserved_entry(self, path: str) -> Path | None:
         """The reserved name that has to be approved before this (real) path may be written to."""
         entry = git_entry(path) or reserved_entry(self._root_of(path) or "/", path)
-        return None if entry is None or self._is_reserved_granted(entry) else Path(entry)
+        return None if entry is None or self._is_reserved_granted(path) else Path(entry)
 
     def _is_reserved_granted(self, path: str) -> bool:
         return any(below(path, granted) for granted in self._reserved_granted)

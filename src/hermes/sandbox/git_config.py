@@ -7,94 +7,23 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 # Section and key in lower case. `*` is any subsection.
-_HARMLESS = frozenset(
-    [
-        "core.repositoryformatversion",
-        "core.filemode",
-        "core.bare",
-        "core.logallrefupdates",
-        "core.ignorecase",
-        "core.precomposeunicode",
-        "core.symlinks",
-        "core.autocrlf",
-        "core.eol",
-        "core.safecrlf",
-        "core.quotepath",
-        "core.abbrev",
-        "core.compression",
-        "core.untrackedcache",
-        "core.sparsecheckout",
-        "core.sparsecheckoutcone",
-        "core.protecthfs",
-        "core.protectntfs",
-        "core.longpaths",
-        "core.preloadindex",
-        "extensions.objectformat",
-        "extensions.compatobjectformat",
-        "extensions.refstorage",
-        "extensions.partialclone",
-        "extensions.preciousobjects",
-        "extensions.worktreeconfig",
-        "remote.*.fetch",
-        "remote.*.push",
-        "remote.*.tagopt",
-        "remote.*.mirror",
-        "remote.*.prune",
-        "remote.*.prunetags",
-        "remote.*.promisor",
-        "remote.*.partialclonefilter",
-        "remote.*.skipdefaultupdate",
-        "remote.*.skipfetchall",
-        "branch.*.merge",
-        "branch.*.rebase",
-        "branch.*.description",
-        "branch.autosetupmerge",
-        "branch.autosetuprebase",
-        "branch.sort",
-        "submodule.*.active",
-        "submodule.*.branch",
-        "submodule.*.ignore",
-        "submodule.*.shallow",
-        "submodule.*.fetchrecursesubmodules",
-        "submodule.recurse",
-        "submodule.active",
-        "user.name",
-        "user.email",
-        "user.useconfigonly",
-        "init.defaultbranch",
-        "pull.rebase",
-        "pull.ff",
-        "push.default",
-        "push.autosetupremote",
-        "push.followtags",
-        "fetch.prune",
-        "fetch.prunetags",
-        "fetch.parallel",
-        "merge.ff",
-        "merge.conflictstyle",
-        "merge.renames",
-        "rebase.autosquash",
-        "rebase.autostash",
-        "rerere.enabled",
-        "diff.algorithm",
-        "diff.renames",
-        "diff.colormoved",
-        "gc.auto",
-        "gc.autodetach",
-        "maintenance.auto",
-        "index.version",
-        "index.threads",
-        "feature.manyfiles",
-        "advice.*",
-        "color.*",
-        "status.*",
-        "lfs.repositoryformatversion",
-        "commit.verbose",
-        "commit.status",
-        "tag.sort",
-        "versionsort.suffix",
-    ]
-)
+_HARMLESS_TEXT = """
+core.repositoryformatversion core.filemode core.bare core.logallrefupdates core.ignorecase
+core.precomposeunicode core.symlinks core.autocrlf core.eol core.safecrlf core.quotepath core.abbrev
+core.compression core.untrackedcache core.sparsecheckout core.sparsecheckoutcone core.protecthfs
+core.protectntfs core.longpaths core.preloadindex extensions.objectformat extensions.compatobjectformat
+extensions.refstorage extensions.partialclone extensions.preciousobjects extensions.worktreeconfig
+remote.*.fetch remote.*.push remote.*.tagopt remote.*.mirror remote.*.prune remote.*.prunetags remote.*.promisor
+remote.*.partialclonefilter remote.*.skipdefaultupdate remote.*.skipfetchall branch.*.merge branch.*.rebase
+branch.*.description branch.autosetupmerge branch.autosetuprebase branch.sort submodule.*.active
+submodule.*.branch submodule.*.ignore submodule.*.shallow submodule.*.fetchrecursesubmodules submodule.recurse
+submodule.active user.name user.email user.useconfigonly init.defaultbranch pull.rebase pull.ff push.default
+push.autosetupremote push.followtags fetch.prune fetch.prunetags fetch.parallel merge.ff merge.conflictstyle
+merge.renames rebase.autosquash rebase.autostash rerere.enabled diff.algorithm diff.renames diff.colormoved
+gc.auto gc.autodetach maintenance.auto index.version index.threads feature.manyfiles advice.* color.* status.*
+lfs.repositoryformatversion commit.verbose commit.status tag.sort versionsort.suffix
+"""
+_HARMLESS = frozenset(_HARMLESS_TEXT.split())
 # Only with these values.
 _WITH_VALUE = {
     "core.fsmonitor": {"false"},
@@ -102,9 +31,10 @@ _WITH_VALUE = {
     "tag.gpgsign": {"false"},
 }
 _REFERENCES = frozenset({"core.hookspath", "include.path", "includeif.path"})
-_ADDRESSES = frozenset(
-    ["remote.*.url", "remote.*.pushurl", "submodule.*.url", "branch.*.remote", "branch.*.pushremote"]
-)
+_ADDRESSES_TEXT = """
+remote.*.url remote.*.pushurl submodule.*.url branch.*.remote branch.*.pushremote
+"""
+_ADDRESSES = frozenset(_ADDRESSES_TEXT.split())
 # A known scheme, host:path, or a path or name. `helper::address` starts a program.
 _ADDRESS = re.compile(r"(?:https?|ssh|git|file)://[^\s]+|(?!-)(?:[\w.@~/+-]+:(?!:))?[\w.@~/+-]*(?:\?\S*)?", re.ASCII)
 

@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hermes.agent.content import text_of
 from hermes.config import load, set_value
 from hermes.errors import HermesError
 from hermes.guards.commands import Facts, Hit, check, simple_forms
@@ -25,7 +24,7 @@ from hermes.guards.read_only import is_read_only
 from hermes.guards.url_text import FetchFailed
 from hermes.limits import REVIEW_TOKENS_MAX
 from hermes.sandbox.proxy_env import PROXIED
-from hermes.text import visible
+from hermes.text import text_of, visible
 from hermes.tools.asking import ApprovalRequest
 from hermes.tools.registry import ToolContext, ToolError
 

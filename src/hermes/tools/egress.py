@@ -56,7 +56,7 @@ class HostGrants:
 
     def proxy(self, world: World) -> EgressProxy:
         """The proxy of the session's sandbox, from now on with the guard and the settings of this turn."""
-        self._guard, self._settings, self._granted = world.urls, world.settings, world.desk.granted
+        self._guard, self._settings, self._granted = world.command_urls, world.settings, world.desk.granted
         if self._proxy is None:
             self._proxy = EgressProxy(self._current_guard, self.authorize, self._note_refusal)
         return self._proxy

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from hermes.agent.content import text_of
 from hermes.agent.parts import ToolCall
 from hermes.agent.prompt import without_steer
 from hermes.guards.secrets import redact_tree
@@ -23,6 +22,7 @@ from hermes.runs.resume import Resumption
 from hermes.runs.spec import Content
 from hermes.runs.writer import LogEnded, RunWriter
 from hermes.store.base import Row, StoreError
+from hermes.text import text_of
 from hermes.threads import Threads
 from hermes.tools import arguments
 from hermes.tools.registry import Answer, Args, Effect, Prepared, Reconciled, ToolContext, ToolDef, ToolError, render

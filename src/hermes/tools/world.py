@@ -119,20 +119,22 @@ class World:
         """The one way to addresses."""
         if self._urls is None:
             outside = self._outside
-            self._urls = UrlGuard(outside.network, self.settings, self._secrets, outside.own_ports, self.may_read)
+            may_read = partial(_may_read, self.settings, self.hosts, self.desk.granted, self.named_hosts)
+            self._urls = UrlGuard(outside.network, self.settings, self._secrets, outside.own_ports, may_read)
         return self._urls
+
+    @property
+    def command_urls(self) -> UrlGuard:
+        """For the proxy of the session's sandbox, which outlives the run and has grants of its own for hosts."""
+        return UrlGuard(self._outside.network, self.settings, self._secrets, self._outside.own_ports)
+
+    def may_read(self, host: str) -> bool:
+        return _may_read(self.settings, self.hosts, self.desk.granted, self.named_hosts, host)
 
     @property
     def egress(self) -> EgressProxy:
         """The only way out of the session's sandbox. It is the session's: every turn gets the same one."""
         return self.desk.hosts.proxy(self)
-
-    def may_read(self, host: str) -> bool:
-        """Whether a host of the web need not be asked about: the settings, the user's words or a grant name it."""
-        if not self.settings.get("web.ask_hosts") or host in self.hosts or f"host {host}" in self.desk.granted:
-            return True
-        allowed = tuple(map(domain, self.settings.get("web.allowed_hosts", list)))
-        return f".{host}".endswith(allowed) or names(host, self.named_hosts())
 
     def is_foreign_file(self, real: str) -> bool:
         """Whether a file came from outside: an upload, or an answer that was too long, where such came from outside."""
@@ -190,3 +192,13 @@ class World:
         for path in self.desk.reserved:
             paths.grant_reserved(path)
         return paths
+
+
+def _may_read(
+    settings: Settings, hosts: set[str], granted: set[str], named_hosts: Callable[[], frozenset[str]], host: str
+) -> bool:
+    """Whether a host of the web need not be asked about: the settings, the user's words or a grant name it."""
+    if not settings.get("web.ask_hosts") or host in hosts or f"host {host}" in granted:
+        return True
+    allowed = tuple(map(domain, settings.get("web.allowed_hosts", list)))
+    return f".{host}".endswith(allowed) or names(host, named_hosts())
