@@ -78,8 +78,9 @@ class Ran:
         return [event["action"] for event in done if event is switch or event["action"] != "fallback"]
 
     def tool_results(self) -> list[Json]:
-        """The parsed tool messages of this turn, as the result shows them."""
-        return [json.loads(m["content"]) for m in self.result["messages"] if m["role"] == "tool"]
+        """The parsed tool messages of this turn, as the result shows them, without the frame of foreign ones."""
+        texts = [m["content"] for m in self.result["messages"] if m["role"] == "tool"]
+        return [json.loads(t.split("\n", 1)[1].rsplit("\n", 1)[0] if t.startswith("[") else t) for t in texts]
 
 
 def rebuilt(events: Iterable[Json], kind: str = "text.delta") -> dict[str, str]:
@@ -297,7 +298,9 @@ async def in_thread(work: Callable[[], T]) -> T:
 def product_tasks() -> list[str]:
     """Tasks that Hermes has on this loop."""
     coroutines = [coroutine for task in asyncio.all_tasks() if inspect.iscoroutine(coroutine := task.get_coro())]
-    return [c.__qualname__ for c in coroutines if "/src/hermes/" in c.cr_code.co_filename]
+    names = [c.__qualname__ for c in coroutines if "/src/hermes/" in c.cr_code.co_filename]
+    # These last as long as the sandbox of a session, which is kept for its next command.
+    return [name for name in names if name not in ("EgressProxy.serve", "DiskQuota._watch")]
 
 
 async def nothing_left(*servers: ModelServer, within: float = 5.0) -> None:

@@ -375,9 +375,6 @@ class TurnLoop:
             named_hosts=partial(_named_hosts, turn, self._live, self._steers),
         )
 
-    def _mark_foreign(self) -> None:
-        self._live.read_foreign = True
-
     @cached_property
     def _asking(self) -> Asking:
         get, denies = self._turn.settings.get, self._spec.approvals == "deny"
@@ -439,7 +436,7 @@ class TurnLoop:
             parallel_max=get("agent.max_parallel_tools"),
             redact=redaction(known, turn.settings),
             shape=Shaper(world.spill, get("tool_output.max_chars"), turn.window, services.files.call),
-            read_foreign=self._mark_foreign,
+            read_foreign=partial(setattr, self._live, "read_foreign", True),
             resumes=self._resumes,
         )
 

@@ -109,7 +109,7 @@ class Booth:
             return render({"error": fault, "code": "limit_reached", "hint": "Split the work."})
         self.calls += 1
         text = json.dumps(arguments, ensure_ascii=False)
-        return await self._ctx.call(ToolCall(f"{self._ctx.call_id}.{self.calls}", name, text))
+        return await self._ctx.call(self._ctx, ToolCall(f"{self._ctx.call_id}.{self.calls}", name, text))
 
 
 def _laid_out(folder: Path, code: str) -> socket.socket:
@@ -154,7 +154,7 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
         async with ctx.world.desk.hosts.call(ctx) as call:
             process, _ = await begun(sandbox.spawn(argv, env=shell.env, seconds=CODE_S_MAX))
             code = await followed(process, output, booth.hang_up)
-        ctx.foreign = ctx.foreign or call.connected or (sandbox.isolated and sandbox.place.network)
+        ctx.foreign = ctx.foreign or call.connected or (sandbox.name == "docker" and sandbox.place.network)
     except HermesError as fault:
         raise ToolError(f"The script could not be started: {fault}", "tool_unavailable", "Tell the user.") from None
     finally:

@@ -63,7 +63,7 @@ class ToolContext:
     prepared: Any = None
     # The tools of the run, and a way to call one of them from within a call; its answer as the model would get it.
     tools: Mapping[str, ToolDef] = field(default_factory=dict)
-    call: Callable[[ToolCall], Awaitable[str]] | None = None
+    call: Callable[[ToolContext, ToolCall], Awaitable[str]] | None = None
 
     @property
     def redact(self) -> Callable[[str], str]:

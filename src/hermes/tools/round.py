@@ -282,7 +282,7 @@ class ToolRound:
             effect, _ = tool.effect_of(work.args), tool.scope_of(work.args)
             work.reads = effect == "read"
             ctx = self._context(work.call.id, tool)
-            ctx.tools, ctx.call = self._tools, partial(self.nested, ctx)
+            ctx.tools, ctx.call = self._tools, self.nested
             ctx.sees_images = ctx.sees_images and work.parent is None
             prepared = await self._prepared(tool, ctx, work)
             if not isinstance(prepared, Prepared):
