@@ -266,6 +266,7 @@ SANDBOX_IDLE_S_MAX = 600.0
 SANDBOXES_IDLE_MAX = 16
 # What is looked at in a workspace: folders that are watched while commands run, and files that are mounted read-only.
 WATCHED_FOLDERS_MAX = 50_000
+WATCHED_DEPTH_MAX = 100
 PROTECTED_PATHS_MAX = 10_000
 CONTAINER_IDLE_S_MAX = 600.0
 CONTAINER_CALL_S_MAX = 60.0

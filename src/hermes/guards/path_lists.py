@@ -29,7 +29,7 @@ credentials rw ~ .pypirc .git-credentials .config/git/credentials .cargo/credent
 credentials rw ~ .vault-token .password-store .local/share/keyrings
 start_files w ~ .profile .bashrc .bash_profile .bash_login .bash_logout .bash_aliases .zshrc .zshenv .zprofile .zlogin
 start_files w ~ .zlogout .kshrc .cshrc .tcshrc .login .xprofile .xinitrc .xsession .pam_environment .config/fish
-start_files w ~ .config/environment.d .config/systemd .config/autostart Library/LaunchAgents
+start_files w ~ .gitconfig .config/git .config/environment.d .config/systemd .config/autostart Library/LaunchAgents
 environment_files r any .env .env.* !.env.example
 key_stores r any *.p12 *.pfx *.jks *.keystore *.kdbx *.ppk
 git_control w any .git/hooks .git/config .git/config.worktree .git/modules/*/hooks .git/modules/*/config
@@ -43,11 +43,14 @@ hermes_files w hermes config.yaml* logs gateway.* gateway_state* active_profile
 # Names in a workspace that the user's own tools take orders from: editors, shells, other agents, managers of git hooks.
 # In lower case. `.git` is looked into instead, and `head` makes a folder a repository.
 _RESERVED_NAMES_TEXT = """
-.envrc .autoenv .autoenv.zsh .mise.toml .mise .vscode .idea .fleet .zed .devcontainer .devcontainer.json .exrc
-.vimrc .nvimrc .nvim.lua .dir-locals.el .husky .githooks .lefthook .lefthook.yml .lefthook.yaml lefthook.yml
-lefthook.yaml .pre-commit-config.yaml .lintstagedrc .lintstagedrc.json .lintstagedrc.yaml .lintstagedrc.yml
-.mcp.json agents.md agents.override.md claude.md claude.local.md gemini.md hermes.md .hermes.md .claude .codex
-.gemini .cursor .cursorrules .windsurf .windsurfrules .clinerules .roo .aider.conf.yml copilot-instructions.md
+.envrc .autoenv .autoenv.zsh .mise.toml .mise.local.toml mise.toml mise.local.toml .mise .vscode .idea .fleet .zed .devcontainer .devcontainer.json .exrc
+.vimrc .lvimrc .nvimrc .nvim.lua .dir-locals.el .dir-locals-2.el .husky .huskyrc .huskyrc.json .huskyrc.js .githooks
+.lefthook .lefthook.yml .lefthook.yaml lefthook.yml lefthook.yaml lefthook.toml lefthook.json lefthook-local.yml
+.overcommit.yml .pre-commit-config.yaml .lintstagedrc .lintstagedrc.json .lintstagedrc.yaml .lintstagedrc.yml
+.lintstagedrc.js .lintstagedrc.mjs .lintstagedrc.cjs lint-staged.config.js lint-staged.config.mjs lint-staged.config.cjs
+.mcp.json agent.md agents.md agents.override.md claude.md claude.local.md gemini.md hermes.md .hermes.md .claude .codex
+.gemini .cursor .cursorrules .windsurf .windsurfrules .clinerules .roo .aider.conf.yml
+.kiro .opencode opencode.json qwen.md crush.md warp.md copilot-instructions.md
 """
 RESERVED_NAMES = frozenset(_RESERVED_NAMES_TEXT.split())
 

@@ -24,7 +24,7 @@ from hermes.limits import (
 from hermes.sandbox import cgroup, seccomp
 from hermes.sandbox.base import Command, Handle, Parts, Sandbox, SandboxError
 from hermes.sandbox.command_text import hidden
-from hermes.sandbox.mounts import Mount, Place, plan, trial, writable_roots
+from hermes.sandbox.mounts import Mount, Place, plan, reserved_paths, trial, writable_roots
 from hermes.sandbox.namespace import Namespace, RemoteProcess
 from hermes.sandbox.proxy_env import PROXY_PORT, proxy_env
 from hermes.sandbox.quota import quota_of
@@ -55,7 +55,9 @@ class Bubblewrap(Sandbox):
     def __init__(self, place: Place, is_granted: Callable[[str], bool] | None = None) -> None:
         super().__init__(place)
         roots = partial(writable_roots, place)
-        self.watching = self._watching = Watching(roots, is_granted or place.is_granted, self.kill_commands)
+        self.watching = self._watching = Watching(
+            roots, is_granted or place.is_granted, self.kill_commands, partial(reserved_paths, place)
+        )
         self.quota = quota_of(place)
         self._namespace: Namespace | None = None
         self._protected: WorkspaceWatch | None = None

@@ -6,7 +6,7 @@ import asyncio
 import os
 import shutil
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,7 +19,7 @@ from hermes.sandbox.base import Sandbox, SandboxError
 from hermes.sandbox.bubblewrap import Bubblewrap
 from hermes.sandbox.docker import Docker
 from hermes.sandbox.local import INSTALL, Local, NoSandbox
-from hermes.sandbox.mounts import Place
+from hermes.sandbox.mounts import Place, resolved
 from hermes.sandbox.remembered import remember
 from hermes.sandbox.shell import Shell
 
@@ -92,10 +92,25 @@ def workspace_of(
     scopes = home.workspace / "scopes"
     make_private_folder(scopes)  # before any command works beside it: so it is hidden from every one
     if owner == "default" and key is None:
-        return home.workspace
+        return _real(home.workspace)
     folder = scopes / scope_name(owner, key)
     make_private_folder(folder)
-    return folder
+    return _real(folder)
+
+
+def writable_places(home: Home, settings: Settings, workspace: Path) -> list[str]:
+    """Where commands of any session may have made links."""
+    configured = (*settings.get("terminal.workspaces"), *settings.get("terminal.sandbox_rw"))
+    places = (home.workspace, home.sandbox, workspace, *(Path(path).expanduser() for path in configured))
+    return sorted({os.path.realpath(path) for path in places} | {os.path.abspath(path) for path in places})
+
+
+def _roots(paths: Sequence[str], writable: Sequence[str]) -> Iterator[Path]:
+    """Configured folders that are what they are called; in a folder that commands write to no link is followed."""
+    for path in paths:
+        inside = [root for root in writable if root != os.path.abspath(Path(path).expanduser())]
+        if (real := resolved(Path(path).expanduser(), inside)) is not None:
+            yield Path(real)
 
 
 def _real(path: str | Path) -> Path:
@@ -168,7 +183,7 @@ class Sandboxes:
     ) -> Sandbox:
         """The sandbox of a session that works in this folder; `granted` are reserved names that it may write."""
         backend = (await asyncio.to_thread(choice, settings)).name
-        place = self._place(settings, backend, session_id, _real(workspace), tuple(granted))
+        place = self._place(settings, backend, session_id, workspace, tuple(granted))
         image = settings.get("terminal.docker_image", str)
         key = repr((backend, image, session_id, place))
         if (found := self._known.get(key)) is None:
@@ -185,14 +200,15 @@ class Sandboxes:
         self, settings: Settings, backend: str, session_id: str, workspace: Path, granted: tuple[Path, ...]
     ) -> Place:
         name = folder_name(session_id)
+        writable = writable_places(self._home, settings, workspace)
         private = self._home.sandbox / name / "home"
         return Place(
             home=self._home,
             workspace=workspace,
             private=private,
             uploads=self._home.uploads / name,
-            ro=tuple(_real(path) for path in settings.get("terminal.sandbox_ro")),
-            rw=tuple(_real(path) for path in settings.get("terminal.sandbox_rw")),
+            ro=tuple(_roots(settings.get("terminal.sandbox_ro"), writable)),
+            rw=tuple(_roots(settings.get("terminal.sandbox_rw"), writable)),
             granted=granted,
             network=settings.get("terminal.network", bool),
             memory_mb=settings.get("terminal.container_memory", int),

@@ -36,7 +36,7 @@ from hermes.sandbox.base import (
     launch,
 )
 from hermes.sandbox.command_text import hidden
-from hermes.sandbox.mounts import Mode, Mount, Place, plan, trial, writable_roots
+from hermes.sandbox.mounts import Mode, Mount, Place, plan, reserved_paths, trial, writable_roots
 from hermes.sandbox.quota import quota_of
 from hermes.sandbox.workspace_watch import Watching
 
@@ -72,7 +72,9 @@ class Docker(Sandbox):
         super().__init__(place)
         self.quota = quota_of(place)
         roots = functools.partial(writable_roots, place)
-        self.watching = self._watching = Watching(roots, is_granted or place.is_granted, self.kill_commands)
+        self.watching = self._watching = Watching(
+            roots, is_granted or place.is_granted, self.kill_commands, functools.partial(reserved_paths, place)
+        )
         self._image, self._session_id = image, session_id
         self._containers: dict[tuple[str, ...], Container] = {}
         self.making = asyncio.Lock()

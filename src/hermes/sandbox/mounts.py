@@ -6,7 +6,7 @@ import contextlib
 import glob
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -33,7 +33,10 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What the commands of one session work with. `private` is their HOME in a sandbox, and kept between commands."""
+    """What the commands of one session work with. `private` is their HOME in a sandbox, and kept between commands.
+
+    Workspace, `ro` and `rw` are real paths (`resolved`): they are not resolved again.
+    """
 
     home: Home
     workspace: Path
@@ -56,7 +59,35 @@ class Place:
 
 def writable_roots(place: Place) -> list[str]:
     """The folders of the user that commands may write to."""
-    return [_real(path) for path in (place.workspace, *place.rw) if os.path.isdir(path) and _real(path) != "/"]
+    roots = [str(path) for path in (place.workspace, *place.rw)]
+    return [path for path in roots if path != "/" and os.path.isdir(path) and _real(path) == path]
+
+
+def reserved_paths(place: Place) -> list[str]:
+    """Credentials and start files of the user, where a workspace holds their home; most may not be there yet."""
+    home, roots = _real(place.user_home), writable_roots(place)
+    entries = [entry for rule in RULES if rule.base == "~" and "w" in rule.modes for entry in rule.entries]
+    return [f"{home}/{entry}" for entry in entries if any(below(home, root) for root in roots)]
+
+
+def resolved(path: str | Path, writable: Sequence[str]) -> str | None:
+    """The real path of a root. Links are followed where only the user can make them; None where one lies in a folder
+    that commands write to, for it could lead anywhere."""
+    here, names, links = "/", [name for name in os.path.abspath(path).split("/") if name], 0
+    while names:
+        name = names.pop(0)
+        there = os.path.normpath(os.path.join(here, name))
+        try:
+            target = os.readlink(there)
+        except OSError:
+            here = there
+            continue
+        links += 1
+        if links > 40 or any(below(here, root) for root in writable):
+            return None
+        names = [part for part in target.split("/") if part] + names
+        here = "/" if target.startswith("/") else here
+    return here
 
 
 def plan(place: Place, covers: Mapping[str, Mode] | None = None) -> list[Mount]:
@@ -65,13 +96,14 @@ def plan(place: Place, covers: Mapping[str, Mode] | None = None) -> list[Mount]:
     `covers` are found by looking into the workspace; the rules for any folder are held to at the top of each root.
     """
     make_private_folder(place.private)
-    workspace, private = _real(place.workspace), _real(place.private)
-    roots: dict[str, Mode] = {_real(path): "ro" for path in place.ro}
-    roots |= {_real(path): "rw" for path in place.rw}
+    workspace, private = str(place.workspace), _real(place.private)
+    roots: dict[str, Mode] = {str(path): "ro" for path in place.ro}
+    roots |= {str(path): "rw" for path in place.rw}
     own: dict[str, Mode] = {private: "rw", **({_real(place.uploads): "ro"} if place.uploads else {})}
     own |= {workspace: "rw"} if below(workspace, _real(place.home.workspace)) else {}
     roots |= {workspace: "rw", **own}
-    roots = {path: mode for path, mode in roots.items() if os.path.exists(path)}
+    # What has become a link since it was resolved is not followed.
+    roots = {path: mode for path, mode in roots.items() if os.path.exists(path) and _real(path) == path}
     if workspace == "/" or workspace not in roots:
         raise SandboxError(f"{workspace} cannot be the workspace of a sandbox.", hint="another folder")
     roots.pop("/", None)

@@ -22,28 +22,30 @@ import struct
 import termios
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
 from hermes.guards.path_lists import RESERVED_NAMES, RULES, below, plain
-from hermes.limits import PROTECTED_PATHS_MAX, WATCHED_FOLDERS_MAX
+from hermes.limits import PROTECTED_PATHS_MAX, WATCHED_DEPTH_MAX, WATCHED_FOLDERS_MAX
 from hermes.sandbox.base import SandboxError
 from hermes.sandbox.git_config import check_config, referenced_paths
 
 log = logging.getLogger(__name__)
 Cover = Literal["ro", "rw", "hide"]
+Identity = tuple[int, int]
 
 SUFFIX = ".needs-approval"
-# Not looked into: nobody's shell or editor works there, and there may be a hundred thousand folders.
+# Where packages bring reserved names of their own, nobody's shell or editor works; repositories are looked for.
 _SKIPPED = frozenset({"node_modules", "__pycache__", "site-packages", ".venv", ".tox", ".mypy_cache", ".pytest_cache"})
 _GIT_FILES = ("config", "config.worktree", "commondir", "gitdir")
-_MAKES_REPOSITORY = {"HEAD", "objects", "refs"}
 _GIT_PARTS = {"head", "objects", "refs", "hooks", *_GIT_FILES}
 _CONFIG_BYTES_MAX = 1024 * 1024
 _RECHECK_S = 0.02
-# Who makes the same reserved name so often does not take no for an answer.
-_REPEATS_MAX = 5
+# Who makes the same reserved name so often in one command does not take no for an answer.
+_REPEATS_MAX = 20
+# A checkout goes on with other files after it has made a reserved name.
+_PENDING_S = 1.0
+_ROUNDS_MAX = 10
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -63,9 +65,14 @@ class Watching:
     changed while no command ran."""
 
     def __init__(
-        self, roots: Callable[[], Sequence[str]], is_granted: Callable[[str], bool], end_commands: Callable[[str], None]
+        self,
+        roots: Callable[[], Sequence[str]],
+        is_granted: Callable[[str], bool],
+        end_commands: Callable[[str], None],
+        reserved_paths: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._roots, self._is_granted, self._end_commands = roots, is_granted, end_commands
+        self._reserved_paths = reserved_paths
         self._watch: WorkspaceWatch | None = None
         self._lock = asyncio.Lock()
         self._set_aside: dict[str, str] = {}
@@ -118,7 +125,7 @@ class Watching:
             await asyncio.to_thread(watch.close)
 
     def _make(self, end_commands: Callable[[str], object]) -> WorkspaceWatch:
-        watch = WorkspaceWatch(self._roots(), self._is_granted, end_commands)
+        watch = WorkspaceWatch(self._roots(), self._is_granted, end_commands, self._reserved_paths())
         try:
             watch.scan()
             watch.begin()
@@ -130,30 +137,37 @@ class Watching:
 
 class WorkspaceWatch:
     """The writable folders of one sandbox. `scan` looks at all of them; `active` says that commands run, so that what
-    appears is theirs. `is_granted` tells what the user has allowed to be written."""
+    appears is theirs. `is_granted` tells what the user has allowed to be written, `reserved_paths` are reserved besides
+    the names that are so everywhere."""
 
     def __init__(
         self,
         roots: Sequence[str],
         is_granted: Callable[[str], bool],
         end_commands: Callable[[str], object] = lambda _: None,
+        reserved_paths: Iterable[str] = (),
     ) -> None:
         self._roots, self._is_granted, self._end_commands = roots, is_granted, end_commands
-        self._times: dict[str, int] = {}
+        self._reserved_paths = set(reserved_paths)
         self._lock = threading.RLock()
         self._inotify = _check(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
         self._watches: dict[int, str] = {}
-        # The system gave out no more watches: every command ends with a look at all folders.
-        self._unwatched = False
-        # Special names that were there at the scan, by device and inode; repositories that were not.
-        self._known: dict[tuple[int, int], str] = {}
+        self._budget = WATCHED_FOLDERS_MAX
+        # A look at everything is due: the system gave out no more watches, lost events, or something failed.
+        self._unwatched = self._doubtful = False
+        # The identities of what is covered and of the folders around it, and of other special names at the scan.
+        self._ids: dict[str, Identity] = {}
+        self._known: dict[Identity, str] = {}
+        # Repositories and `.git` files that were not there at the scan, and reserved names that have just appeared.
         self._made: set[str] = set()
         self._git_files: set[str] = set()
-        self._reserved_paths: set[str] = set()
+        self._pending: dict[str, float] = {}
         self._set_aside: dict[str, str] = {}
+        self._times: dict[str, int] = {}
+        self._recheck_s = _RECHECK_S
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC)
         self._thread: threading.Thread | None = None
-        self._closed = False
+        self._closed = self._stale = False
         self.covers: dict[str, Cover] = {}
         self.active = False
 
@@ -164,6 +178,9 @@ class WorkspaceWatch:
         with self._lock:
             for root in self._roots:
                 self._enter(root, baseline=True)
+            for path in self.covers:
+                for one in (path, os.path.dirname(path)):
+                    self._ids[one] = _identity(one)
         if len(self.covers) > PROTECTED_PATHS_MAX:
             raise SandboxError(
                 f"The workspace has more than {PROTECTED_PATHS_MAX} protected files.", hint="a smaller one"
@@ -172,9 +189,10 @@ class WorkspaceWatch:
     def begin(self) -> bool:
         """Commands are about to run. False: what is to be covered has changed since the scan, by other hands."""
         with self._lock:
-            if any(self._steers(path) for path, _ in self._events()):
+            if self._stale or any(self._steers(path) for path, _ in self._events()):
                 return False
             self.active = True
+            self._times.clear()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="workspace-watch", daemon=True)
                 self._thread.start()
@@ -185,15 +203,20 @@ class WorkspaceWatch:
         """Deal with all that has happened until now."""
         with self._lock:
             if self.active:
-                self._handle_events()
+                for _ in range(_ROUNDS_MAX):
+                    if not self._handle_events():
+                        break
+                self._rename_pending(now=True)
                 self._check_made()
-                if self._unwatched:
-                    self._enter_all()
+                if self._unwatched or self._doubtful:
+                    self._doubtful = False
+                    self._look_everywhere()
 
     def end(self) -> None:
         """The last command has ended: what appears from now on is the user's."""
         with self._lock:
             self.settle()
+            self._handle_events()  # what setting aside has caused
             self.active = False
 
     def take_set_aside(self) -> dict[str, str]:
@@ -226,38 +249,51 @@ class WorkspaceWatch:
         while not self._closed:
             fds = [self._wake_read, self._inotify] if self.active else [self._wake_read]
             # A repository that a command has made can also be changed through another name of its files.
-            ready, _, _ = select.select(
-                fds, [], [], _RECHECK_S if self.active and (self._made or self._git_files) else None
-            )
+            waits = self.active and (self._made or self._git_files or self._pending)
+            ready, _, _ = select.select(fds, [], [], self._recheck_s if waits else None)
             if self._wake_read in ready:
                 os.read(self._wake_read, 4096)
             with self._lock:
                 if self.active and not self._closed:
-                    try:
-                        self._handle_events()
-                        self._check_made()
-                    except Exception:
-                        log.exception("the workspace is not watched any more")
-                        return
+                    began = time.monotonic()
+                    self._handle_events()
+                    self._rename_pending()
+                    self._check_made()
+                    # Many repositories are looked at less often: never for more than a tenth of the time.
+                    self._recheck_s = max(_RECHECK_S, 10 * (time.monotonic() - began))
 
-    def _enter_all(self) -> None:
+    def _attempt(self, look: Callable[[str], None], path: str) -> None:
+        """Whatever is wrong with one file, the others are looked at, and it is so once more at the end."""
+        try:
+            look(path)
+        except Exception:
+            log.warning("%s could not be looked at", path, exc_info=True)
+            self._doubtful = True
+
+    def _look_everywhere(self) -> None:
         for root in self._roots:
-            self._enter(root)
+            self._attempt(self._enter, root)
+        for path in [path for path, mode in self.covers.items() if mode == "rw"]:
+            self._attempt(self._check_repository, path)
+        self._rename_pending(now=True)
 
     def _check_made(self) -> None:
         for path in list(self._made):
-            self._check_repository(path)
+            self._attempt(self._check_repository, path)
         for path in list(self._git_files):
-            self._check_git_file(path)
+            self._attempt(self._check_git_file, path)
 
-    def _handle_events(self) -> None:
+    def _handle_events(self) -> int:
+        count = 0
         for path, is_new in self._events():
+            count += 1
             if is_new:
-                self._appeared(path)
+                self._attempt(self._appeared, path)
             elif path in self._git_files:
-                self._check_git_file(path)
+                self._attempt(self._check_git_file, path)
             else:
-                self._check_repository(os.path.dirname(path))
+                self._attempt(self._check_repository, os.path.dirname(path))
+        return count
 
     def _events(self) -> Iterator[tuple[str, bool]]:
         """Paths with whether they are new there, as far as there are any now: others may go on making them."""
@@ -271,7 +307,7 @@ class WorkspaceWatch:
                 name = os.fsdecode(data[at + _EVENT.size : at + _EVENT.size + length].rstrip(b"\0"))
                 at += _EVENT.size + length
                 if mask & _IN_Q_OVERFLOW:
-                    self._enter_all()
+                    self._doubtful = True
                 elif mask & _IN_IGNORED:
                     self._watches.pop(watch, None)
                 elif (folder := self._watches.get(watch)) is not None and name:
@@ -279,15 +315,18 @@ class WorkspaceWatch:
 
     def _steers(self, path: str) -> bool:
         name = plain(os.path.basename(path))
-        return name in RESERVED_NAMES or name == ".git" or name in _GIT_PARTS or _is_hidden(name)
+        return name in _SPECIAL or name in _GIT_PARTS or _is_hidden(name) or path in self._reserved_paths
 
     def _appeared(self, path: str) -> None:
+        if self._is_granted(path) or self._is_covered(path):
+            return
         folder, name = os.path.split(path)
-        if self._is_granted(path) or path in self.covers:
+        if path in self.covers and _identity(folder) == self._ids.get(folder):
+            self._changed_by_user(path)
             return
         key = plain(name)
-        if key in RESERVED_NAMES or path in self._reserved_paths:
-            self._rename(folder, name, "reserved name")
+        if (key in RESERVED_NAMES and not self._in_skipped(path)) or path in self._reserved_paths:
+            self._pending.setdefault(path, time.monotonic())
         elif key == ".git":
             self._appeared_git(folder, name)
         else:
@@ -295,6 +334,26 @@ class WorkspaceWatch:
                 self._check_repository(folder)
             if _is_folder(path):
                 self._enter(path)
+
+    def _changed_by_user(self, path: str) -> None:
+        """Commands cannot replace what is covered. Who did has taken the cover off: nothing runs on without it."""
+        if not self._stale:
+            self._stale = True
+            self._end_commands(f"{path} was changed by somebody else meanwhile; try again.")
+
+    def _is_covered(self, path: str) -> bool:
+        return path in self.covers and _identity(path) == self._ids.get(path)
+
+    def _in_skipped(self, path: str) -> bool:
+        root = max((root for root in self._roots if below(path, root)), key=len, default="")
+        return not _SKIPPED.isdisjoint(path[len(root) :].split("/"))
+
+    def _rename_pending(self, *, now: bool = False) -> None:
+        """Set aside reserved names, but not while they are still being written with other files."""
+        for path, since in list(self._pending.items()):
+            if now or time.monotonic() - since >= _PENDING_S:
+                del self._pending[path]
+                self._rename(*os.path.split(path), "reserved name")
 
     def _appeared_git(self, folder: str, name: str) -> None:
         path = f"{folder}/{name}"
@@ -310,73 +369,88 @@ class WorkspaceWatch:
         """A file `.git` may lead to a repository in the same folders, which is then looked at like any other. While it
         is empty, or leads to nothing, it does nothing."""
         folder, name = os.path.split(path)
-        text = self._read(folder, name)
-        if text == "" or not _exists(folder, name):
+        if not _exists(folder, name):
+            self._git_files.discard(path)
             return
-        target = ""
-        if text is not None and text.startswith("gitdir:"):
-            target = os.path.realpath(os.path.join(folder, text.removeprefix("gitdir:").strip()))
+        text = self._read(folder, name)
+        if text == "":
+            return
+        target = _git_file_target(folder, text)
         if not any(below(target, root) for root in self._roots):
             self._git_files.discard(path)
             self._rename(folder, name, "leads to a repository elsewhere")
-        elif target not in self.covers and _is_folder(target):
+        elif not self._is_covered(target) and _is_folder(target):
             self._enter_repository(target)
 
     # ---- folders
 
     def _enter(self, path: str, *, baseline: bool = False) -> None:
-        """Watch a folder and all below it, the upper ones first, and look at what they hold already."""
-        folders = deque([path])
-        for _ in range(WATCHED_FOLDERS_MAX):
-            if not folders:
-                return
-            here = folders.popleft()
-            with contextlib.suppress(OSError), _opened(here, self._roots) as fd:
-                self._watch(fd, here)
-                with os.scandir(fd) as found:
-                    entries = list(found)
-                if not _MAKES_REPOSITORY.issubset(entry.name for entry in entries):
-                    folders += self._look(here, entries, baseline=baseline)
-                elif baseline:
-                    self._cover_repository(here)
-                else:
-                    self._enter_repository(here)
-        log.warning("%s has more than %d folders; those beyond are not watched", path, WATCHED_FOLDERS_MAX)
+        """Watch a folder and all below it, and look at what they hold already."""
+        self._budget = WATCHED_FOLDERS_MAX
+        depth = path.count("/") - min(root.count("/") for root in self._roots if below(path, root))
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), _opened(path, self._roots) as fd:
+            self._walk(fd, path, depth, baseline=baseline)
+        if self._budget <= 0:
+            log.warning("%s has more than %d folders; those beyond are not watched", path, WATCHED_FOLDERS_MAX)
+
+    def _walk(self, fd: int, here: str, depth: int, *, baseline: bool) -> None:
+        self._budget -= 1
+        self._watch(fd, here)
+        with os.scandir(fd) as found:
+            entries = list(found)
+        names = {entry.name for entry in entries}
+        if "HEAD" in names and names & {"objects", "commondir"}:
+            self._cover_repository(here) if baseline else self._enter_repository(here)
+        for name in list(self._look(here, entries, baseline=baseline)):
+            if self._budget > 0 and depth < WATCHED_DEPTH_MAX:
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    inner = _open_folder(name, fd, force=not baseline)
+                    try:
+                        self._walk(inner, f"{here}/{name}", depth + 1, baseline=baseline)
+                    finally:
+                        os.close(inner)
 
     def _look(self, folder: str, entries: list[os.DirEntry[str]], *, baseline: bool) -> Iterator[str]:
-        """The ordinary folders to go on with; what is special is dealt with."""
+        """The names of ordinary folders to go on with; what is special is dealt with."""
+        skipped = self._in_skipped(folder)
         for entry in entries:
             name = entry.name
             key = plain(name)
             path = f"{folder}/{name}"
-            if key in _SPECIAL or path in self._reserved_paths:
-                self._look_at_special(path, entry, key, baseline=baseline)
+            is_special = key == ".git" or (key in RESERVED_NAMES and not skipped) or path in self._reserved_paths
+            if is_special:
+                self._look_at_special(path, entry, baseline=baseline)
             elif entry.is_dir(follow_symlinks=False):
-                if key not in _SKIPPED:
-                    yield path
-            elif baseline and _is_hidden(key) and entry.is_file(follow_symlinks=False):
+                yield name
+            elif baseline and not skipped and _is_hidden(key) and entry.is_file(follow_symlinks=False):
                 self.covers[path] = "hide"
 
-    def _look_at_special(self, path: str, entry: os.DirEntry[str], key: str, *, baseline: bool) -> None:
+    def _look_at_special(self, path: str, entry: os.DirEntry[str], *, baseline: bool) -> None:
         about = entry.stat(follow_symlinks=False)
         identity = (about.st_dev, about.st_ino)
         known = self._known.get(identity)
         if baseline:
+            self._ids[path] = identity
             self._known[identity] = path
-            if key == ".git" and stat.S_ISDIR(about.st_mode):
+            if plain(entry.name) == ".git" and stat.S_ISDIR(about.st_mode):
                 self._cover_repository(path)
             elif not self._is_granted(path):
                 self._cover(path)
-        elif known is None:
+                if plain(entry.name) == ".git":
+                    self._cover_git_file(path)
+        elif known is None or (known == path and not self._is_covered(path) and path in self.covers):
             self._appeared(path)
         elif known != path:
             self._follow(known, path)
 
     def _follow(self, before: str, path: str) -> None:
         """A folder around something that is covered was renamed: it is still covered, at its new path."""
-        self.covers |= {
-            path + covered.removeprefix(before): mode for covered, mode in self.covers.items() if below(covered, before)
-        }
+        for covered, mode in list(self.covers.items()):
+            if below(covered, before):
+                moved = path + covered.removeprefix(before)
+                self.covers[moved] = mode
+                for one in (moved, os.path.dirname(moved)):
+                    self._ids[one] = _identity(one)
 
     def _cover(self, path: str) -> None:
         """Make a file or folder read-only; of a link, what it leads to in the workspace."""
@@ -386,7 +460,7 @@ class WorkspaceWatch:
 
     def _watch(self, fd: int, path: str, more: int = 0) -> None:
         name = f"/proc/self/fd/{fd}".encode()
-        watch = _libc.inotify_add_watch(self._inotify, name, _APPEARS | more)
+        watch = _libc.inotify_add_watch(self._inotify, name, _APPEARS | more | (_IN_MASK_ADD if more else 0))
         if watch >= 0:
             self._watches[watch] = path
         elif ctypes.get_errno() in (errno.ENOSPC, errno.ENOMEM):
@@ -396,91 +470,95 @@ class WorkspaceWatch:
 
     def _cover_repository(self, path: str) -> None:
         """Keep what steers an existing repository as it is: its settings, hooks, and where it finds them."""
-        if self._is_granted(path):
+        if self._is_granted(path) or path in self.covers:
             return
-        if not _exists(path, "config"):
+        if not _exists(path, "config") and not _exists(path, "commondir"):
             self._made.add(path)
             return
         self.covers[path] = "rw"
         with contextlib.suppress(OSError), _opened(path, self._roots) as fd:
             self._watch(fd, path)
-            with contextlib.suppress(FileExistsError):
-                os.mkdir("hooks", dir_fd=fd)  # what is not there cannot be covered
-            for name in (*_GIT_FILES, "hooks"):
-                with contextlib.suppress(OSError):
-                    kind = stat.S_IFMT(os.lstat(name, dir_fd=fd).st_mode)
-                    if kind == (stat.S_IFDIR if name == "hooks" else stat.S_IFREG):
-                        self.covers[f"{path}/{name}"] = "ro"
-            inner = [f"{path}/modules", f"{path}/worktrees"]
-        for value in referenced_paths(self._read(path, "config") or ""):
-            self._cover_reference(path, value)
+            if _exists(path, "config"):
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir("hooks", dir_fd=fd)  # what is not there cannot be covered
+        for name in (*_GIT_FILES, "hooks"):
+            if _exists(path, name):
+                self._ids[f"{path}/{name}"] = _identity(f"{path}/{name}")
+                self._cover(f"{path}/{name}")
+        self._cover_references(path)
+        inner = [f"{path}/modules", f"{path}/worktrees"]
         while inner:
             here = inner.pop()
             with contextlib.suppress(OSError), _opened(here, self._roots) as fd:
                 names = os.listdir(fd)
                 if "HEAD" in names:
-                    self._cover_module(fd, here, names)
-                else:
-                    inner += [f"{here}/{name}" for name in names]
+                    self._cover_repository(here)
+                inner += [f"{here}/{name}" for name in names if name not in ("objects", "refs", "logs", "hooks")]
 
-    def _cover_module(self, fd: int, path: str, names: list[str]) -> None:
-        """A submodule's or a worktree's own folder in the repository."""
-        if "config" in names:
-            self._cover_repository(path)
-            return
-        self.covers[path] = "rw"
-        self.covers |= {f"{path}/{name}": "ro" for name in _GIT_FILES if name in names}
-        self._watch(fd, path)
+    def _cover_git_file(self, path: str) -> None:
+        """A file `.git` of the user: what it leads to is a repository like any other, also one that is not there yet."""
+        folder, name = os.path.split(path)
+        target = _git_file_target(folder, self._read(folder, name))
+        if any(target != root and below(target, root) for root in self._roots):
+            if _is_folder(target):
+                self._cover_repository(target)
+            elif not os.path.lexists(target):
+                self._reserved_paths.add(target)
 
-    def _cover_reference(self, repository: str, value: str) -> None:
+    def _cover_references(self, repository: str) -> None:
         """What the settings of a repository name as more settings or as hooks, if it lies in the workspace."""
-        tree = os.path.dirname(repository)
-        for base in (tree, repository):
-            path = os.path.normpath(os.path.join(base, os.path.expanduser(value)))
-            if any(path != root and below(path, root) for root in self._roots):
-                self._reserved_paths.add(path)
-                if os.path.lexists(path):
-                    about = os.lstat(path)
-                    self._known[about.st_dev, about.st_ino] = path
-                    self._cover(path)
+        tree, files, seen = os.path.dirname(repository), [f"{repository}/config"], set[str]()
+        while files:
+            file = files.pop()
+            for value in referenced_paths(self._read(*os.path.split(file)) or ""):
+                for base in (tree, os.path.dirname(file)):
+                    path = os.path.normpath(os.path.join(base, os.path.expanduser(value)))
+                    if path not in seen and any(path != root and below(path, root) for root in self._roots):
+                        seen.add(path)
+                        self._reserved_paths.add(path)
+                        if os.path.lexists(path):
+                            self._ids[path] = _identity(path)
+                            self._known[self._ids[path]] = path
+                            self._cover(path)
+                            files.append(path)
 
     def _enter_repository(self, path: str) -> None:
         """A repository that commands have made: watched as long as they run."""
-        if self._is_granted(path) or path in self.covers:
+        if self._is_granted(path) or self._is_covered(path) or path in self._made:
             return
-        with contextlib.suppress(OSError), _opened(path, self._roots) as fd:
-            self._watch(fd, path, _IN_MODIFY)
-            self._made.add(path)
-            with contextlib.suppress(OSError):
-                hooks = os.open("hooks", _OPEN, dir_fd=fd)
-                try:
-                    self._watch(hooks, f"{path}/hooks")
-                finally:
-                    os.close(hooks)
-            for name in ("modules", "worktrees"):
-                if _exists(path, name):
-                    self._enter(f"{path}/{name}")
+        self._made.add(path)
+        try:
+            with _opened(path, self._roots) as fd:
+                self._watch(fd, path, _IN_MODIFY)
+        except OSError:
+            self._rename(*os.path.split(path), "cannot be looked at")
+            return
+        for name in ("modules", "worktrees"):
+            if _is_folder(f"{path}/{name}"):
+                self._enter(f"{path}/{name}")
         self._check_repository(path)
 
     def _check_repository(self, path: str) -> None:
         if os.path.basename(path) == "hooks":
             path = os.path.dirname(path)
-        if path not in self._made:
-            if path in self.covers:
-                for name in ("commondir", "config.worktree"):
-                    if f"{path}/{name}" not in self.covers and _exists(path, name):
-                        self._rename(path, name, "other settings for a repository")
-            elif all(_exists(path, name) for name in _MAKES_REPOSITORY):
-                self._enter_repository(path)
-            return
-        for name in ("config", "config.worktree"):
-            self._check_config(path, name)
-        if _exists(path, "commondir"):
-            text = self._read(path, "commondir") or "/"
-            target = os.path.realpath(os.path.join(path, text.strip()))
-            if target not in self._made and target not in self.covers:
-                self._rename(path, "commondir", "other settings for a repository")
-        self._check_hooks(path)
+        if path in self._made:
+            for name in ("config", "config.worktree"):
+                self._check_config(path, name)
+            if _exists(path, "commondir"):
+                target = _path_in(path, self._read(path, "commondir"))
+                if target not in self._made and not self._is_covered(target):
+                    self._rename(path, "commondir", "other settings for a repository")
+            self._check_hooks(path)
+        elif self._is_covered(path):
+            for entry in (f"{path}/{name}" for name in (*_GIT_FILES, "hooks") if _exists(path, name)):
+                if _identity(entry) == self._ids.get(entry):
+                    continue
+                if entry in self.covers:
+                    self._changed_by_user(entry)
+                else:
+                    self._rename(*os.path.split(entry), "other settings for a repository")
+        elif _exists(path, "HEAD") and (_exists(path, "objects") or _exists(path, "commondir")):
+            self._enter_repository(path)
 
     def _check_config(self, path: str, name: str) -> None:
         if not _exists(path, name) or self._is_granted(f"{path}/{name}"):
@@ -492,7 +570,7 @@ class WorkspaceWatch:
         checked = check_config(text, lambda value: self._is_inside(path, value))
         if not checked.removed:
             return
-        with _opened(path, self._roots) as fd:
+        with _opened(path, self._roots, force=True) as fd:
             draft = f".{name}-{os.urandom(8).hex()}"
             made = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=fd)
             with os.fdopen(made, "w", encoding="utf-8", errors="surrogateescape") as file:
@@ -509,15 +587,14 @@ class WorkspaceWatch:
         if not _is_folder(hooks):
             self._rename(path, "hooks", "not a plain folder")
             return
-        with contextlib.suppress(OSError), _opened(hooks, self._roots) as fd:
+        with contextlib.suppress(FileNotFoundError), _opened(hooks, self._roots, force=True) as fd:
             self._watch(fd, hooks)
             for name in os.listdir(fd):
                 if not name.endswith(".sample") and SUFFIX not in name:
                     self._rename(hooks, name, "git hook")
 
     def _is_inside(self, path: str, value: str) -> bool:
-        real = os.path.realpath(os.path.join(path, value))
-        return any(below(real, root) for root in self._roots)
+        return any(below(_path_in(path, value), root) for root in self._roots)
 
     # ---- files
 
@@ -526,19 +603,21 @@ class WorkspaceWatch:
         try:
             with _opened(folder, self._roots) as parent:
                 fd = os.open(name, _READ, dir_fd=parent)
-            with os.fdopen(fd, "rb") as file:
-                about = os.fstat(fd)
-                if not stat.S_ISREG(about.st_mode) or about.st_size > _CONFIG_BYTES_MAX:
-                    return None
-                return file.read(_CONFIG_BYTES_MAX).decode("utf-8", "surrogateescape")
         except OSError:
             return None
+        try:
+            about = os.fstat(fd)
+            if not stat.S_ISREG(about.st_mode) or about.st_size > _CONFIG_BYTES_MAX:
+                return None
+            return os.pread(fd, _CONFIG_BYTES_MAX, 0).decode("utf-8", "surrogateescape")
+        finally:
+            os.close(fd)
 
     def _rename(self, folder: str, name: str, reason: str) -> None:
         if self._is_granted(f"{folder}/{name}"):
             return
         try:
-            with _opened(folder, self._roots) as fd:
+            with _opened(folder, self._roots, force=True) as fd:
                 target = f"{name}{SUFFIX}"
                 os.lstat(name, dir_fd=fd)
                 with contextlib.suppress(FileNotFoundError):
@@ -549,31 +628,68 @@ class WorkspaceWatch:
             return
         except OSError as error:
             log.warning("%s/%s could not be set aside: %s", folder, name, error)
-            return
+            self._end_commands(f"{folder}/{name} needs the user's approval and could not be set aside.")
         self._report(f"{folder}/{name}", reason)
 
     def _report(self, path: str, reason: str) -> None:
         self._set_aside[path] = reason
         self._times[path] = self._times.get(path, 0) + 1
-        if self._times[path] == _REPEATS_MAX:
+        if self._times[path] >= _REPEATS_MAX:
             log.warning("%s was made again and again; the commands that run in the workspace are ended", path)
             self._end_commands(f"It kept making {path}, which needs the user's approval.")
 
 
 @contextlib.contextmanager
-def _opened(path: str, roots: Sequence[str]) -> Iterator[int]:
+def _opened(path: str, roots: Sequence[str], *, force: bool = False) -> Iterator[int]:
     """A descriptor of a folder, entered name by name from its root without following links."""
     root = max((root for root in roots if below(path, root)), key=len)
     fd = os.open(root, _OPEN)
     try:
         for name in path[len(root) :].strip("/").split("/"):
             if name:
-                inner = os.open(name, _OPEN, dir_fd=fd)
+                inner = _open_folder(name, fd, force=force)
                 os.close(fd)
                 fd = inner
+        if force and not os.access(f"/proc/self/fd/{fd}", os.W_OK):
+            os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode) | stat.S_IRWXU)
         yield fd
     finally:
         os.close(fd)
+
+
+def _open_folder(name: str, parent: int, *, force: bool) -> int:
+    """`force`: one that its maker has closed to everybody is opened first; it is ours, for commands run as this user."""
+    try:
+        return os.open(name, _OPEN, dir_fd=parent)
+    except PermissionError:
+        if not force:
+            raise
+    closed = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        os.chmod(f"/proc/self/fd/{closed}", stat.S_IMODE(os.fstat(closed).st_mode) | stat.S_IRWXU)
+    finally:
+        os.close(closed)
+    return os.open(name, _OPEN, dir_fd=parent)
+
+
+def _path_in(folder: str, text: str | None) -> str:
+    """Where a path in a file leads; nowhere if it is none."""
+    try:
+        return os.path.realpath(os.path.join(folder, (text or "").strip())) if text is not None else ""
+    except ValueError:
+        return ""
+
+
+def _git_file_target(folder: str, text: str | None) -> str:
+    return _path_in(folder, text.removeprefix("gitdir:")) if text is not None and text.startswith("gitdir:") else ""
+
+
+def _identity(path: str) -> Identity:
+    try:
+        about = os.lstat(path)
+    except (OSError, ValueError):
+        return (0, 0)
+    return (about.st_dev, about.st_ino)
 
 
 def _is_hidden(name: str) -> bool:
