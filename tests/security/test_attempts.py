@@ -106,7 +106,9 @@ async def test_without_a_sandbox_nothing_is_done_before_somebody_was_asked(
     answers, text = await carried_out(desk, canaries, attempt)
     assert canaries.touched(text) == set(), answers
     line = attempt.defence if attempt.alone == "=" else attempt.alone
-    assert any(held(line, answer) for answer in answers), answers
+    # Where a command prepares the attempt, leave for that is asked for first.
+    prepared = len(answers) > 1 and held("approval", answers[0])
+    assert prepared or any(held(line, answer) for answer in answers), answers
 
 
 @each([attempt for attempt in ATTEMPTS if attempt.bites], 5)

@@ -48,6 +48,9 @@ class World:
     def spill(self) -> Path:
         return self.place.home.path / "cache/tool_results/run"
 
+    def is_foreign_file(self, real: str) -> bool:
+        return False
+
 
 class Filing:
     """Calls of tools in a workspace."""
