@@ -135,7 +135,7 @@ async def _resumed(api: Api) -> None:
     row = Row(spec.session_id, "user", "hi", spec.run_id, told=((started, "user_row"),))
     session = {"id": spec.session_id, "source": "api_server", "owner": spec.owner}
     await store.runs.append(spec.run_id, None, [started], [row], session=session)
-    assert await api.app.engine.resume_all() == [spec.run_id]
+    await api.app.engine.resume_all()  # unless the server has found it already
     assert (await ended(api, spec.run_id)).state.status == "completed"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import re
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,9 @@ async def test_background_processes(talk: Talk) -> None:
 
     def poll(answers: list[Json]) -> list[Call]:
         ids.extend(answer["session_id"] for answer in answers)
+        until = time.monotonic() + 10
+        while not running(mark) and time.monotonic() < until:
+            time.sleep(0.01)  # its shell has just begun
         assert running(mark), "it really runs"
         return [Call("process", {"action": "list"}), Call("process", {"action": "poll", "session_id": ids[0]})]
 
