@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hermes.sandbox.base import SandboxError
-from hermes.sandbox.mounts import Place, plan
+from hermes.sandbox.mounts import Place, plan, resolved
 
 
 def told(place: Place, **changes: object) -> dict[str, str]:
@@ -80,3 +80,31 @@ def test_no_workspace(place: Place) -> None:
     for folder in ("/", "/no/such/folder", str(place.home.path)):
         with pytest.raises(SandboxError):
             plan(replace(place, workspace=Path(folder)))
+
+
+@pytest.mark.parametrize(
+    ("path", "real"),
+    [
+        ("outside/data", "outside/data"),
+        ("link/data", "outside/data"),
+        ("ws/data", "ws/data"),
+        ("ws/link", None),
+        ("ws/link/data", None),
+        ("ws/missing", "ws/missing"),
+    ],
+)
+def test_no_link_that_a_command_may_have_made_leads_to_a_root(tmp_path: Path, path: str, real: str | None) -> None:
+    base = tmp_path.resolve()
+    for folder in ("outside/data", "ws/data"):
+        (base / folder).mkdir(parents=True)
+    (base / "link").symlink_to("outside")
+    (base / "ws/link").symlink_to("../outside")
+    assert resolved(base / path, [str(base / "ws")]) == (None if real is None else str(base / real))
+
+
+def test_a_workspace_that_has_become_a_link_is_none(place: Place, tmp_path: Path) -> None:
+    work = tmp_path.resolve() / "work"
+    (tmp_path / "outside").mkdir()
+    work.symlink_to("outside")
+    with pytest.raises(SandboxError, match="cannot be the workspace"):
+        plan(replace(place, workspace=work))

@@ -184,3 +184,63 @@ async def test_what_the_user_makes_between_commands_stays(desk: Desk) -> None:
     answer = await desk.sh("cat AGENTS.md; echo planted > AGENTS.md; git config alias.x '!id'; git config alias.x")
     assert answer["output"].startswith("mine") and answer["output"].endswith("status\n")
     assert (desk.workspace / "AGENTS.md").read_text() == "mine" and "set_aside" not in answer
+
+
+# Each in a workspace with a repository at its top and one in `sub`; the second command runs after the first has ended.
+TRICKS = {
+    "a folder around it made anew": [
+        "mv sub old; mkdir sub; cp -r old/.git sub/; cp old/file sub/; git -C sub config core.fsmonitor '{run}; false'"
+    ],
+    "a repository that hides the rest": [
+        "mkdir -p objects refs; touch HEAD",
+        "git config core.fsmonitor '{run}; false'; git -C sub config core.fsmonitor '{run}; false'; echo x > sub/AGENTS.md",
+    ],
+    "a file that is none": [
+        "mkdir x; printf 'gitdir: a\\0b' > x/.git; git init -q made; git -C made config core.fsmonitor '{run}; false'",
+    ],
+    "settings elsewhere": [
+        "mkdir -p made/lib/objects made/lib/refs; cd made; echo 'ref: refs/heads/main' > HEAD; echo lib > commondir; "
+        "printf '[core]\\n\\trepositoryformatversion = 0\\n\\tbare = false\\n\\tworktree = .\\n\\tfsmonitor = \"{run}; false\"\\n'"
+        " > lib/config",
+    ],
+    "a link to nothing that is filled later": [
+        "mkdir -p made; echo 'gitdir: ../later' > made/.git",
+        "git init -q --bare later; git -C later config core.bare false; git -C later config core.worktree ../made; "
+        "git -C later config core.fsmonitor '{run}; false'",
+    ],
+    "a submodule among caches": [
+        "mkdir -p __pycache__/e; cd __pycache__/e; git init -q; git config user.name a; git config user.email a@b.test; "
+        "git commit -q --allow-empty -m x; git config core.fsmonitor '{run}; false'; cd ../..; git add -f __pycache__/e",
+    ],
+    "a folder that is closed while it is filled": [
+        "mkdir -m 300 made; cd made; git init -q; git config core.fsmonitor '{run}; false'; cd ..; chmod 755 made",
+    ],
+}
+
+
+@pytest.mark.parametrize("trick", TRICKS)
+async def test_no_trick_hides_a_setting_from_the_watch(desk: Desk, tmp_path: Path, trick: str) -> None:
+    mark = tmp_path / "ran"
+    (desk.workspace / "sub").mkdir()
+    for folder in (desk.workspace / "sub", desk.workspace):
+        subprocess.run(MAKE, shell=True, cwd=folder, check=True, capture_output=True)
+    for command in TRICKS[trick]:
+        await desk.sh(command.replace("{run}", f"touch {mark}"))
+    use_git(desk.workspace)
+    use_git(desk.workspace / "sub")
+    assert not mark.exists()
+    assert not (desk.workspace / "sub/AGENTS.md").exists()
+
+
+async def test_what_the_user_replaces_while_commands_run_ends_them(desk: Desk) -> None:
+    subprocess.run(MAKE, shell=True, cwd=desk.workspace, check=True, capture_output=True)
+    under_way = await desk.begin(Call("terminal", {"command": "touch begun; sleep 100"}))
+    async with asyncio.timeout(SURELY_S):
+        while not (desk.workspace / "begun").exists():
+            await asyncio.sleep(0.01)
+    subprocess.run(["git", "remote", "add", "mine", "https://example.test/x"], cwd=desk.workspace, check=True)
+    [answer] = (await under_way.end(SURELY_S)).tool_results()
+    assert answer["status"] == "interrupted" and ".git/config" in answer["error"]
+    assert "mine" in (desk.workspace / ".git/config").read_text()
+    assert (await desk.sh("git remote; echo x > .git/config"))["output"].startswith("mine\n")
+    assert "mine" in (desk.workspace / ".git/config").read_text()

@@ -41,9 +41,6 @@ class World:
     async def sandbox(self) -> Sandbox:
         return self.make(self.place)
 
-    def is_foreign_file(self, real: str) -> bool:
-        return False
-
     @property
     def spill(self) -> Path:
         return self.place.home.path / "cache/tool_results/run"

@@ -32,7 +32,8 @@ from hermes.sandbox.git_config import check_config, referenced_paths
 
 log = logging.getLogger(__name__)
 Cover = Literal["ro", "rw", "hide"]
-Identity = tuple[int, int]
+# Device, inode, and kind or for a link where it leads: the number of an inode is given out again.
+Identity = tuple[int, int, str]
 
 SUFFIX = ".needs-approval"
 # Where packages bring reserved names of their own, nobody's shell or editor works; repositories are looked for.
@@ -42,7 +43,7 @@ _GIT_PARTS = {"head", "objects", "refs", "hooks", *_GIT_FILES}
 _CONFIG_BYTES_MAX = 1024 * 1024
 _RECHECK_S = 0.02
 # Who makes the same reserved name so often in one command does not take no for an answer.
-_REPEATS_MAX = 20
+_REPEATS_MAX = 5
 # A checkout goes on with other files after it has made a reserved name.
 _PENDING_S = 1.0
 _ROUNDS_MAX = 10
@@ -426,13 +427,12 @@ class WorkspaceWatch:
                 self.covers[path] = "hide"
 
     def _look_at_special(self, path: str, entry: os.DirEntry[str], *, baseline: bool) -> None:
-        about = entry.stat(follow_symlinks=False)
-        identity = (about.st_dev, about.st_ino)
+        identity = _identity(path)
         known = self._known.get(identity)
         if baseline:
             self._ids[path] = identity
             self._known[identity] = path
-            if plain(entry.name) == ".git" and stat.S_ISDIR(about.st_mode):
+            if plain(entry.name) == ".git" and entry.is_dir(follow_symlinks=False):
                 self._cover_repository(path)
             elif not self._is_granted(path):
                 self._cover(path)
@@ -687,9 +687,10 @@ def _git_file_target(folder: str, text: str | None) -> str:
 def _identity(path: str) -> Identity:
     try:
         about = os.lstat(path)
+        kind = os.readlink(path) if stat.S_ISLNK(about.st_mode) else oct(stat.S_IFMT(about.st_mode))
     except (OSError, ValueError):
-        return (0, 0)
-    return (about.st_dev, about.st_ino)
+        return (0, 0, "")
+    return (about.st_dev, about.st_ino, kind)
 
 
 def _is_hidden(name: str) -> bool:
