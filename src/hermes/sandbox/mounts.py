@@ -161,7 +161,12 @@ def _refused(place: Place, roots: list[str]) -> Iterator[tuple[str, Mode]]:
 def _matches(base: str, rule: Rule) -> Iterator[str]:
     free = [os.path.join(base, name) for name in rule.free]
     for entry in rule.entries:
-        found = glob.glob(os.path.join(glob.escape(base), entry.removeprefix("=")))
+        name = entry.removeprefix("=")
+        if "*" in name:
+            found = glob.glob(os.path.join(glob.escape(base), name))
+        else:
+            path = os.path.join(base, name)
+            found = [path] if os.path.lexists(path) else []
         yield from (path for path in found if path not in free and not (entry[0] == "=" and os.path.isdir(path)))
 
 
