@@ -41,6 +41,8 @@ PATTERNS = {
     "strings of JSON": arguments._STRING,
     "escapes of a terminal": captured._ESCAPES,
     "a query": search._TOKEN,
+    "terms of a query": search._TERM,
+    "words of a message": search._WORD,
 }
 
 
@@ -62,6 +64,9 @@ _WORK = {
     "tags of files without an end in pieces": "write(['MEDIA:MEDIA:MED', 'IA:'] * 30_000)",
     "quoted tags of files without an end": "write(['MEDIA:x' * 100_000, chr(10).join(['MEDIA:\"a MEDIA:`'] * 50_000)])",
     "many tags of files": "write(['MEDIA:a ' * 300_000])",
+    "a word that is searched for often": "found('beta ' * 10_000, 'beta ' * 400)",
+    "a word that is one of many alternatives": "found('beta ' * 10_000, 'beta OR ' * 200 + 'beta')",
+    "words that stand everywhere": "found(' '.join(f'w{n % 20}' for n in range(4000)), ' '.join(f'w{n}' for n in range(20)))",
     "quotes that are not closed": """literals_of("'" + r"\\'" * 500_000)""",
     "names of functions": "list(rules_of('check_' * 100_000 + 'spawn' * 100_000))",
     "newlines for sed": """check("sed '" + chr(10) * 90_000 + "' f", "/ws", FACTS)""",
@@ -77,6 +82,7 @@ from hermes.agent.media import Outgoing
 from hermes.agent.media_tags import as_said
 from hermes.guards.commands import check
 from hermes.guards.snippets import literals_of, rules_of
+from hermes.store.sessions import SessionDB
 from hermes.server.bodies import Body, _told as fault_of
 from hermes.tools.arguments import parse
 from hermes.tools.patching import blocks
@@ -93,6 +99,13 @@ async def feed(pieces):
 
 def write(pieces):
     asyncio.run(feed(pieces))
+
+def found(text, query):
+    db = SessionDB(":memory:")
+    db.create_session("s", "cli")
+    db.append_message("s", "user", text)
+    assert ">>>" in db.search_messages(query)[0]["snippet"]
+    db.close()
 
 with suppress(RecursionError):
     {}
