@@ -66,7 +66,7 @@ _WORK = {
     "many tags of files": "write(['MEDIA:a ' * 300_000])",
     "a word that is searched for often": "found('beta ' * 10_000, 'beta ' * 400)",
     "a word that is one of many alternatives": "found('beta ' * 10_000, 'beta OR ' * 200 + 'beta')",
-    "words that stand everywhere": "found(' '.join(f'w{n % 20}' for n in range(4000)), ' '.join(f'w{n}' for n in range(20)))",
+    "phrases that overlap": """found('a ' * 8000, ' OR '.join('"' + 'a ' * n + '"' for n in range(1, 30)))""",
     "quotes that are not closed": """literals_of("'" + r"\\'" * 500_000)""",
     "names of functions": "list(rules_of('check_' * 100_000 + 'spawn' * 100_000))",
     "newlines for sed": """check("sed '" + chr(10) * 90_000 + "' f", "/ws", FACTS)""",
