@@ -13,6 +13,8 @@ from urllib.parse import quote
 import pytest
 
 from hermes.agent import call
+from hermes.guards.secrets import Secrets
+from hermes.limits import REDACTED_AT_ONCE_CHARS_MAX
 from hermes.runs.spec import RouteChoice
 from support.model_server import Call, ModelServer, Protocol, Reply, Request
 
@@ -1036,6 +1038,28 @@ async def test_a_key_in_another_spelling_is_redacted_as_well(
     ran = await house.run(None, route=TO_P)
     said = everything_said(ran, [], caplog)
     assert [form for form in spelled if form.rstrip("=") in said] == []
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    "told",
+    [Reply(status=500, error="sk-" * 100_000), Reply(error_event={"message": "sk-" * 100_000})],
+    ids=["500", "in the stream"],
+)
+async def test_only_the_beginning_of_a_providers_error_is_searched_for_secrets(
+    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch, told: Reply
+) -> None:
+    redact, lengths = Secrets.redact, list[int]()
+
+    def counted(secrets: Secrets, text: str) -> str:
+        lengths.append(len(text))
+        return redact(secrets, text)
+
+    monkeypatch.setattr(Secrets, "redact", counted)
+    server.script = [told] * 20
+    ran = await house.run(server)
+    assert ran.final["type"] == "run.failed" and "sk-sk-" in ran.result["error"]
+    assert 500 < max(lengths) <= REDACTED_AT_ONCE_CHARS_MAX
 
 
 async def test_the_beginning_of_a_key_that_turns_out_to_be_none_is_not_lost(

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from hermes.agent import media_tags
+from hermes.agent import media, media_tags
 from hermes.guards import commands, snippets, verdict
 from hermes.store import search
 from hermes.tools import approving, arguments, captured
@@ -29,6 +29,9 @@ def whole(pattern: re.Pattern[str]) -> re.Pattern[str]:
 
 PATTERNS = {
     "links to images": media_tags._MADE,
+    "a tag of a file": shrunk(media._WHOLE),
+    "a tag of a file at the end": shrunk(media._LAST),
+    "the beginning of a tag of a file": shrunk(media._OPEN),
     "commands of sed": commands._SED_RUNS,
     "modes that all may write": whole(commands._WORLD),
     "modes that set the user": whole(commands._SETUID),
@@ -38,6 +41,8 @@ PATTERNS = {
     "strings of JSON": arguments._STRING,
     "escapes of a terminal": captured._ESCAPES,
     "a query": search._TOKEN,
+    "terms of a query": search._TERM,
+    "words of a message": search._WORD,
 }
 
 
@@ -55,6 +60,13 @@ def test_a_pattern_over_untrusted_text_is_linear(pattern: re.Pattern[str]) -> No
 _WORK = {
     "a bracket in a long message": "as_said('[' * 1_000_000 + '](data:image/')",
     "escaped brackets in a long message": "as_said('[' + r'\\[' * 500_000 + '](data:image/')",
+    "tags of files without an end": "write(['MEDIA:' * 200_000])",
+    "tags of files without an end in pieces": "write(['MEDIA:MEDIA:MED', 'IA:'] * 30_000)",
+    "quoted tags of files without an end": "write(['MEDIA:x' * 100_000, chr(10).join(['MEDIA:\"a MEDIA:`'] * 50_000)])",
+    "many tags of files": "write(['MEDIA:a ' * 300_000])",
+    "a word that is searched for often": "found('beta ' * 10_000, 'beta ' * 400)",
+    "a word that is one of many alternatives": "found('beta ' * 10_000, 'beta OR ' * 200 + 'beta')",
+    "phrases that overlap": """found('a ' * 8000, ' OR '.join('"' + 'a ' * n + '"' for n in range(1, 30)))""",
     "quotes that are not closed": """literals_of("'" + r"\\'" * 500_000)""",
     "names of functions": "list(rules_of('check_' * 100_000 + 'spawn' * 100_000))",
     "newlines for sed": """check("sed '" + chr(10) * 90_000 + "' f", "/ws", FACTS)""",
@@ -64,14 +76,36 @@ _WORK = {
     "many ignored fields": "Body(None, {}, ['field'] * 1_000_000).headers()",
 }
 _CHILD = """
+import asyncio
 from contextlib import suppress
+from hermes.agent.media import Outgoing
 from hermes.agent.media_tags import as_said
 from hermes.guards.commands import check
 from hermes.guards.snippets import literals_of, rules_of
+from hermes.store.sessions import SessionDB
 from hermes.server.bodies import Body, _told as fault_of
 from hermes.tools.arguments import parse
 from hermes.tools.patching import blocks
 from guards.test_commands import FACTS
+
+async def made(path):
+    return None
+
+async def feed(pieces):
+    outgoing = Outgoing(lambda text: None, made)
+    for piece in pieces:
+        await outgoing.feed(piece)
+    await outgoing.feed("", last=True)
+
+def write(pieces):
+    asyncio.run(feed(pieces))
+
+def found(text, query):
+    db = SessionDB(":memory:")
+    db.create_session("s", "cli")
+    db.append_message("s", "user", text)
+    assert ">>>" in db.search_messages(query)[0]["snippet"]
+    db.close()
 
 with suppress(RecursionError):
     {}

@@ -114,6 +114,16 @@ async def test_a_secret_in_the_name_of_a_field_is_not_quoted(api: Api) -> None:
     assert KEY not in json.dumps(error)
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", f"/nowhere/{KEY}", 404), ("GET", f"/p/{KEY}/v1/models", 404), ("PUT", f"/v1/models/{KEY}", 405)],
+)
+async def test_a_secret_in_a_path_is_not_quoted(api: Api, method: str, path: str, status: int) -> None:
+    async with api.client.request(method, api.url + path) as response:
+        error = check_envelope(status, await response.json())
+    assert KEY not in json.dumps(error) and "[redacted]" in error["message"]
+
+
 # ---- compressed bodies
 
 PACKED = gzip.compress(json.dumps(user("hello " * 50)).encode())
@@ -206,15 +216,15 @@ HEADERS = [
 ]
 
 
-@pytest.mark.parametrize("name", HEADERS)
-async def test_a_header_that_is_no_utf_8_is_refused(api: Api, name: str) -> None:
+@pytest.mark.parametrize(("name", "param"), [*((name, name) for name in HEADERS), (KEY, "[redacted]")])
+async def test_a_header_that_is_no_utf_8_is_refused(api: Api, name: str, param: str) -> None:
     lines = {"Host": b"127.0.0.1", "Authorization": f"Bearer {KEY}".encode(), name: b"Bearer caf\xe9"}
     head = b"".join(b"%s: %s\r\n" % (key.encode(), value) for key, value in lines.items())
     body = json.dumps(user()).encode()
     async with await Wire.open(api.url) as wire:
         await wire.send(b"POST %s HTTP/1.1\r\n%sContent-Length: %d\r\n\r\n" % (CHAT.encode(), head, len(body)) + body)
         answer = await wire.answer()
-    assert check_envelope(400, answer.json)["param"] == name
+    assert check_envelope(400, answer.json)["param"] == param
     assert answer.status == 400
     check_headers(answer.headers)
 

@@ -15,7 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hermes.limits import QUERY_TERMS_MAX
 from hermes.store.bundle import open_store
+from hermes.store.search import fts_query
 from hermes.store.sessions import SessionDB
 
 from .conftest import call, raw, talk
@@ -276,6 +278,48 @@ def test_a_snippet_of_a_long_text_is_short_and_shows_the_word(db: SessionDB) -> 
     snippets = [db.search_messages(query)[0]["snippet"] for query in ("apple", "苹果")]
     assert [">>>apple<<<" in snippets[0], ">>>苹果<<<" in snippets[1]] == [True, True]
     assert max(map(len, snippets)) < 1000
+
+
+LONG = "filler " * 100
+
+
+@pytest.mark.parametrize(
+    ("text", "query", "snippet"),
+    [
+        ("an apple a day", "a apple", "an >>>apple<<< >>>a<<< day"),
+        ("apple apple", "apple apple", ">>>apple<<< >>>apple<<<"),
+        ("an apple, a pear", '"apple a" "a pear"', "an >>>apple, a pear<<<"),
+        ("(an) Apples!", "app*", "(an) >>>Apples<<<!"),
+        ("cafe\u0301 noir", "café", ">>>cafe\u0301<<< noir"),
+        (f"{LONG}apple", "apple", "…" + "filler " * 31 + ">>>apple<<<"),
+        (f"apple {LONG}", "apple", ">>>apple<<< " + ("filler " * 31).rstrip() + "…"),
+        (f"apple {LONG}pear apple", "apple pear", "…" + "filler " * 30 + ">>>pear<<< >>>apple<<<"),
+        (f"{LONG}not here", "NOT", "…" + "filler " * 30 + ">>>not<<< here"),
+    ],
+)
+def test_a_snippet_is_the_part_with_the_most_of_the_words(db: SessionDB, text: str, query: str, snippet: str) -> None:
+    talk(db, "s", text)
+    assert [row["snippet"] for row in db.search_messages(query)] == [snippet]
+
+
+def test_a_snippet_shows_the_name_of_a_tool_where_only_that_was_found(db: SessionDB) -> None:
+    db.create_session("s", "cli")
+    db.append_message("s", "tool", "result", tool_call_id="c", tool_name="web_search")
+    assert db.search_messages("search")[0]["snippet"] == "web_>>>search<<<"
+
+
+@pytest.mark.parametrize(
+    ("query", "terms"),
+    [
+        (" ".join(f"w{n}" for n in range(50)), QUERY_TERMS_MAX),
+        (" OR ".join(f"w{n}" for n in range(50)), QUERY_TERMS_MAX),
+        ("w0 " * 50 + "w1", 2),
+        ("w0 OR w0 " * 50, QUERY_TERMS_MAX),
+    ],
+)
+def test_a_query_has_a_limited_number_of_terms(db: SessionDB, query: str, terms: int) -> None:
+    [id] = talk(db, "s", " ".join(f"w{n}" for n in range(QUERY_TERMS_MAX)))
+    assert (hits(db, query), fts_query(query).count('"')) == ([id], 2 * terms)
 
 
 # ---- what is looked at

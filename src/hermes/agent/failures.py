@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hermes.agent.parts import FinishReason
-from hermes.limits import PROVIDER_WORDS_CHARS_MAX
+from hermes.limits import PROVIDER_WORDS_CHARS_MAX, REDACTED_AT_ONCE_CHARS_MAX
 
 Phase = Literal["connect", "headers", "stream", "body", "decode", "finish"]
 Kind = Literal[
@@ -75,6 +75,10 @@ class FailureFacts:
     stale: bool = False
     interrupted: bool = False
     deadline: bool = False
+
+    def __post_init__(self) -> None:
+        # All that is done with it is done on the loop.
+        object.__setattr__(self, "message", self.message[:REDACTED_AT_ONCE_CHARS_MAX])
 
 
 @dataclass(frozen=True, slots=True)

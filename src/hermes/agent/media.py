@@ -32,11 +32,16 @@ if TYPE_CHECKING:
     from hermes.runs.engine import LiveRun
     from hermes.tools.world import World
 
-_QUOTED = r""""[^"\n]+"|'[^'\n]+'|`[^`\n]+`"""
-_PLAIN = r"""[^\s"'`<>|]+(?=[\s"'`<>|]"""
+_CHARS = MEDIA_TAG_CHARS_MAX - len(BEGIN)
+_QUOTED = rf""""[^"\n]{{1,{_CHARS}}}+"|'[^'\n]{{1,{_CHARS}}}+'|`[^`\n]{{1,{_CHARS}}}+`"""
+_CHAR = r"""[^\s"'`<>|]"""
+_PLAIN = rf"""{_CHAR}{{1,{_CHARS}}}+(?=[\s"'`<>|]"""
 _WHOLE = re.compile(rf"{BEGIN}(?:{_QUOTED}|{_PLAIN}))")
 _LAST = re.compile(rf"{BEGIN}(?:{_QUOTED}|{_PLAIN}|\Z))")
-_OPEN = re.compile(rf"""{BEGIN}(?:"[^"\n]*|'[^'\n]*|`[^`\n]*|[^\s"'`<>|]*)\Z""")
+_OPEN = re.compile(
+    rf"""{BEGIN}(?:"[^"\n]{{0,{_CHARS}}}+|'[^'\n]{{0,{_CHARS}}}+|`[^`\n]{{0,{_CHARS}}}+|{_CHAR}{{0,{_CHARS}}}+)\Z"""
+)
+_REST = re.compile(rf"{BEGIN}{_CHAR}*+")
 _BEHIND = ".,;:!?)]}*_"
 _IMAGES = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".gif": "gif", ".webp": "webp", ".bmp": "bmp"}
 
@@ -56,18 +61,21 @@ class Outgoing:
     async def feed(self, text: str, *, last: bool = False) -> None:
         """Write what is known to be no tag, and what tags become. Whoever is stopped in it goes on with the next."""
         self.held += text
-        await self._give()
-        while self.held:
-            at, tag = _found(self.held, last)
-            if at:
-                self._write(self.held[:at])
-                self.held = self.held[at:]
-            if not tag:
-                return
-            told = await self._instead(tag)
-            self.held = self.held[len(tag) :]
-            self._due += (told[at : at + MEDIA_PIECE_CHARS] for at in range(0, len(told), MEDIA_PIECE_CHARS))
+        at = 0
+        try:
             await self._give()
+            while at < len(self.held):
+                begin, (at, tag) = at, _found(self.held, at, last)
+                if at > begin:
+                    self._write(self.held[begin:at])
+                if not tag:
+                    return
+                told = await self._instead(tag)
+                at += len(tag)
+                self._due += (told[n : n + MEDIA_PIECE_CHARS] for n in range(0, len(told), MEDIA_PIECE_CHARS))
+                await self._give()
+        finally:
+            self.held = self.held[at:]  # once: a copy for each tag would be of all that is behind it
 
     async def _give(self) -> None:
         """Write in pieces: each takes its time."""
@@ -86,14 +94,14 @@ class Outgoing:
         return tag
 
 
-def _found(text: str, last: bool) -> tuple[int, str]:
-    """How much is text only, and the tag behind it if that is whole."""
-    at = -1
-    while (at := text.find(BEGIN, at + 1)) >= 0:
+def _found(text: str, at: int, last: bool) -> tuple[int, str]:
+    """Up to where it is text only, and the tag there if that is whole."""
+    while (at := text.find(BEGIN, at)) >= 0:
         if tag := (_LAST if last else _WHOLE).match(text, at):
             return at, tag[0]
         if not last and len(text) - at < MEDIA_TAG_CHARS_MAX and _OPEN.match(text, at):
             return at, ""
+        at = rest.end() if (rest := _REST.match(text, at)) else at + len(BEGIN)
     begun = (n for n in range(len(BEGIN) - 1, 0, -1) if not last and text.endswith(BEGIN[:n]))
     return len(text) - next(begun, 0), ""
 

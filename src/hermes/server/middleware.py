@@ -11,7 +11,7 @@ from hermes.limits import HEADER_BYTES_MAX
 from hermes.logs import REQUEST_ID
 from hermes.runs.traces import TRACEPARENT
 from hermes.server.endpoint import request_id
-from hermes.server.errors import error_response
+from hermes.server.errors import ApiError
 
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
@@ -71,14 +71,20 @@ CORS_HEADERS = {
 @web.middleware
 async def head_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuse a head that nothing further in can work with, before anything reads a header."""
-    refusal = _head_fault(request)
-    if refusal is None:
+    fault = _head_fault(request)
+    if fault is None:
         return await handler(request)
+    refusal = _refusal(request, fault)
     refusal.headers.update(common_headers(request))
     return refusal
 
 
-def _head_fault(request: web.Request) -> web.Response | None:
+def _refusal(request: web.Request, error: ApiError) -> web.Response:
+    error.redact(request.app[ADAPTER].redact)
+    return error.response()
+
+
+def _head_fault(request: web.Request) -> ApiError | None:
     size = hosts = 0
     for name, value in request.raw_headers:
         size += len(name) + len(value)
@@ -88,11 +94,11 @@ def _head_fault(request: web.Request) -> web.Response | None:
                 value.decode()
             except UnicodeDecodeError:
                 shown = name.decode("ascii", "replace")
-                return error_response(400, f"The header {shown} is not UTF-8.", "bad_request", shown)
+                return ApiError(400, f"The header {shown} is not UTF-8.", "bad_request", shown)
     if size > HEADER_BYTES_MAX:
-        return error_response(431, f"The headers have more than {HEADER_BYTES_MAX} bytes.", "headers_too_large")
+        return ApiError(431, f"The headers have more than {HEADER_BYTES_MAX} bytes.", "headers_too_large")
     if hosts != 1:
-        return error_response(400, "The request must have one Host header.", "bad_request", "Host")
+        return ApiError(400, "The request must have one Host header.", "bad_request", "Host")
     return None
 
 
@@ -114,11 +120,12 @@ async def envelope_middleware(request: web.Request, handler: Handler) -> web.Str
         profile = request.path.split("/")[2] if request.path.startswith("/p/") else None
         known = profile is None or profile in adapter.option("profiles")
         code = "not_found" if known else "profile_not_found"
-        return error_response(404, f"There is nothing at {request.method} {request.path}.", code)
+        refusal = ApiError(404, f"There is nothing at {request.method} {request.path}.", code)
     except web.HTTPMethodNotAllowed as error:
         allowed = ", ".join(sorted(error.allowed_methods))
         words = f"{request.method} is not possible at {request.path}; {allowed} is."
-        return error_response(405, words, "method_not_allowed", headers={"Allow": allowed})
+        refusal = ApiError(405, words, "method_not_allowed", headers={"Allow": allowed})
+    return _refusal(request, refusal)
 
 
 def own_headers(adapter: APIServerAdapter, request: web.Request) -> dict[str, str]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import sqlite3
-import time
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -17,8 +16,10 @@ from hermes.limits import (
     COUNT_S_MAX,
     PREFIXES_MAX,
     QUERY_CHARS_MAX,
+    QUERY_TERMS_MAX,
     SEARCH_CONTEXT_CHARS,
     SEARCH_S_MAX,
+    SEARCHED_CHARS_MAX,
     SNIPPET_TOKENS,
     SORTED_MATCHES_MAX,
 )
@@ -31,16 +32,15 @@ R = TypeVar("R")
 
 _TOKEN = re.compile(r'"([^"]*)"(\*)?|(\()|(\))|([^\s"()]+)')
 _OPERATORS = ("AND", "OR", "NOT")
-_DEPTH_MAX, _PLAIN_WORDS_MAX, _DETAILS_S_MIN = 16, 64, 0.2
+_DEPTH_MAX = 16
 _SORTS = ("relevance", "newest", "oldest")
 _MATCHES = """SELECT f.rowid, {score} FROM messages_fts f JOIN messages m ON m.id = f.rowid
 JOIN sessions s ON s.id = m.session_id WHERE messages_fts MATCH ? {where} ORDER BY {order} LIMIT ? OFFSET ?"""
 _COUNT = """SELECT count(*) FROM messages_fts f JOIN messages m ON m.id = f.rowid
 JOIN sessions s ON s.id = m.session_id WHERE messages_fts MATCH ? {where}"""
 _SHOWN = f"""SELECT m.id, m.session_id, m.role, m.timestamp, m.tool_name, s.source, s.title,
-  s.started_at AS session_started, snippet(messages_fts, -1, ?, ?, '…', {SNIPPET_TOKENS}) AS snippet
-FROM messages_fts f JOIN messages m ON m.id = f.rowid JOIN sessions s ON s.id = m.session_id
-WHERE messages_fts MATCH ? AND """
+  s.started_at AS session_started, coalesce(m.search_text, substr(m.content, 1, {SEARCHED_CHARS_MAX})) AS snippet
+FROM messages m JOIN sessions s ON s.id = m.session_id WHERE m.id IN ({{ids}})"""
 
 
 class Found(list[dict[str, Any]]):
@@ -174,33 +174,17 @@ def _found(
     sort: str,
     marks: tuple[str, str],
 ) -> Found:
-    until = time.monotonic() + SEARCH_S_MAX
     ids, complete = _ordered(tx, expression, where, params, limit, offset, sort)
     found = Found()
-    rows = _details(tx, expression, [message_id for message_id, _ in ids], until, marks)
+    phrases = phrases_of(expression)
+    shown = tx.rows(_SHOWN.format(ids=", ".join("?" * len(ids))), [message_id for message_id, _ in ids])
+    rows = {row["id"]: row for row in shown}
     for message_id, score in ids:
         if (row := rows.get(message_id)) is not None:
-            told = dict(row) | {"snippet": unspaced(row["snippet"] or ""), "score": score}
+            text = excerpt((row["snippet"] or "", row["tool_name"] or ""), phrases, marks)
+            told = dict(row) | {"snippet": unspaced(text), "score": score}
             found.append(told | {"context": _context(tx, row["session_id"], message_id)})
     found.complete = complete and len(found) == len(ids)
-    return found
-
-
-def _details(
-    tx: Tx, expression: str, ids: Sequence[int], until: float, marks: tuple[str, str]
-) -> dict[int, sqlite3.Row]:
-    """What is shown of these matches."""
-    if "*" not in expression:
-        told = ((one, tx.row(_SHOWN + "f.rowid = ?", (*marks, expression, one))) for one in ids)
-        return {message_id: row for message_id, row in told if row}
-    # The many words of a prefix are looked up once for all, not for each.
-    found: dict[int, sqlite3.Row] = {}
-    try:
-        with tx.within(max(_DETAILS_S_MIN, until - time.monotonic())):
-            for row in tx.each(_SHOWN + f"+f.rowid IN ({', '.join('?' * len(ids))})", [*marks, expression, *ids]):
-                found[row["id"]] = row
-    except TimeUp:
-        pass
     return found
 
 
@@ -273,6 +257,86 @@ def _context(tx: Tx, session_id: str, message_id: int) -> list[dict[str, Any]]:
     return [dict(row) for row in near if row is not None]
 
 
+# --- what is shown of a match. Pure. ---------------------------------------------------------------------------------
+
+# `snippet` of the index compares every hit with every other one, and nothing can stop it.
+_TERM = re.compile(r'"((?:[^"]|"")*+)"( \*)?')
+_LETTER = r"[^\W_]|[\ue000-\uf8ff\U000f0000-\U0010fffd]"  # and private use, as in the index
+_WORD = re.compile(rf"(?:{_LETTER})(?:{_LETTER}|[\u0300-\u036f])*+")
+_MARKS = re.compile("[\u0300-\u036f]+")
+
+
+def phrases_of(expression: str) -> list[str]:
+    """The phrases of a query as they stand in a `_line`."""
+    lines = ((_line(_WORD.finditer(term[1])), term[2]) for term in _TERM.finditer(expression))
+    return list(dict.fromkeys(line[:-1] if prefix else line for line, prefix in lines if line.strip()))
+
+
+def excerpt(texts: Sequence[str], phrases: Sequence[str], marks: tuple[str, str]) -> str:
+    """A part with hits of the first text that has any, with marks around them; otherwise how the first text begins."""
+    for text in texts:
+        words = list(_WORD.finditer(text))
+        line = _line(words)
+        firsts = {at: phrase for phrase in phrases if (at := line.find(phrase)) >= 0}
+        if firsts:
+            windows = [_window(line.count(" ", 0, at), phrase, len(words)) for at, phrase in sorted(firsts.items())]
+            lines = [_line(words[start:end]) for start, end in windows]
+            counts = [sum(phrase in line for phrase in phrases) for line in lines]
+            best = counts.index(max(counts))
+            return _marked(text, words, windows[best], _hits(lines[best], phrases), marks)
+    words = list(_WORD.finditer(texts[0]))
+    return _marked(texts[0], words, (0, min(SNIPPET_TOKENS, len(words))), [], marks)
+
+
+def _line(words: Iterable[re.Match[str]]) -> str:
+    """Words as the index compares them, a space before and behind each."""
+    joined = f" {' '.join(word[0] for word in words)} "
+    return joined.lower() if joined.isascii() else _MARKS.sub("", unicodedata.normalize("NFD", joined.casefold()))
+
+
+def _window(first: int, phrase: str, count: int) -> tuple[int, int]:
+    """The words to be shown around a hit."""
+    length = max(SNIPPET_TOKENS, len(phrase.split()))
+    before = (length - len(phrase.split())) // 2
+    start = max(0, min(first - before, count - length))
+    return start, min(start + length, count)
+
+
+def _hits(line: str, phrases: Sequence[str]) -> list[tuple[int, int]]:
+    """The words that are hits, from the first of each up to the one behind it."""
+    found: list[tuple[int, int]] = []
+    for phrase in phrases:
+        length, at = len(phrase.split()), -1
+        while (at := line.find(phrase, at + 1)) >= 0:
+            first = line.count(" ", 0, at)
+            found.append((first, first + length))
+    apart: list[tuple[int, int]] = []
+    for first, end in sorted(found):
+        if apart and first < apart[-1][1]:
+            apart[-1] = (apart[-1][0], max(end, apart[-1][1]))
+        else:
+            apart.append((first, end))
+    return apart
+
+
+def _marked(
+    text: str,
+    words: Sequence[re.Match[str]],
+    window: tuple[int, int],
+    hits: Sequence[tuple[int, int]],
+    marks: tuple[str, str],
+) -> str:
+    start, end = window
+    at = words[start].start() if start else 0
+    out = ["…"] if start else []
+    for first, behind in hits:
+        begin, stop = words[start + first].start(), words[start + behind - 1].end()
+        out += (text[at:begin], marks[0], text[begin:stop], marks[1])
+        at = stop
+    out += (text[at : words[end - 1].end()], "…") if end < len(words) else (text[at:],)
+    return "".join(out)
+
+
 # --- from what is typed to a query. Pure. ----------------------------------------------------------------------------
 
 
@@ -315,7 +379,7 @@ def _bare(term: str) -> str:
 def _parsed(text: str) -> _Group:
     top = _Group()
     open_groups = [top]
-    prefixes = 0
+    prefixes = terms = 0
     for quoted, starred, opens, closes, word in _TOKEN.findall(clean(text)):
         group = open_groups[-1]
         if opens:
@@ -333,7 +397,11 @@ def _parsed(text: str) -> _Group:
             plain = quoted or word.rstrip("*")
             prefix = bool(starred or word.endswith("*")) and len(plain) > 1 and prefixes < PREFIXES_MAX
             prefixes += prefix
-            if term := _term(plain, prefix):
+            term = _term(plain, prefix)
+            # Each term is looked up and counted in every match. What is said twice asks for no more than once.
+            again = term in group.items and not any(item in _OPERATORS for item in group.items)
+            if term and not again and terms < QUERY_TERMS_MAX:
+                terms += 1
                 group.items.append(term)
     return top
 
@@ -341,7 +409,7 @@ def _parsed(text: str) -> _Group:
 def plain_query(text: str) -> str:
     """Every word of it, and nothing else."""
     words = [_term(word.strip('"()*'), False) for word in clean(text).split()]
-    return " AND ".join(list(dict.fromkeys(word for word in words if word))[:_PLAIN_WORDS_MAX])
+    return " AND ".join(list(dict.fromkeys(word for word in words if word))[:QUERY_TERMS_MAX])
 
 
 def _term(text: str, prefix: bool) -> str:
