@@ -266,3 +266,22 @@ async def test_no_planted_secret_leaves(
     assert seen.count("«redacted:known»".encode()) > 100 and seen.count(b"[redacted]") > 1000
     assert {"state.db", "logs/agent.log"} <= {where for where, _ in places}
     assert any(where.startswith("cache/tool_results/") for where, _ in places)
+
+
+async def test_arguments_of_a_clients_tool_hold_no_key_of_the_server(start: Start, home_folder: Path) -> None:
+    other = "sk-other-0123456789abcdef"
+    call = Call("lights", json.dumps({"k": f"{PROVIDER_KEY} {KEY} {other}", KEY: ["on"]}), id="call_1")
+    keys = [{"name": "other", "key": other, "scopes": ["chat"]}]
+    api = await start(handler=lambda request: Reply(tool_calls=[call]), keys=keys)
+    function = {"name": "lights", "parameters": {"type": "object"}}
+    chat = {"messages": [{"role": "user", "content": "q"}], "tools": [{"type": "function", "function": function}]}
+    response = {"input": "q", "tools": [{"type": "function", **function}]}
+    told = []
+    for path, body in (("/v1/chat/completions", chat), ("/v1/responses", response)):
+        for stream in (False, True):
+            async with api.post(path, {**body, "stream": stream}) as answer:
+                assert answer.status == 200
+                told.append(await answer.read())
+    assert all(b"lights" in data for data in told)
+    for where, data in (*(("answer", data) for data in told), *_kept(home_folder)):
+        assert not any(key.encode() in data for key in (PROVIDER_KEY, KEY, other)) or where.endswith("config.yaml")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 import zlib
 from typing import Any
 
 import pytest
 
 from hermes.limits import JSON_DEPTH_MAX, JSON_FIELDS_MAX, JSON_VALUES_MAX
+from hermes.server import bodies
+from hermes.server.errors import ApiError
 from support.model_server import Reply
 
 from .clients import Json, Wire, check_envelope, check_headers, refused, told, user
@@ -49,6 +52,54 @@ async def test_a_body_with_too_many_fields_is_refused(api: Api, path: str) -> No
             error = await refused(response, 400, code, param)
         assert limit in error["message"]
         assert (param or "body") in error["message"]
+
+
+def test_too_many_objects_are_refused_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies.msgspec.json, "decode", lambda data: pytest.fail("it was read"))
+    for item in (b"[]", b"{}", b'{"\\"[":"\\\\"}'):
+        data = b'{"a": [' + b",".join([item] * (JSON_VALUES_MAX + 1)) + b"]}"
+        for given in (data, data.decode()):
+            with pytest.raises(ApiError) as caught:
+                bodies.as_object(given)
+            assert caught.value.code == "too_many_fields"
+
+
+def test_brackets_in_a_text_are_no_fields() -> None:
+    text = '[{"' * (JSON_VALUES_MAX + 1) + "\\"
+    assert bodies.as_object(json.dumps({"a": text})) == {"a": text}
+
+
+@pytest.mark.parametrize(
+    ("escaped", "text"),
+    [
+        (r"a\ud800b", "a\ufffdb"),
+        (r"a\uDFFFb", "a\ufffdb"),
+        (r"\ud800\ud83d\ude42\ude42", "\ufffd🙂\ufffd"),
+        (r"\ude42\ud83d", "\ufffd\ufffd"),
+        (r"\\ud800 \ud800", r"\ud800" + " \ufffd"),
+        (r"\\\ud800", "\\\ufffd"),
+        (r"\ud83d\\ude42", "\ufffd\\ude42"),
+    ],
+)
+def test_half_pairs_of_surrogates_are_replaced(escaped: str, text: str) -> None:
+    for data in (f'{{"a": "{escaped}"}}', f'{{"a": "{escaped}"}}'.encode()):
+        assert bodies.as_object(data) == {"a": text}
+
+
+def test_half_pairs_of_surrogates_are_not_looked_for_one_by_one() -> None:
+    calls = 0
+
+    def count(frame: Any, event: str, arg: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    data = b'{"a": [' + b",".join([rb'"\ud800"'] * 5000) + b"]}"
+    sys.setprofile(count)
+    try:
+        bodies.as_object(data)
+    finally:
+        sys.setprofile(None)
+    assert calls < 100
 
 
 async def test_a_patch_with_too_many_fields_is_refused(api: Api) -> None:

@@ -159,6 +159,7 @@ async def test_with_a_good_key_and_leave_it_listens_for_other_machines(home: Hom
 # ---- refusals
 
 KEYS = "api_server: {keys: [%s]}"
+GOOD_HASH = hashlib.sha256(GOOD_KEY.encode()).hexdigest().upper()
 
 
 @pytest.mark.parametrize(
@@ -177,6 +178,36 @@ KEYS = "api_server: {keys: [%s]}"
         (KEYS % "{name: a, key_env: NO_SUCH, scopes: [chat]}", {}, 78, "variable NO_SUCH, which is not set"),
         (KEYS % "{name: a, key_sha256: ab, scopes: [chat]}", {}, 78, "64 hexadecimal digits"),
         (KEYS % "{name: a, key: x, scopes: [chat]}, {name: a, key: y, scopes: [runs]}", {}, 78, "used twice"),
+        (KEYS % "{name: a, key: x, scopes: [chat], toolset: [todo]}", {}, 78, "unknown field 'toolset'"),
+        (KEYS % "{name: a, key: x, scopes: [chat], model: [fast]}", {}, 78, "unknown field 'model'"),
+        (KEYS % "{name: a, key: x, scopes: [chat], request_per_minute: 1}", {}, 78, "field 'request_per_minute'"),
+        (KEYS % "{name: a, key: x, scopes: [chat], toolsets: file}", {}, 78, "toolsets of 'a' must be a list"),
+        (KEYS % "{name: a, key: x, scopes: [chat], toolsets: }", {}, 78, "toolsets of 'a' must be a list"),
+        (KEYS % "{name: a, key: x, scopes: [chat], models: [1]}", {}, 78, "models of 'a' must be a list"),
+        (KEYS % "{name: a, key: x, scopes: [chat], requests_per_minute: many}", {}, 78, "requests_per_minute of 'a'"),
+        (KEYS % "{name: a, key: x, scopes: [chat], tokens_per_minute: -1}", {}, 78, "tokens_per_minute of 'a'"),
+        (KEYS % "{name: a, key: x, scopes: [chat], max_concurrent: true}", {}, 78, "max_concurrent of 'a'"),
+        (KEYS % "{name: a, key: x, scopes: [chat], max_concurrent: 1.5}", {}, 78, "max_concurrent of 'a'"),
+        (
+            KEYS % "{name: a, key: x, scopes: [runs]}, {name: b, key: x, scopes: [chat]}",
+            {},
+            78,
+            "same key as the key 'a'",
+        ),
+        (
+            f"api_server: {{key: {GOOD_KEY}, keys: [{{name: a, key: {GOOD_KEY}, scopes: [chat]}}]}}",
+            {},
+            78,
+            "same key as api_server.key",
+        ),
+        (
+            f"api_server: {{key: {GOOD_KEY}, keys: [{{name: a, key_sha256: {GOOD_HASH}, scopes: [chat]}}]}}",
+            {},
+            78,
+            "same key as api_server.key",
+        ),
+        ("api_server: {profiles: [nowhere]}", {}, 78, "api_server.profiles: There is no profile 'nowhere'"),
+        ("api_server: {profiles: ['../x']}", {}, 78, "api_server.profiles: '../x' is not a profile name"),
         ("", {"host": "0.0.0.0"}, 78, "api_server.key is not set, and 0.0.0.0 can be reached"),
         ("api_server: {host: '::'}", {}, 78, "api_server.key is not set"),
         ("api_server: {key: short}", {"host": "0.0.0.0"}, 78, "api_server.key has fewer than 16 characters"),

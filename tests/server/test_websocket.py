@@ -216,6 +216,23 @@ async def test_an_error_leaves_the_socket_open(api: Api) -> None:
         assert (await turn(socket))["status"] == "completed"
 
 
+async def test_every_frame_is_charged_before_it_is_read(start: Start) -> None:
+    """The handshake is one request; of the frames, valid or not, only as many as are left are looked at."""
+    limited = {"name": "carol", "key": "sk-carol-0123456789abcdef", "scopes": ["chat"], "requests_per_minute": 4}
+    api = await start(keys=[limited])
+    async with connect(api, headers={"Authorization": f"Bearer {limited['key']}"}) as socket:
+        codes = []
+        for data in ("[1]", b"\x00", "not json", "[1]", b"\x00", "not json"):
+            await (socket.send_bytes(data) if isinstance(data, bytes) else socket.send_str(data))
+            codes.append((await error(socket))["code"])
+    assert codes == ["invalid_body", "invalid_body", "invalid_json", *["rate_limit_exceeded"] * 3]
+
+
+async def test_frames_are_not_compressed(api: Api) -> None:
+    async with connect(api, compress=15) as socket:
+        assert not socket.compress
+
+
 async def test_a_failed_turn_is_told_and_evicts_what_it_continued(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hermes.agent.decisions.RETRY_WAIT_S_MAX", 0.01)
     api.model.script = [Reply(text="Hello."), Reply(status=401, error="no")]

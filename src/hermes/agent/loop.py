@@ -305,7 +305,9 @@ class TurnLoop:
                 refused[call.id] = {"error": f"The arguments are {parsed.fault}.", "code": "invalid_arguments"}
                 server.append(call)
             else:
-                client.append(ToolCall(call.id, name, json.dumps(parsed.value, ensure_ascii=False), call.extra))
+                # What goes to the client is kept and shown: the server's own credentials are no part of it.
+                value = redact_tree(parsed.value, self._live.secrets.mask)
+                client.append(ToolCall(call.id, name, json.dumps(value, ensure_ascii=False), call.extra))
         return client, server, refused
 
     def _structure_fault(self, text: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +17,6 @@ from msgspec import inspect as kinds
 from hermes.inflate import ENCODINGS, InflateError, Inflater
 from hermes.limits import BODY_S_MAX, IGNORED_BYTES_MAX, JSON_DEPTH_MAX, JSON_FIELDS_MAX, JSON_VALUES_MAX
 from hermes.server.errors import ApiError, invalid
-from hermes.text import whole_tree
 
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
@@ -29,6 +27,10 @@ _SHORT_BYTES = 4096
 _NAME_CHARS_READ, _NAME_CHARS_SHOWN = 256, 64
 _FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
 _WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+_HALF_PAIR = re.compile(
+    rb"\\u[dD][89abAB][\da-fA-F]{2}(?!\\u[dD][c-fC-F][\da-fA-F]{2})"
+    rb"|(?<!\\u[dD][89abAB][\da-fA-F]{2})\\u[dD][c-fC-F][\da-fA-F]{2}"
+)
 _MISSING = re.compile(r"missing required field `(.+?)`")
 
 
@@ -136,25 +138,45 @@ def as_object(data: bytes | str) -> dict[str, Any]:
 
 
 def _decoded(data: bytes | str) -> Any:
+    openings = _openings(data)
+    # Each begins an object or an array, and these are what is slow to make: too many are told before they are made.
+    if openings > JSON_VALUES_MAX and _openings(_outside_strings(data)) - 1 > JSON_VALUES_MAX:
+        raise _too_many_values()
     try:
-        value = msgspec.json.decode(data)
-    except (ValueError, RecursionError):
-        # Half a pair of surrogates is all that the stricter reader refuses and a client may mean well.
         try:
-            if b"\\ud" not in (data if isinstance(data, bytes) else data.encode()).lower():
+            value = msgspec.json.decode(data)
+        except (ValueError, RecursionError):
+            # Half a pair of surrogates is all that this reader refuses and a client may mean well.
+            if (replaced := _without_halves(data)) is None:
                 raise
-            value = whole_tree(json.loads(data, parse_constant=_no_constant))
-        except (ValueError, RecursionError) as error:
-            what = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-            raise ApiError(400, f"Invalid JSON in the body: {what}.", "invalid_json") from None
+            value = msgspec.json.decode(replaced)
+    except (ValueError, RecursionError) as error:
+        what = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ApiError(400, f"Invalid JSON in the body: {what}.", "invalid_json") from None
     # What is nested begins that often, and a short body has no room for many fields.
-    if len(data) > _SHORT_BYTES or _openings(data) > JSON_DEPTH_MAX:
+    if len(data) > _SHORT_BYTES or openings > JSON_DEPTH_MAX:
         _check_size(value)
     return value
 
 
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+def _without_halves(data: bytes | str) -> bytes | None:
+    """The JSON text with the escapes of half pairs of surrogates replaced; None where there are none."""
+    raw = data if isinstance(data, bytes) else data.encode()
+    if b"\0" in raw:  # which is no JSON, and stands for an escaped backslash here
+        return None
+    escapes = raw.replace(rb"\\", b"\0")
+    replaced = _HALF_PAIR.sub(rb"\\ufffd", escapes)
+    return None if replaced == escapes else replaced.replace(b"\0", rb"\\")
+
+
+def _outside_strings(data: bytes | str) -> bytes:
+    raw = data if isinstance(data, bytes) else data.encode()
+    return b"".join(raw.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
+
+
+def _too_many_values() -> ApiError:
+    words = f"The body has more than {JSON_VALUES_MAX} fields and items; send it in parts."
+    return ApiError(400, words, "too_many_fields")
 
 
 def _openings(data: bytes | str) -> int:
@@ -175,8 +197,7 @@ def _check_size(value: Any) -> None:
                 words = f"{place or 'The body'} has more than {JSON_FIELDS_MAX} fields."
                 raise ApiError(400, words, "too_many_fields", place or None)
         if values > JSON_VALUES_MAX:
-            words = f"The body has more than {JSON_VALUES_MAX} fields and items; send it in parts."
-            raise ApiError(400, words, "too_many_fields")
+            raise _too_many_values()
         inner = (outer.values() if isinstance(outer, dict) else outer for outer in level)
         level = [item for items in inner for item in items if isinstance(item, dict | list)]
         if not level:

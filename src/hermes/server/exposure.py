@@ -17,7 +17,7 @@ from hermes import config
 from hermes import home as homes
 from hermes.errors import ConfigError, HermesError
 from hermes.home import Home
-from hermes.server.keys import SCOPES
+from hermes.server.keys import CEILINGS, COUNTS, ENTRY_FIELDS, SCOPES
 from hermes.server.status import _address, read_runtime_status
 
 log = logging.getLogger(__name__)
@@ -57,10 +57,21 @@ def check_settings(settings: config.Settings) -> None:
         raise ConfigError("api_server.enabled is false: there is nothing to run.", where=enabled.where, hint=remedy)
     settings.require_valid(*config.REFUSED_WHEN_BAD)
     names: set[str] = set()
+    own = settings.get("api_server.key")
+    holders = {_digest(str(own)): "api_server.key"} if own else {}
     for number, entry in enumerate(settings.get("api_server.keys"), start=1):
-        if fault := _fault_of(entry, names, settings):
+        fault = _fault_of(entry, names, settings)
+        if not fault:
+            digest = entry.get("key_sha256") or _digest(entry.get("key") or settings.variable(entry["key_env"]) or "")
+            holder = holders.setdefault(digest.lower(), _place(entry))
+            fault = f"{entry['name']!r} has the same key as {holder}" if holder != _place(entry) else ""
+        if fault:
             raise ConfigError(f"{fault}.", where=f"api_server.keys, entry {number}", hint="hermes config edit")
         names.add(entry["name"])
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
 
 
 def _fault_of(entry: dict[str, Any], names: set[str], settings: config.Settings) -> str:
@@ -80,6 +91,21 @@ def _fault_of(entry: dict[str, Any], names: set[str], settings: config.Settings)
         return f"{name!r} takes its key from the variable {entry['key_env']}, which is not set"
     if given[0] == "key_sha256" and not _SHA256.fullmatch(entry["key_sha256"]):
         return f"the key_sha256 of {name!r} must be 64 hexadecimal digits"
+    return _fault_of_bounds(name, entry)
+
+
+def _fault_of_bounds(name: str, entry: dict[str, Any]) -> str:
+    """A bound that is not understood would be none at all."""
+    if unknown := [str(field) for field in entry if field not in ENTRY_FIELDS]:
+        return f"{name!r} has the unknown field {unknown[0]!r}; there are {', '.join(ENTRY_FIELDS)}"
+    for field in COUNTS:
+        value = entry.get(field, 0)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            return f"{field} of {name!r} must be a whole number, 0 for no limit"
+    for field in CEILINGS:
+        value = entry.get(field, [])
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            return f"{field} of {name!r} must be a list of names; leave it out to allow all"
     return ""
 
 

@@ -15,7 +15,9 @@ from hermes.runs.spec import RunSpec
 
 SCOPES = ("chat", "sessions:read", "sessions:write", "runs", "jobs", "admin")
 DEFAULT_OWNER = "default"
-_COUNTS = ("max_concurrent", "requests_per_minute", "tokens_per_minute")
+COUNTS = ("max_concurrent", "requests_per_minute", "tokens_per_minute")
+CEILINGS = ("toolsets", "models")
+ENTRY_FIELDS = ("name", "key", "key_env", "key_sha256", "scopes", *COUNTS, *CEILINGS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,8 @@ def key_of(entry: Mapping[str, Any]) -> Key:
     """A key of the configuration, which was checked when it was read."""
     text = entry.get("key")
     digest = bytes.fromhex(entry["key_sha256"]) if text is None else _digest(str(text).encode())
-    bounds: dict[str, Any] = {name: int(entry.get(name) or 0) for name in _COUNTS}
-    bounds |= {name: frozenset(entry[name]) for name in ("toolsets", "models") if entry.get(name) is not None}
+    bounds: dict[str, Any] = {name: int(entry.get(name) or 0) for name in COUNTS}
+    bounds |= {name: frozenset(entry[name]) for name in CEILINGS if entry.get(name) is not None}
     return Key(entry["name"], digest, frozenset(entry.get("scopes") or ()), **bounds)
 
 

@@ -322,7 +322,11 @@ def _profiles_of(home: Home, settings: config.Settings) -> dict[str, config.Sett
         if name == home.profile:
             message = f"api_server.profiles names {name!r}, the profile that the server runs with."
             raise ConfigError(message, where="api_server.profiles", hint="hermes config edit")
-        served[name] = config.load(homes.open_profile(home.root, name), environ=environ)
+        try:
+            profile = homes.open_profile(home.root, name)
+        except HermesError as error:
+            raise ConfigError(error.message, where="api_server.profiles", hint="hermes profile list") from None
+        served[name] = config.load(profile, environ=environ)
         check_settings(served[name])
     return served
 

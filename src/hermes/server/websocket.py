@@ -7,7 +7,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from aiohttp import WSCloseCode, WSMsgType, web
+from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
 
 from hermes.limits import SOCKET_PING_S, SOCKET_QUEUE_MAX, SOCKET_S_MAX
 from hermes.server.bodies import as_object, parse
@@ -35,7 +35,9 @@ async def connect(adapter: APIServerAdapter, request: web.Request) -> web.Stream
     if request.headers.get("Upgrade", "").lower() != "websocket":
         words = "GET /v1/responses is a WebSocket; ask with Upgrade: websocket, or POST."
         raise ApiError(426, words, "upgrade_required", headers={"Upgrade": "websocket", "Connection": "Upgrade"})
-    socket = web.WebSocketResponse(heartbeat=SOCKET_PING_S, max_msg_size=adapter.option("max_body_bytes"))
+    # Without compression: a frame of a few bytes must not become megabytes on the event loop.
+    limit = adapter.option("max_body_bytes")
+    socket = web.WebSocketResponse(heartbeat=SOCKET_PING_S, max_msg_size=limit, compress=False)
     socket.headers.update(own_headers(adapter, request))
     await socket.prepare(request)
     await _Connection(adapter, request, socket).serve()
@@ -95,17 +97,22 @@ class _Connection:
 
     async def _read(self) -> None:
         async for message in self._socket:
-            if message.type is not WSMsgType.TEXT:
-                await self._tell(ApiError(400, "Messages are JSON objects in text frames.", "invalid_body"))
-            elif self._open > SOCKET_QUEUE_MAX:  # one of them is being answered
-                words = f"{SOCKET_QUEUE_MAX} requests wait on this connection already."
-                await self._tell(ApiError(429, words, "rate_limit_exceeded"))
-            else:
-                try:
-                    self._waiting.put_nowait(as_object(message.data))
-                    self._open += 1
-                except ApiError as error:
-                    await self._tell(error)
+            try:
+                self._accept(message)
+            except ApiError as error:
+                await self._tell(error)
+
+    def _accept(self, message: WSMessage) -> None:
+        """Queue the request in a frame. Every frame counts as a request, before anything is read of it."""
+        if (refusal := self._adapter.rate_refusal(CALLER.get(), begins_turns=True)) is not None:
+            raise refusal
+        if message.type is not WSMsgType.TEXT:
+            raise ApiError(400, "Messages are JSON objects in text frames.", "invalid_body")
+        if self._open > SOCKET_QUEUE_MAX:  # one of them is being answered
+            words = f"{SOCKET_QUEUE_MAX} requests wait on this connection already."
+            raise ApiError(429, words, "rate_limit_exceeded")
+        self._waiting.put_nowait(as_object(message.data))
+        self._open += 1
 
     async def _work(self) -> None:
         while True:
@@ -126,8 +133,6 @@ class _Connection:
                 self._open -= 1
 
     async def _respond(self, given: Json) -> None:
-        if (refusal := self._adapter.rate_refusal(CALLER.get(), begins_turns=True)) is not None:
-            raise refusal
         kind = given.pop("type", None)
         if kind != "response.create":
             raise ApiError(400, "The type of a message is response.create.", "invalid_value", "type")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from typing import Any
 
-from hermes.limits import BOUND_SESSIONS_MAX
+from hermes.limits import BOUND_ROWS_MAX, BOUND_SESSIONS_MAX, BOUND_TURN_ROWS_MAX
 from hermes.store import rows
 from hermes.store.base import Row
 from hermes.store.coding import checked_id, clean, text_of
@@ -68,9 +68,6 @@ def bound(
     for message, digest in zip(history, digests, strict=True):
         asked = continued(asked, digest) if message.get("role") == "user" else asked
 
-    def matched(session_id: str) -> Match | None:
-        return match(history, rows.held(tx, session_id), digests, shown_tools=shown_tools)
-
     same = tx.rows(
         "SELECT id, transcript_digest FROM sessions WHERE base_id = ? AND owner = ? AND session_key IS ? "
         "ORDER BY last_active DESC LIMIT ?",
@@ -78,7 +75,15 @@ def bound(
     )
     waiting = _waiting(tx, call_ids, owner, session_key)
     possible = waiting | {str(one[0]): True for one in same if one[1] == asked or not is_current(one[1])}
-    found = {one: how for one in possible if (how := matched(one)) is not None}
+    found: dict[str, Match] = {}
+    rows_read = 0
+    for one in possible:
+        if rows_read >= BOUND_ROWS_MAX:  # the store waits meanwhile: what is further away is not looked at
+            break
+        held = rows.held(tx, one)
+        rows_read += len(held)
+        if (how := match(history, held, digests, shown_tools=shown_tools)) is not None:
+            found[one] = how
     whole = [one for one, how in found.items() if not how.left]
     # Where none ends there, a client may send outputs again to a turn that was gone on with since.
     meant = list(found) if whole else [one for one in found if one in waiting]
@@ -170,34 +175,47 @@ def _take(left: deque[Row], stands: Sequence[Row]) -> None:
 
 def _stands_for(message: Message, left: deque[Row]) -> list[Row] | None:
     """The rows of which a client sees one answer: its last text or all of them, and the calls that are the client's."""
-    said, texts, stands = _text(message.get("content")), [], list[Row]()
-    at = 0
-    while at < len(left) and left[at].role == "assistant":
-        row, results = left[at], _results(left, at)
+    said, stands = _text(message.get("content")), list[Row]()
+    wanted = digest_of({**message, "content": ""})
+    without_calls = digest_of({**message, "content": "", "tool_calls": []})
+    compared, joined = 0, True  # so much of what was said are the texts so far, if it begins with them at all
+    for row, results in _steps(islice(left, BOUND_TURN_ROWS_MAX)):
         own, clients = _parted(row, results)
-        texts += [text] if (text := _text(row.content)) else []
         stands += [row, *own]
-        shown = digest_of({**message, "content": "", "tool_calls": clients})
-        if said in (_text(row.content), "\n\n".join(texts)) and shown == digest_of({**message, "content": ""}):
-            return stands
+        text = _text(row.content)
+        if text and joined:
+            more = f"\n\n{text}" if compared else text
+            joined = said.startswith(more, compared)
+            compared += len(more)
+        if said == text or (joined and compared == len(said)):
+            shown = digest_of({**message, "content": "", "tool_calls": clients}) if clients else without_calls
+            if shown == wanted:
+                return stands
         if clients:
             return None
-        at += 1 + len(results)
     return None
+
+
+def _steps(left: Iterator[Row]) -> Iterator[tuple[Row, list[Row]]]:
+    """The messages of the assistant that begin these rows, each with the results of its calls."""
+    row = next(left, None)
+    while row is not None and row.role == "assistant":
+        results, following = list[Row](), next(left, None)
+        while following is not None and following.role == "tool":
+            results.append(following)
+            following = next(left, None)
+        yield row, results
+        row = following
 
 
 def _skip_unseen(left: deque[Row], out: Match) -> None:
     """Pass over calls that a client has seen nothing of: the turn ended before it said a word."""
     while left and left[0].role == "assistant" and left[0].tool_calls and not _text(left[0].content):
-        results = _results(left, 0)
+        results = list(takewhile(lambda row: row.role == "tool", islice(left, 1, None)))
         own, clients = _parted(left[0], results)
         if clients or len(own) != len(results):
             return
         out.pairs.append((None, [left.popleft() for _ in range(1 + len(results))]))
-
-
-def _results(left: deque[Row], at: int) -> list[Row]:
-    return list(takewhile(lambda row: row.role == "tool", islice(left, at + 1, None)))
 
 
 def _parted(row: Row, results: Sequence[Row]) -> tuple[list[Row], list[dict[str, Any]]]:
