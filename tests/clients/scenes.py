@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
+from dataclasses import replace
 
 from support.model_server import Call, Reply, Request
 
@@ -34,7 +36,10 @@ def _using(*calls: Call, said: list[str], then: Callable[[list[str]], str | list
         turns = request.turns
         asked = max(place for place, turn in enumerate(turns) if turn.role == "user")
         results = [turn.text for turn in turns[asked:] if turn.role == "tool"]
-        return _say(then(results)) if results else _say(said, tool_calls=list(calls))
+        if results:
+            return _say(then(results))
+        # As with a real model no two calls have the same id: a conversation is known by them.
+        return _say(said, tool_calls=[replace(call, id=f"call_{secrets.token_hex(8)}") for call in calls])
 
     return reply
 

@@ -77,8 +77,11 @@ class Turns:
 
     @both_ways
     def test_tools_of_both_sides_in_one_step(self, talk: Talk, stream: bool) -> None:
+        """Chat clients never saw the server's own result: it is put back. What a client of the other protocol was shown
+        and does not send again is left out."""
         told = talk.ask("use both", How(stream=stream, tools=True))
-        assert (told.text, told.calls) == (f"2 results: {WEATHER}.", [("weather", CITY)])
+        results = 2 if talk.api != "responses" or talk.returns_server_items else 1
+        assert (told.text, told.calls) == (f"{results} results: {WEATHER}.", [("weather", CITY)])
 
     @both_ways
     def test_an_answer_follows_a_schema(self, talk: Talk, stream: bool) -> None:

@@ -80,6 +80,8 @@ class Talk:
 
     # Whether the client can continue by the id of the last response.
     chains = True
+    # Whether a history that it sends holds the items of server tools that it was shown.
+    returns_server_items = True
     # Whether the client shows the pieces of a stream.
     shows_pieces = True
     # A value that no server can take, and that the client sends all the same.

@@ -36,6 +36,7 @@ class LLMTalk(Talk):
     """A model of `extra-openai-models.yaml`, asked at the command line."""
 
     chains = False
+    returns_server_items = False
     shows_pieces = False
     # It refuses a temperature like that itself; of this it says max_output_tokens in the other protocol.
     bad_option = ("max_tokens", -1)

@@ -31,6 +31,8 @@ _RESULTS = {"chat": Person, "responses": NativeOutput(Person)}
 class PydanticAITalk(Talk):
     """An agent with one function at most."""
 
+    returns_server_items = False
+
     def __init__(self, url: str, key: str, api: str) -> None:
         super().__init__(url, key, api)
         self.history: list[ModelMessage] = []
