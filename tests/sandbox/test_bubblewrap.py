@@ -139,6 +139,20 @@ async def test_home_is_kept_per_session_and_tmp_is_not(wrapped: Wrapped, place: 
     assert (await sh(wrapped(private=other), f"ls -A ~ {place.private}", env={"HOME": str(other)})).code == 2
 
 
+async def test_only_so_many_idle_sandboxes_are_kept(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_bubblewrap()
+    monkeypatch.setattr(bubblewrap, "SANDBOXES_IDLE_MAX", 2)
+    idle: dict[bubblewrap.Bubblewrap, None] = {}
+    made = [bubblewrap.Bubblewrap(place, idle=idle) for _ in range(3)]
+    for sandbox in made:
+        assert (await sh(sandbox, "echo x > /tmp/kept; echo ok")).output == "ok\n"
+    assert list(idle) == made[1:]
+    found = [(await sh(sandbox, "cat /tmp/kept 2>/dev/null; true")).output for sandbox in (made[2], made[0])]
+    assert found == ["x\n", ""]
+    for sandbox in made:
+        await sandbox.stop()
+
+
 async def test_uploads_and_more_mounts(wrapped: Wrapped, place: Place, tmp_path: Path) -> None:
     uploads, shown, shared = place.home.uploads / "s1", tmp_path / "shown", tmp_path / "shared"
     for folder in (uploads, place.home.uploads / "s2", shown, shared, place.user_home / ".ssh"):

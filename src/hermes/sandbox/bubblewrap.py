@@ -20,6 +20,7 @@ from hermes.limits import (
     SANDBOX_IDLE_S_MAX,
     SANDBOX_OPEN_FILES_MAX,
     SANDBOX_PROCESSES_MAX,
+    SANDBOXES_IDLE_MAX,
 )
 from hermes.sandbox import cgroup, seccomp
 from hermes.sandbox.base import Command, Handle, Parts, Sandbox, SandboxError
@@ -52,8 +53,15 @@ class Bubblewrap(Sandbox):
     isolated = True
     python = os.path.realpath(sys.executable)
 
-    def __init__(self, place: Place, is_granted: Callable[[str], bool] | None = None) -> None:
+    def __init__(
+        self,
+        place: Place,
+        is_granted: Callable[[str], bool] | None = None,
+        idle: dict[Bubblewrap, None] | None = None,
+    ) -> None:
+        """`idle` holds the idle sandboxes of a process, the longest idle one first."""
         super().__init__(place)
+        self._all_idle = {} if idle is None else idle
         roots = partial(writable_roots, place)
         self.watching = self._watching = Watching(
             roots, is_granted or place.is_granted, self.kill_commands, partial(reserved_paths, place)
@@ -71,8 +79,7 @@ class Bubblewrap(Sandbox):
         return [*(Mount(path, "ro") for path in _system_paths()), *plan(self.place)]
 
     async def _start(self, command: Command) -> tuple[Parts, Handle]:
-        if self._idle is not None:
-            self._idle.cancel()
+        self._wake_up()
         await asyncio.to_thread(plan, self.place)  # refuses what can be no workspace before anything is looked at
         watch = await self._watching.enter()
         try:
@@ -141,10 +148,20 @@ class Bubblewrap(Sandbox):
         """A command has ended."""
         await self._watching.leave()
         if not self._watching.commands:
+            self._wake_up()
             loop = asyncio.get_running_loop()
             self._idle = loop.call_later(SANDBOX_IDLE_S_MAX, lambda: loop.create_task(self._expire()))
+            self._all_idle[self] = None
+            while len(self._all_idle) > SANDBOXES_IDLE_MAX:
+                await next(iter(self._all_idle))._expire()
+
+    def _wake_up(self) -> None:
+        self._all_idle.pop(self, None)
+        if self._idle is not None:
+            self._idle.cancel()
 
     async def _expire(self) -> None:
+        self._wake_up()
         if not self._watching.commands:
             async with self._building:
                 await self._close()
@@ -166,8 +183,7 @@ class Bubblewrap(Sandbox):
 
     async def stop(self) -> None:
         await super().stop()
-        if self._idle is not None:
-            self._idle.cancel()
+        self._wake_up()
         async with self._building:
             await self._close()
         await self._watching.close()

@@ -155,6 +155,7 @@ class Sandboxes:
         self._known: weakref.WeakValueDictionary[str, Sandbox] = weakref.WeakValueDictionary()
         # Reserved names that the user has allowed, for any session: none of their sandboxes sets them aside.
         self._granted: set[str] = set()
+        self._idle: dict[Bubblewrap, None] = {}
         self._tried: set[tuple[object, ...]] = set()
 
     def grant(self, path: Path) -> None:
@@ -190,7 +191,7 @@ class Sandboxes:
             if backend == "docker":
                 found = Docker(place, image, session_id, self._is_granted)
             elif backend == "bubblewrap":
-                found = Bubblewrap(place, self._is_granted)
+                found = Bubblewrap(place, self._is_granted, self._idle)
             else:
                 found = Local(place) if backend == "local" else NoSandbox(place)
             self._known[key] = found
