@@ -263,7 +263,6 @@ SANDBOX_PROCESSES_MAX = 512
 SANDBOX_OPEN_FILES_MAX = 4096
 SANDBOX_FILE_BYTES_MAX = 10 * 1024**3
 SANDBOX_START_S_MAX = 10.0
-SANDBOX_PROBE_S_MAX = 10.0
 # A sandbox without a command is taken down after this time, and the longest idle one when there are more.
 SANDBOX_IDLE_S_MAX = 600.0
 SANDBOXES_IDLE_MAX = 16
