@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -328,7 +327,7 @@ async def left_child(house: House, server: ModelServer, parent: Left) -> Left:
     run_id = child_id(parent.spec.run_id)
     fields = {"kind": "subagent", "source": "subagent", "parent": (parent.spec.run_id, "call_d")}
     child = Left(house, server, run_id=run_id, **fields, on_detach=parent.spec.on_detach)
-    child.spec = replace(child.spec, session_id=f"delegate_{run_id[4:]}", parent_session_id=SESSION)
+    child.spec = child.spec.replace(session_id=f"delegate_{run_id[4:]}", parent_session_id=SESSION)
     await parent.add(parent.event("subagent.started", call_id="call_d", child_run_id=run_id, goal="count"))
     return child
 
@@ -374,7 +373,7 @@ async def test_a_child_that_is_at_its_end_is_not_run_again(house: House, server:
     server.handler = lambda _: Reply(text="Three.", usage={"input": 10, "output": 5})
     left = await left_with_a_call(house, server)
     child = await left_child(house, server, left)
-    ended = await house.carry_out(replace(child.spec, user_message="count"))
+    ended = await house.carry_out(child.spec.replace(user_message="count"))
     if told:
         end = {"call_id": "call_d", "child_run_id": child.spec.run_id, "status": "completed", "chars": 6, "steps": 1}
         await left.add(left.event("subagent.finished", **end, usage=ended.final["usage"]))
@@ -422,7 +421,7 @@ async def test_where_the_parent_is_not_gone_on_with_its_child_is_stopped(house: 
     server.handler = lambda _: Reply(text="never", stall_at=1)
     left = await left_with_a_call(house, server, on_detach="cancel")
     child = await left_child(house, server, left)
-    child.spec = replace(child.spec, on_detach="continue")
+    child.spec = child.spec.replace(on_detach="continue")
     await begin(child)
     house.engine.keep_going()
     events = await left.log()

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from hermes.agent.callbacks import Callback, Callbacks, answer_to
@@ -199,7 +199,7 @@ class AIAgent(SingleCalls):
         if spec is None:
             spec = self._spec(user_message, system_message, conversation_history, task_id)
             if admission is not None:
-                spec = replace(spec, run_id=admission.run_id, session_id=admission.session_id)
+                spec = spec.replace(run_id=admission.run_id, session_id=admission.session_id)
         callbacks = self._callbacks(stream_callback)
 
         async def tell(event: Event, content: str | None) -> None:
@@ -246,7 +246,7 @@ class AIAgent(SingleCalls):
 
         engine = admission.engine if admission else (await current(self._home, self._engine())).engine
         if spec.history is None and not spec.persist:
-            spec = replace(spec, history=await asyncio.to_thread(self._remembered))
+            spec = spec.replace(history=await asyncio.to_thread(self._remembered))
         live = await engine.start(spec, admission)
         assert live.task is not None
         owner = engine.attach(spec.run_id)

@@ -306,6 +306,7 @@ def read_inside(path: Path, root: Path, bytes_max: int, lists: Lists | None = No
     Links are followed only as far as they stay below `root`, and none without `links`; `root` itself may be one. With
     `lists` the names that are never read are refused. Raises PathRefused, or OSError as opening does.
     """
+    os.stat(path, follow_symlinks=False)  # most of these files are missing, and that is quickly known
     top = os.path.realpath(root)
     real = os.path.realpath(path) if links else os.path.join(top, os.path.relpath(path, root))
     if not below(real, top) or real == top:

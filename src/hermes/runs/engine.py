@@ -252,7 +252,7 @@ class RunEngine:
         if bind:
             known = lease.begun.said if lease.begun is not None else None
             history = spec.history if known is None else known
-            spec = replace(spec, session_id=lease.session_id, history=history, verbatim=True)
+            spec = spec.replace(session_id=lease.session_id, history=history, verbatim=True)
         admission = Admission(spec, lease, self, waited_s=waited_s)
         self._coming[spec.run_id] = asyncio.Event()
         if self._draining:
@@ -425,7 +425,7 @@ class RunEngine:
                 return await self._open(spec, at_once=not _may_go_unrecorded(spec))
             except (StoreError, SessionNotFound) as error:
                 raise _refused(error) from error
-        live = await self._open(replace(spec, persist=False))
+        live = await self._open(spec.replace(persist=False))
         live.notices.append(_UNKEPT)
         return live
 
@@ -640,7 +640,7 @@ class RunEngine:
             if live.log.creates is None or isinstance(error, LeaseLost):
                 raise
         await live.log.close()
-        live.spec, live.store, live.begun = replace(live.spec, persist=False), self._ephemeral, None
+        live.spec, live.store, live.begun = live.spec.replace(persist=False), self._ephemeral, None
         await self._ephemeral.runs.create(live.spec)
         self._unkept.add(live.spec.run_id)
         live.log = self._log.open(live.spec.run_id, self._ephemeral.runs, token=None, secrets=live.secrets)

@@ -7,7 +7,6 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from hermes.limits import JOB_CLAIM_S, JOB_LOOK_S
@@ -81,7 +80,7 @@ class Scheduler:
         """
         following = _following(job, now)
         last = await self._engine.get(job["last_run_id"]) if job["last_run_id"] else None
-        spec = replace(spec_of(job, now), run_id=run_id_of(job))
+        spec = spec_of(job, now).replace(run_id=run_id_of(job))
         if last is not None and not last.state.ended and last.spec.run_id != spec.run_id:
             await self._tell_skipped(job)
             return following

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal
+
+import msgspec
 
 from hermes.ids import random_hex, scope_name
 
@@ -37,8 +39,7 @@ class RouteChoice:
     fallbacks: tuple[Mapping[str, Any] | str, ...] | None = field(default=None, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class RunSpec:
+class RunSpec(msgspec.Struct, frozen=True):
     """One turn to be run. With `compact` nothing is asked: the conversation is made shorter, minding what it names.
 
     With `verbatim` the model is given `history` whatever the session holds.
@@ -49,7 +50,7 @@ class RunSpec:
 
     user_message: Content
     session_id: str
-    run_id: str = field(default_factory=new_run_id)
+    run_id: str = msgspec.field(default_factory=new_run_id)
     kind: RunKind = "run"
     source: Source = "api_server"
     owner: str = "default"
@@ -59,7 +60,7 @@ class RunSpec:
     user_name: str | None = None
     instructions: str | None = None
     route: RouteChoice | None = None
-    sampling: Mapping[str, Any] = field(default_factory=dict)
+    sampling: Mapping[str, Any] = msgspec.field(default_factory=dict)
     reasoning: Mapping[str, Any] | None = None
     response_format: Mapping[str, Any] | None = None
     max_output_tokens: int | None = None
@@ -87,7 +88,7 @@ class RunSpec:
     job_id: str | None = None
     parent: tuple[str, str] | None = None
     parent_session_id: str | None = None
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = msgspec.field(default_factory=dict)
     workdir: str | None = None
 
     @property
@@ -97,12 +98,16 @@ class RunSpec:
             return self.session_id
         return f"unrecorded-{scope_name(self.owner, self.session_id)}"
 
+    def replace(self, **changes: Any) -> RunSpec:
+        """A copy with these fields changed."""
+        return msgspec.structs.replace(self, **changes)
+
     def within(self, toolsets: frozenset[str] | None, models: frozenset[str] | None) -> RunSpec:
         """The spec under these ceilings besides its own."""
         if toolsets is None and models is None:
             return self
         policy, allowed = narrowed(self.tool_policy, toolsets), narrowed(self.allowed_models, models)
-        return replace(self, tool_policy=policy, allowed_models=allowed)
+        return self.replace(tool_policy=policy, allowed_models=allowed)
 
     def stored(self) -> dict[str, Any]:
         """The spec as it is kept with the run: all that it says, but for the credentials."""
@@ -117,7 +122,7 @@ class RunSpec:
     @classmethod
     def from_stored(cls, stored: Mapping[str, Any]) -> RunSpec:
         """The spec again. What a later version has added to it is unknown here and left out."""
-        known = {item.name for item in fields(cls)}
+        known = cls.__struct_fields__
         values = {name: value for name, value in stored.items() if name in known}
         for name in _SETS:
             if values.get(name) is not None:
@@ -138,9 +143,15 @@ def narrowed(first: frozenset[str] | None, second: frozenset[str] | None) -> fro
     return first & second
 
 
-def _stored(cls: type, *left_out: str) -> dict[str, Any]:
+def _stored_spec() -> dict[str, Any]:
     """The fields that are kept, each with what need not be."""
-    kept = [item for item in fields(cls) if item.name not in left_out]
+    return {
+        item.name: {} if item.default is msgspec.NODEFAULT else item.default for item in msgspec.structs.fields(RunSpec)
+    }
+
+
+def _stored_route() -> dict[str, Any]:
+    kept = [item for item in fields(RouteChoice) if item.name not in ("api_key", "extra_body", "fallbacks")]
     return {item.name: {} if item.default is MISSING else item.default for item in kept}
 
 
@@ -148,7 +159,7 @@ def _said(thing: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, unsaid in stored.items() if (value := getattr(thing, name)) != unsaid}
 
 
-_STORED, _STORED_ROUTE = _stored(RunSpec), _stored(RouteChoice, "api_key", "extra_body", "fallbacks")
+_STORED, _STORED_ROUTE = _stored_spec(), _stored_route()
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,7 +183,8 @@ class Sandboxes:
         self, settings: Settings, session_id: str, workspace: Path, *, granted: Sequence[Path] = ()
     ) -> Sandbox:
         """The sandbox of a session that works in this folder; `granted` are reserved names that it may write."""
-        backend = (await asyncio.to_thread(choice, settings)).name
+        await self.ready(settings)
+        backend = choice(settings).name
         place = self._place(settings, backend, session_id, workspace, tuple(granted))
         image = settings.get("terminal.docker_image", str)
         key = repr((backend, image, session_id, place))

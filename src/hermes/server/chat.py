@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -188,7 +188,7 @@ def _turn(adapter: APIServerAdapter, request: web.Request, body: Body[ChatReques
     if not wished.session_id:
         return Turn(adapter, request, spec, wished, bind=True)
     if not (wished.seed and said.history):
-        spec = replace(spec, history=None, base_id=None)
+        spec = spec.replace(history=None, base_id=None)
     return Turn(adapter, request, spec, wished, ignored_messages=len(said.history))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
 
 PREFLIGHT_KEPT_S = "600"
+_PORT = re.compile(r":\d+$")
 
 
 @web.middleware
@@ -40,7 +42,7 @@ async def gate_middleware(request: web.Request, handler: Handler) -> web.StreamR
     if _needs_key(adapter, request) and (response := adapter._check_auth(request)) is not None:
         return _refused(request, response, headers)
     request[PASSED] = adapter
-    return await with_headers(request, handler, headers)
+    return await (with_headers(request, handler, headers) if headers else handler(request))
 
 
 def _refused(request: web.Request, response: web.Response, headers: dict[str, str]) -> web.Response:
@@ -58,8 +60,10 @@ def _needs_key(adapter: APIServerAdapter, request: web.Request) -> bool:
 
 
 def _foreign_host(adapter: APIServerAdapter, request: web.Request) -> ApiError | None:
+    if not adapter.is_open:
+        return None
     _, host = seen_as(adapter, request)
-    if not adapter.is_open or is_own_host(adapter, host):
+    if is_own_host(adapter, host):
         return None
     words = f"The host {host!r} is not one of this server's; the setting api_server.allowed_hosts lists others."
     return ApiError(403, words, "host_not_allowed")
@@ -86,12 +90,15 @@ def seen_as(adapter: APIServerAdapter, request: web.Request) -> tuple[str, str]:
 
 def is_own_host(adapter: APIServerAdapter, host: str) -> bool:
     """Whether a name by which the server was called is one that it may have: a strange one is a trick of a browser."""
-    name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
-    name = name.strip("[]").rstrip(".").lower()
+    name = _PORT.sub("", host).strip("[]").rstrip(".").lower()
     if name in ("localhost", adapter._host.lower()) or name.endswith(".localhost"):
         return True
-    if name in adapter.option("allowed_hosts") or host in adapter.option("allowed_hosts"):
-        return True
+    allowed = adapter.option("allowed_hosts")
+    return name in allowed or host in allowed or _is_loopback(name)
+
+
+@lru_cache(16)
+def _is_loopback(name: str) -> bool:
     try:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:

@@ -6,7 +6,6 @@ import asyncio
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -122,7 +121,7 @@ async def resume(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
 async def run(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
     """POST /api/jobs/{job_id}/run: now, whenever it would be due."""
     job, app, now = await _job(adapter, request), await adapter.app(), asked_at()
-    spec = replace(spec_of(job, now), run_id=own_run_id())
+    spec = spec_of(job, now).replace(run_id=own_run_id())
     last = await app.engine.get(job["last_run_id"]) if job["last_run_id"] else None
     if last is not None and not last.state.ended and last.spec.run_id != spec.run_id:
         raise ApiError(409, f"The job runs already, as {last.spec.run_id}.", "job_running")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -79,10 +79,10 @@ class Work:
         turn, chain = self.turn, self.chain
         try:
             made = await turn.adapter.database().fork_session(turn.session_id, after_run=chain["run_id"])
-            turn.spec = replace(turn.spec, session_id=made)
+            turn.spec = turn.spec.replace(session_id=made)
         except KeyError:  # its messages were compacted since; the response has kept them
             made, history = new_session_id(), list(chain.get("conversation_history") or ())
-            turn.spec, turn.bind = replace(turn.spec, session_id=made, base_id=made, history=history), True
+            turn.spec, turn.bind = turn.spec.replace(session_id=made, base_id=made, history=history), True
 
     def settle(self) -> None:
         """What is known only now: the session, and what was said in it."""
@@ -226,18 +226,18 @@ async def _placed(
     before: list[Message] = list((chain or {}).get("conversation_history") or ())
     if wished.session_id and chain is None:
         seeds = wished.seed and bool(history)
-        spec = replace(spec, history=history if seeds else None, base_id=spec.session_id if seeds else None)
+        spec = spec.replace(history=history if seeds else None, base_id=spec.session_id if seeds else None)
         return Turn(adapter, request, spec, wished, ignored_messages=0 if seeds else len(history))
     if chain is None and spec.results and wished.tool_items == "none":
         history = await _with_unseen(adapter, spec, history)
     whole = [*before, *history]
     if truncates and len(whole) > TRUNCATED_MESSAGES:
-        return Turn(adapter, request, replace(spec, history=cut_to(whole, TRUNCATED_MESSAGES)), wished)
+        return Turn(adapter, request, spec.replace(history=cut_to(whole, TRUNCATED_MESSAGES)), wished)
     if chain is not None and spec.persist and not history and await _is_kept(adapter, chain):
         return Turn(adapter, request, spec, wished)
     if chain is not None and chain.get("run_id") and spec.persist:
-        spec, new = replace(spec, session_id=new_session_id()), True
-    spec = replace(spec, history=whole, base_id=spec.session_id if spec.persist else None)
+        spec, new = spec.replace(session_id=new_session_id()), True
+    spec = spec.replace(history=whole, base_id=spec.session_id if spec.persist else None)
     return Turn(adapter, request, spec, wished, bind=new)
 
 

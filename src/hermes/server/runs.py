@@ -128,14 +128,13 @@ async def _placed(adapter: APIServerAdapter, request: web.Request, asked: RunReq
                 await app.services.files.call(partial(workspace_of, *place))
             except SandboxError as error:
                 raise invalid("workdir", str(error)) from None
-        return replace(spec, workdir=asked.workdir)
+        return spec.replace(workdir=asked.workdir)
     if not at_door(adapter, request):
         raise invalid("cli", "Only a command line of the user who runs this server may ask for this.")
     if asked.workdir is None or not os.path.isabs(asked.workdir):
         raise invalid("workdir", "A command line names the folder it works in, by its whole path.")
     cli = asked.cli
-    return replace(
-        spec,
+    return spec.replace(
         kind="cli",
         source="cli",
         workdir=asked.workdir,

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -180,7 +180,7 @@ class Turn:
             # Who sees all sessions works in another owner's for that owner.
             session = await self.adapter.session(self.spec.session_id)
             if session is not None and session["owner"] != self.spec.owner:
-                self.spec = replace(self.spec, owner=session["owner"])
+                self.spec = self.spec.replace(owner=session["owner"])
         try:
             self.admission = joined() or await app.engine.admit(self.spec, bind=self.bind, charged=True)
         except Refused as error:
@@ -212,7 +212,7 @@ class Turn:
             if begun is not None and stored:
                 begun.said = [*stored]
             if session is not None and (route := spec.route or route_in(self.adapter, None, session)) != spec.route:
-                self.spec = replace(spec, route=route)
+                self.spec = spec.replace(route=route)
             seeded = not stored and bool(spec.history)
             self.history = list(spec.history or ()) if seeded else stored
             self.history_source = "request" if seeded else "stored"
@@ -231,7 +231,7 @@ class Turn:
             # Who sends all messages along may repeat what a session holds already.
             known = {message.get("tool_call_id") for message in self.history if message.get("role") == "tool"}
             fresh = tuple(result for result in self.spec.results if result["tool_call_id"] not in known)
-            self.spec = replace(self.spec, results=fresh)
+            self.spec = self.spec.replace(results=fresh)
         given = {str(result["tool_call_id"]) for result in self.spec.results}
         if unknown := sorted(given - set(asked)):
             words = f"No tool call found for the output of {unknown[0]!r}."
@@ -243,7 +243,7 @@ class Turn:
         if missing:
             # Nobody waits for them any more; the model is told so.
             late = tuple({"tool_call_id": call_id, "content": UNANSWERED} for call_id in missing)
-            self.spec = replace(self.spec, results=(*self.spec.results, *late))
+            self.spec = self.spec.replace(results=(*self.spec.results, *late))
 
     # --- running ----------------------------------------------------------------------------------------------------
 
