@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from fnmatch import translate
+from functools import cache
 
 from hermes.guards.words import plain
 
@@ -304,6 +305,12 @@ FIND_WALKS = _set("-delete -print -print0 -depth -maxdepth -mindepth -type -xdev
 PRINTS = _set("echo printf pwd true : cd test [ which")
 
 
+@cache
+def _pattern(globs: tuple[str, ...]) -> re.Pattern[str]:
+    """What matches one of them; made when it is first needed, as most never are."""
+    return re.compile("|".join(map(translate, globs)) or r"(?!)")
+
+
 class _Test:
     """One word of a rule: alternatives that must, or must not, be among the arguments."""
 
@@ -316,12 +323,11 @@ class _Test:
         options = [alt for alt in alternatives if alt[0] == "-" and alt != "--" and set(alt).isdisjoint("*?[")]
         self.short = frozenset(alt[1] for alt in options if len(alt) == 2)
         self.long = frozenset(alt for alt in options if len(alt) > 2)
-        other = [translate(alt.removeprefix("@")) for alt in alternatives if alt not in options]
-        self.other = re.compile("|".join(other) or r"(?!)")
+        self.other = tuple(alt.removeprefix("@") for alt in alternatives if alt not in options)
 
     def holds(self, args: list[str], short: set[str], long: set[str]) -> bool:
         """Whether the arguments pass."""
-        found = not self.short.isdisjoint(short) or any(map(self.other.match, args))
+        found = not self.short.isdisjoint(short) or any(map(_pattern(self.other).match, args))
         found = found or any(alt == o or (len(o) > 3 and alt.startswith(o)) for alt in self.long for o in long)
         return found is not self.absent
 
@@ -359,7 +365,7 @@ def hits(argv: list[str], root: bool) -> list[str]:
         words = [test for test in tests if test.operand]
         operands = [arg for arg in args if arg[:1] != "-"][: len(words)]
         passed = len(operands) == len(words) and all(
-            test.other.match(arg) for test, arg in zip(words, operands, strict=True)
+            _pattern(test.other).match(arg) for test, arg in zip(words, operands, strict=True)
         )
         if (
             passed
