@@ -305,6 +305,29 @@ async def test_http_1_0_with_a_host_is_answered(api: Api) -> None:
         assert (await wire.answer()).status == 200
 
 
+UPGRADE = "Connection: Upgrade\r\nUpgrade: websocket\r\n"
+ODD_HEADS = [
+    ("/health", "Expect: a-miracle\r\n", 417, "Expect"),
+    ("/nowhere", "Expect: a-miracle\r\n", 417, "Expect"),
+    (RESPONSES, f"{UPGRADE}Sec-WebSocket-Version: 13\r\n", 400, "Handshake"),
+    (RESPONSES, f"{UPGRADE}Sec-WebSocket-Version: 1\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n", 400, "version"),
+]
+
+
+@pytest.mark.parametrize(("path", "lines", "status", "word"), ODD_HEADS)
+async def test_what_the_http_library_refuses_has_the_envelope(
+    api: Api, path: str, lines: str, status: int, word: str
+) -> None:
+    async with await Wire.open(api.url) as wire:
+        await wire.send(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\n{lines}\r\n")
+        answer = await wire.answer()
+    assert answer.status == status
+    error = check_envelope(status, answer.json)
+    assert error["code"] == "bad_request"
+    assert word in error["message"]
+    check_headers(answer.headers)
+
+
 # ---- schemas of a client
 
 

@@ -12,7 +12,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from hermes.ids import random_hex
 from hermes.limits import HEADER_BYTES_MAX, HEADERS_S_MAX
-from hermes.server.errors import error_response
+from hermes.server.errors import ApiError, error_response
 from hermes.server.gate import gate_middleware
 from hermes.server.metrics import counting_middleware
 from hermes.server.middleware import (
@@ -137,6 +137,18 @@ class _Connection(RequestHandler):
             head = "".join(f"{name}: {value}\r\n" for name, value in told.items())
             self.transport.write(f"HTTP/1.1 408 Request Timeout\r\n{head}\r\n".encode() + body)
             self.transport.close()
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send an answer. What the HTTP library refuses by itself, like a bad handshake, gets the envelope."""
+        if isinstance(resp, web.HTTPException) and resp.status >= 400 and isinstance(request, web.Request):
+            error = ApiError(resp.status, f"The request was refused: {resp.text}.", "bad_request")
+            error.redact(request.app[ADAPTER].redact)
+            resp = error.response()
+            resp.headers.update(_parser_headers())
+            resp.force_close()
+        return await super().finish_response(request, resp, start_time)
 
     def handle_error(
         self,
