@@ -310,7 +310,12 @@ ODD_HEADS = [
     ("/health", "Expect: a-miracle\r\n", 417, "Expect"),
     ("/nowhere", "Expect: a-miracle\r\n", 417, "Expect"),
     (RESPONSES, f"{UPGRADE}Sec-WebSocket-Version: 13\r\n", 400, "Handshake"),
-    (RESPONSES, f"{UPGRADE}Sec-WebSocket-Version: 1\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n", 400, "version"),
+    (
+        RESPONSES,
+        f"{UPGRADE}Sec-WebSocket-Version: 1\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n",
+        400,
+        "version",
+    ),
 ]
 
 

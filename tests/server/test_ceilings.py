@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -267,6 +268,28 @@ async def test_concurrency_of_a_key_holds_for_jobs(start: Start) -> None:
             await api.app.engine.submit(spec_of({**_record(), "id": "0" * 12}, time.time()))
         assert refusal.value.code == "rate_limit_exceeded"
         held.let_all()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/responses", {"input": "hi", "background": True}), ("/v1/runs", {"input": "hi"})]
+)
+async def test_concurrency_of_a_key_holds_for_submissions_at_the_same_time(start: Start, path: str, body: Json) -> None:
+    async with HeldModel(Reply(text="Hi.")) as held:
+        api = await start(settings=held.settings, keys=key(max_concurrent=1))
+
+        async def status() -> int:
+            async with api.post(path, body, **MORE) as response:
+                return response.status
+
+        found = await asyncio.gather(*(status() for _ in range(4)))
+        assert sorted(found)[1:] == [429] * 3
+        held.let_all()
+
+        async def ended() -> tuple[list[str], int]:
+            async with api.get("/v1/runs", **MORE) as response:
+                return [run["status"] for run in (await told(response))["data"]], api.app.engine.active
+
+        await eventually(ended, lambda found: found == (["completed"], 0))
 
 
 async def _chat_of(api: Api) -> None:

@@ -231,34 +231,40 @@ class RunEngine:
         With `bind` the session's id is only a label: the stored session that holds the spec's history is taken, or a
         new one, and none is waited for.
         """
+        self._let_in(spec, charged=charged)
+        try:
+            return await self._admitted(spec, self.limits.session_wait_s if wait_s == -1.0 else wait_s, bind)
+        except BaseException:
+            self._permits[spec.owner] -= 1
+            raise
+
+    def _let_in(self, spec: RunSpec, *, charged: bool) -> None:
+        """Take a permit."""
         self._check_open(spec)
         if not charged:
             self.limits.charge(spec)
         self._permits[spec.owner] += 1
+
+    async def _admitted(self, spec: RunSpec, wait_s: float | None, bind: bool = False) -> Admission:
+        """The admission of a run that has its permit, which stays the caller's where this fails."""
         began = time.monotonic()
         try:
-            lease = await self._gain(spec, self.limits.session_wait_s if wait_s == -1.0 else wait_s, bind)
+            lease = await self._gain(spec, wait_s, bind)
         except SessionBusy as error:
-            self._permits[spec.owner] -= 1
             self._check_open()
             raise Refused("session_busy", str(error), await self._running_in(spec)) from None
         except (StoreError, SessionNotFound) as error:
-            self._permits[spec.owner] -= 1
             raise _refused(error) from error
-        except BaseException:
-            self._permits[spec.owner] -= 1
-            raise
+        if self._draining:
+            await self._leases.release(lease)
+            self._check_open()
         waited_s = time.monotonic() - began
         if bind:
             known = lease.begun.said if lease.begun is not None else None
             history = spec.history if known is None else known
             spec = spec.replace(session_id=lease.session_id, history=history, verbatim=True)
-        admission = Admission(spec, lease, self, waited_s=waited_s)
         self._coming[spec.run_id] = asyncio.Event()
-        if self._draining:
-            await admission.release()
-            self._check_open()
-        return admission
+        return Admission(spec, lease, self, waited_s=waited_s)
 
     async def _gain(self, spec: RunSpec, wait_s: float | None, bind: bool) -> Lease:
         """The session's lease. A run that was begun there and has no end goes first: it is taken up, or closed."""
@@ -370,9 +376,7 @@ class RunEngine:
 
         It goes on even where whoever asks for it has left before that.
         """
-        self._check_open(spec)
-        if not charged:
-            self.limits.charge(spec)
+        self._let_in(spec, charged=charged)
         await asyncio.shield(self._spawn(self._queue(spec)))
         return spec.run_id
 
@@ -382,7 +386,10 @@ class RunEngine:
         try:
             live = await self._open(spec, at_once=False)
             await live.log.emit("run.queued", session_id=spec.session_id, source=spec.source, position=position)
-        except (StoreError, SessionNotFound) as error:
+        except BaseException as error:
+            self._permits[spec.owner] -= 1
+            if not isinstance(error, StoreError | SessionNotFound):
+                raise
             if live is not None:
                 await self._forget(live)
                 with contextlib.suppress(StoreError):
@@ -391,11 +398,11 @@ class RunEngine:
         self._spawn(self._start_queued(live))
 
     async def _start_queued(self, live: LiveRun) -> None:
-        spec = live.spec
         try:
             async with live.controls.stop.scope():
-                admission = await self.admit(spec, wait_s=self.limits.submitted_wait_s, charged=True)
+                admission = await self._admitted(live.spec, self.limits.submitted_wait_s)
         except BaseException as error:  # whatever kept it from starting is its end, on record
+            self._permits[live.spec.owner] -= 1
             await self._end_unstarted(live, error)
             if not isinstance(error, Exception):
                 raise
@@ -562,6 +569,7 @@ class RunEngine:
         if found is not None and found.verdict == "cancelled":
             live.controls.stop.request(found.stop_reason or "stop", found.stopped_by)
         if found is not None and found.verdict == "go_on":
+            self._permits[live.spec.owner] += 1
             self._spawn(self._start_queued(live))
         else:
             await self._end_unstarted(live, _Left(found.verdict if found else "server_restarted"))
