@@ -73,6 +73,7 @@ class Home:
     tool_results = _At("cache", "tool_results")
     model_lists = _At("cache", "models.json")
     logs = _At("logs")
+    journal = _At("journal")
     history_file = _At("history")
     pid_file = _At("gateway.pid")
     lock_file = _At("gateway.lock")

@@ -121,7 +121,7 @@ def _tail(args: Args, home: Home) -> int:
 
     with opened(home) as db:
         run_id = _record(db, args.id).spec.run_id
-        events = RunLog(MemoryBus()).subscribe(run_id, AsyncRuns(Runs(db.engine)), args.after)
+        events = RunLog(MemoryBus(), journal=home.journal).subscribe(run_id, AsyncRuns(Runs(db.engine)), args.after)
         return asyncio.run(follow(args, run_id, events, mask(home)))
 
 

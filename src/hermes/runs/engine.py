@@ -450,7 +450,9 @@ class RunEngine:
 
     def _alive(self, spec: RunSpec, store: Store, last_seq: int = 0, state: RunState | None = None) -> LiveRun:
         secrets = self._secrets(spec)
-        writer = self._log.open(spec.run_id, store.runs, token=None, secrets=secrets, last_seq=last_seq, state=state)
+        writer = self._log.open(
+            spec.run_id, store.runs, secrets=secrets, last_seq=last_seq, state=state, persist=spec.persist
+        )
         live = LiveRun(spec, store, writer, RunControls(), secrets)
         writer.heard = self._tell
         if spec.deadline_seconds is not None:
@@ -577,6 +579,7 @@ class RunEngine:
     async def _revived(self, record: RunRecord, token: int | None) -> LiveRun:
         """A run as its log leaves it."""
         spec, store = self.limits.ceiling(record.spec), self._store.runs
+        await self._log.absorb(store)
         events, partials = await store.durable(spec.run_id), await store.partials(spec.run_id)
         if not events:
             return self._alive(spec, self._store)
@@ -651,7 +654,7 @@ class RunEngine:
         live.spec, live.store, live.begun = live.spec.replace(persist=False), self._ephemeral, None
         await self._ephemeral.runs.create(live.spec)
         self._unkept.add(live.spec.run_id)
-        live.log = self._log.open(live.spec.run_id, self._ephemeral.runs, token=None, secrets=live.secrets)
+        live.log = self._log.open(live.spec.run_id, self._ephemeral.runs, secrets=live.secrets, persist=False)
         live.log.heard = self._tell
         live.notices.append(_UNKEPT)
         return await self._execute(live)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from base64 import b64decode, b64encode
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
@@ -210,9 +210,19 @@ class Cuts:
             cuts._packed, cuts._seq, cuts._at_ms = bytearray(b64decode(packed)), seqs[-1], times[-1]
         return cuts
 
-    def pack(self) -> str:
-        """As text, for storing."""
-        return b64encode(self._packed).decode()
+    def pack(self, start: int = 0) -> str:
+        """As text, for storing; only what was added since it had the size `start`, to be joined to what was before."""
+        return b64encode(self._packed[start:]).decode()
+
+    @property
+    def size(self) -> int:
+        """How much there is to pack."""
+        return len(self._packed)
+
+    @staticmethod
+    def join(packed: Sequence[str]) -> str:
+        """What was packed in pieces."""
+        return packed[0] if len(packed) == 1 else b64encode(b"".join(map(b64decode, packed))).decode()
 
     @staticmethod
     def unpack(packed: str) -> Iterator[tuple[int, int, float]]:
@@ -220,6 +230,11 @@ class Cuts:
         seqs, offsets, times = _unpacked(packed)
         for at, seq in enumerate(seqs):
             yield seq, offsets[at + 1] - offsets[at], times[at] / 1000
+
+
+def packed_size(packed: str) -> int:
+    """How much was packed into a text."""
+    return len(packed) // 4 * 3 - packed[-2:].count("=")
 
 
 @lru_cache(maxsize=32)

@@ -4,34 +4,40 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
+from pathlib import Path
 
 from hermes.bus.memory import MemoryBus, Sink
 from hermes.guards.secrets import Secrets
 from hermes.limits import PAGE_EVENTS_MAX, STORE_POLL_S
 from hermes.runs.events import Event, RunState
+from hermes.runs.journal import JournalReader, TailJournal, left_behind
 from hermes.runs.writer import RunWriter, Saver
-from hermes.store.base import RunStore, StoreError
+from hermes.store.base import RunStore
 
 
 class RunLog:
     """The logs of all runs: their writers in this process, and reading them, live or stored."""
 
-    def __init__(self, bus: MemoryBus, *, window_s: float = 0.02) -> None:
+    def __init__(self, bus: MemoryBus, *, window_s: float = 0.02, journal: Path | None = None) -> None:
         self._bus = bus
         self._window_s = window_s
         self._writers: dict[str, RunWriter] = {}
         self._saver = Saver()
+        self._folder = journal
+        self._journal = TailJournal(journal, bus, self._saver.begin) if journal is not None else None
+        self._reader = JournalReader(journal) if journal is not None else None
 
     def open(
         self,
         run_id: str,
         store: RunStore,
         *,
-        token: int | None,
         secrets: Secrets,
+        token: int | None = None,
         last_seq: int = 0,
         state: RunState | None = None,
+        persist: bool = True,
     ) -> RunWriter:
         """The writer of a run that begins, or goes on behind what is stored of it."""
         writer = RunWriter(
@@ -44,6 +50,7 @@ class RunLog:
             last_seq=last_seq,
             state=state,
             saver=self._saver,
+            journal=self._journal if persist else None,
         )
         self._writers[run_id] = writer
         return writer
@@ -62,6 +69,20 @@ class RunLog:
         if writer is not None:
             await writer.close()
         self._bus.close(run_id)
+
+    async def absorb(self, store: RunStore) -> None:
+        """Put into the store what the journals of processes that are gone hold."""
+        for left in await asyncio.to_thread(left_behind, self._folder) if self._folder is not None else ():
+            try:
+                await store.absorb(left.tails)
+                left.remove()
+            finally:
+                left.close()
+
+    def shut(self) -> None:
+        """Nothing more will be written."""
+        if self._journal is not None:
+            self._journal.close()
 
     async def subscribe(self, run_id: str, store: RunStore, after: int = 0) -> AsyncGenerator[Event, None]:
         """Every event later than `after`: stored ones first, then live ones, without gap or repetition."""
@@ -85,18 +106,14 @@ class RunLog:
                 page: list[Event] = []
                 # What has no number yet will come by the bus.
                 if writer is None or over or writer.last_seq > cursor:
-                    if writer is not None:
-                        with suppress(StoreError):
-                            await writer.settle()
-                    page = await store.read(run_id, cursor, PAGE_EVENTS_MAX)
+                    page, full = await self._page(run_id, store, cursor)
                 while page:
                     cursor = page[-1].seq
                     yield page
                     if page[-1].final:
                         return
                     # A page that is not full was the last: what came later has come by the bus.
-                    full = len(page) == PAGE_EVENTS_MAX
-                    page = await store.read(run_id, cursor, PAGE_EVENTS_MAX) if full else []
+                    page, full = await self._page(run_id, store, cursor) if full else ([], False)
                 if over:
                     # Somebody else may be writing it: then there is more to come, or was by the time this is asked.
                     if live.closed or writer is not None or last:
@@ -116,6 +133,17 @@ class RunLog:
                         return
         finally:
             self._bus.unsubscribe(run_id, live)
+
+    async def _page(self, run_id: str, store: RunStore, cursor: int) -> tuple[list[Event], bool]:
+        """What follows a place in the log, as far as it was given out; and whether there may be more."""
+        if (writer := self._writers.get(run_id)) is not None:
+            # What gets its number from now on comes by the bus.
+            last = writer.last_seq
+            page = await store.read(run_id, cursor, PAGE_EVENTS_MAX, streams=writer.streams())
+            return [event for event in page if event.seq <= last], len(page) == PAGE_EVENTS_MAX
+        tails = await asyncio.to_thread(self._reader.tails, run_id) if self._reader is not None else ()
+        page = await store.read(run_id, cursor, PAGE_EVENTS_MAX, tails=tails)
+        return page, len(page) == PAGE_EVENTS_MAX
 
     @staticmethod
     async def _goes_on(run_id: str, store: RunStore) -> bool:

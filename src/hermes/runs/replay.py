@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from heapq import merge
 from operator import attrgetter
 
-from hermes.runs.events import Event, deltas
-from hermes.store.base import Partial, Row
+from hermes.runs.events import Cuts, Event, deltas
+from hermes.store.base import Partial, Row, Tail
 
 _BY_SEQ = attrgetter("seq")
 
@@ -22,8 +23,9 @@ def replay(
 ) -> Iterator[Event]:
     """Everything later than `after`, in order.
 
-    A completed message gives its deltas from its row and its cuts, an open one from its partial. The events `behind`
-    come later than all that is asked for; only the deltas before them are given.
+    A completed message gives its deltas from its row and its cuts, an open one from its partial, which may have been
+    looked at before it was completed. The events `behind` come later than all that is asked for; only the deltas before
+    them are given.
     """
     kept = [event for event in durable if event.seq > after]
     streams: list[Iterable[Event]] = [kept]
@@ -43,15 +45,48 @@ def replay(
             streams.append(
                 deltas(run_id, event.step, "reasoning.delta", fixed, row.reasoning or "", data["cuts"], after)
             )
-    streams += (_open(run_id, partial, after) for partial in partials if partial.last_seq > after)
+    closed = {closed_stream(event) for event in closing}
+    streams += (_open(run_id, one, after) for one in partials if one.last_seq > after and part_of(one) not in closed)
     return merge(*streams, key=_BY_SEQ)
+
+
+def closed_stream(event: Event) -> str | None:
+    """The message or call whose streams an event closes."""
+    if event.type == "message.completed":
+        return str(event.data["message_id"])
+    return str(event.data["call_id"]) if event.type == "tool.finished" else None
+
+
+def part_of(partial: Partial) -> str:
+    """The message or call that a stream belongs to."""
+    if partial.kind == "tool":
+        return partial.stream_id.rpartition("/")[0]
+    return partial.stream_id.removesuffix(":reasoning")
 
 
 def _open(run_id: str, partial: Partial, after: int) -> Iterable[Event]:
     fixed = {
         "text": {"message_id": partial.stream_id},
-        "reasoning": {"message_id": partial.stream_id.removesuffix(":reasoning"), "form": partial.form},
-        "tool": {"call_id": partial.stream_id.rpartition("/")[0], "stream": partial.form},
+        "reasoning": {"message_id": part_of(partial), "form": partial.form},
+        "tool": {"call_id": part_of(partial), "stream": partial.form},
     }[partial.kind]
     kind = {"text": "text.delta", "reasoning": "reasoning.delta", "tool": "tool.output"}[partial.kind]
     return deltas(run_id, partial.step, kind, fixed, partial.text, partial.cuts, after)
+
+
+def joined(partials: Iterable[Partial], tails: Iterable[Tail]) -> list[Partial]:
+    """Open streams as the database has them, with what a journal has beyond that."""
+    found = {partial.stream_id: partial for partial in partials}
+    for tail in tails:
+        known = found.get(tail.stream_id) or Partial(tail.stream_id, tail.kind, tail.step, "", "", 0, tail.form)
+        if len(known.text) < tail.offset:  # what came before was saved, and is no longer needed
+            continue
+        fresh = [delta for delta in tail.deltas if delta[0] > known.last_seq]
+        if not fresh:
+            continue
+        cuts = Cuts.load(known.cuts)
+        for seq, ms, text in fresh:
+            cuts.add(seq, len(text), ms / 1000)
+        text = known.text + "".join(text for _, _, text in fresh)
+        found[tail.stream_id] = replace(known, text=text, cuts=cuts.pack(), last_seq=fresh[-1][0])
+    return sorted(found.values(), key=lambda partial: partial.last_seq)

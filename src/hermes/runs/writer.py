@@ -10,8 +10,9 @@ from typing import Any
 
 from hermes.bus.memory import MemoryBus
 from hermes.guards.secrets import Secrets, StreamMask
-from hermes.limits import HELD_S_MAX, PARTIAL_EVENTS_MAX, PARTIAL_S_MAX
-from hermes.runs.events import DURABLE, Cuts, Event, RunState
+from hermes.limits import HELD_S_MAX, JOURNALED_S_MAX, PARTIAL_CHARS_MAX, PARTIAL_S_MAX
+from hermes.runs.events import DURABLE, Cuts, Event, RunState, packed_size
+from hermes.runs.journal import JournalFile, TailJournal
 from hermes.runs.spec import RunSpec
 from hermes.store.base import Partial, Row, RunStore
 
@@ -20,10 +21,11 @@ class LogEnded(Exception):
     """The log has its last event; nothing can follow it."""
 
 
-class _Stream:
+class Stream:
     """A text that is growing: a message's text or reasoning, or one output of a tool.
 
-    `pieces` is all that was written, `length` how much of it was given out, `saved_seq` how much the store knows.
+    `pieces` is all that was written, `length` how much of it was given out, `saved…` how much the store knows, and
+    `journal…` is its place in the journal.
     """
 
     __slots__ = (
@@ -32,11 +34,17 @@ class _Stream:
         "fixed",
         "form",
         "id",
+        "journal",
+        "journal_ms",
+        "journal_number",
+        "journal_seq",
         "kind",
         "last_seq",
         "length",
         "mask",
         "pieces",
+        "saved_cuts",
+        "saved_length",
         "saved_seq",
         "step",
         "type",
@@ -46,7 +54,9 @@ class _Stream:
         self.id, self.kind, self.type, self.step, self.fixed, self.mask = id_, kind, type_, step, fixed, mask
         self.form: str = fixed.get("form") or fixed.get("stream") or ""
         self.pieces: list[str] = []
-        self.length = self.last_seq = self.saved_seq = 0
+        self.length = self.last_seq = self.saved_seq = self.saved_length = self.saved_cuts = 0
+        self.journal: JournalFile | None = None
+        self.journal_number = self.journal_seq = self.journal_ms = 0
         self.completed = False  # a commit that closes it is on its way
         self.cuts = Cuts()
 
@@ -56,12 +66,19 @@ class _Stream:
             self.pieces = ["".join(self.pieces)]
         return self.pieces[0] if self.pieces else ""
 
-    def partial(self) -> Partial:
-        given_out = self.text[: self.length]
-        return Partial(self.id, self.kind, self.step, given_out, self.cuts.pack(), self.last_seq, self.form)
+    def partial(self, *, whole: bool = False) -> Partial:
+        """What the store does not know, or the whole."""
+        offset, start = (0, 0) if whole else (self.saved_length, self.saved_cuts)
+        text, cuts = self.text[offset : self.length], self.cuts.pack(start)
+        return Partial(self.id, self.kind, self.step, text, cuts, self.last_seq, self.form, offset)
+
+    def saved(self, partial: Partial) -> None:
+        """The store knows this part."""
+        self.saved_seq, self.saved_length = partial.last_seq, partial.offset + len(partial.text)
+        self.saved_cuts += packed_size(partial.cuts)
 
 
-Pending = list[tuple[_Stream | None, Any]]
+Pending = list[tuple[Stream | None, Any]]
 
 
 @dataclass(slots=True)
@@ -100,10 +117,14 @@ class Saver:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def add(self, writer: RunWriter) -> None:
-        """A text of this log has grown."""
+        """A text of this log has grown. While a journal has it, there is time."""
         self._due[writer] = None
+        loop, wait_s = asyncio.get_running_loop(), JOURNALED_S_MAX if writer.journals else PARTIAL_S_MAX
+        if self._timer is not None and self._timer.when() > loop.time() + wait_s:
+            self._timer.cancel()
+            self._timer = None
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(PARTIAL_S_MAX, self._begin)
+            self._timer = loop.call_later(wait_s, self.begin)
 
     def drop(self, writer: RunWriter) -> None:
         """This log has ended."""
@@ -112,8 +133,11 @@ class Saver:
             self._timer.cancel()
             self._timer = None
 
-    def _begin(self) -> None:
-        self._timer = None
+    def begin(self) -> None:
+        """Save them now."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         due, self._due = self._due, {}
         task = asyncio.get_running_loop().create_task(self._save(due))
         self._tasks.add(task)
@@ -157,6 +181,7 @@ class RunWriter:
         last_seq: int = 0,
         state: RunState | None = None,
         saver: Saver | None = None,
+        journal: TailJournal | None = None,
     ) -> None:
         self.run_id = run_id
         self.token = token
@@ -170,7 +195,7 @@ class RunWriter:
         self.store, self._bus, self._clock, self._window_s = store, bus, clock, window_s
         self._secrets = secrets or Secrets()
         self._seq = last_seq
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, Stream] = {}
         self._pending: Pending = []
         self._commits: list[_Commit] = []
         self._awaited = 0
@@ -178,7 +203,7 @@ class RunWriter:
         self._draining: asyncio.Task[None] | None = None
         self._join_timer: asyncio.TimerHandle | None = None
         self._held_timer: asyncio.TimerHandle | None = None
-        self._saver = saver or Saver()
+        self._saver, self._journal = saver or Saver(), journal
         self._saving: asyncio.Future[None] | None = None
         self._unsaved = 0
         self._told_at = 0.0
@@ -189,6 +214,11 @@ class RunWriter:
     def joins(self) -> bool:
         """Whether text that comes at one time is one delta."""
         return self._window_s > 0
+
+    @property
+    def journals(self) -> bool:
+        """Whether what it gives out is in a journal."""
+        return self._journal is not None and self._journal.works
 
     @property
     def last_seq(self) -> int:
@@ -246,20 +276,20 @@ class RunWriter:
             pending, self._pending = self._pending, []
             self._give_out(pending)
 
-    def _open(self, id_: str, kind: str, type_: str, fixed: dict[str, Any]) -> _Stream:
+    def _open(self, id_: str, kind: str, type_: str, fixed: dict[str, Any]) -> Stream:
         if self.first_delta_at is None and kind != "tool":
             self.first_delta_at = self._clock()
-        stream = self._streams[id_] = _Stream(id_, kind, type_, self.step, fixed, self._secrets.stream())
+        stream = self._streams[id_] = Stream(id_, kind, type_, self.step, fixed, self._secrets.stream())
         return stream
 
-    def _write(self, stream: _Stream, text: str) -> None:
+    def _write(self, stream: Stream, text: str) -> None:
         text = stream.mask.feed(text)
         if "\x00" in text:  # no store keeps it, and what was shown is what is stored
             text = text.replace("\x00", "\ufffd")
         if text:
             self._accept(stream, text)
 
-    def _accept(self, stream: _Stream, text: str) -> None:
+    def _accept(self, stream: Stream, text: str) -> None:
         stream.pieces.append(text)
         now = self._loop.time()
         if not self._pending and not self._awaited and now - self._last_delta_at >= self._window_s:
@@ -282,11 +312,15 @@ class RunWriter:
         for stream, content in pending:
             if stream is None:
                 self._seq += 1
-                self._deliver(Event(self.run_id, "tool.drafted", self.step, content, self._seq, self._now()))
+                event = Event(self.run_id, "tool.drafted", self.step, content, self._seq, self._now())
+                if self._journal is not None:
+                    self._journal.give_out(event)
+                else:
+                    self._bus.publish(self.run_id, event)
             else:
                 self._delta(stream, content)
 
-    def _delta(self, stream: _Stream, text: str) -> None:
+    def _delta(self, stream: Stream, text: str) -> None:
         self._seq += 1
         ts = self._now()
         event = Event(
@@ -297,14 +331,17 @@ class RunWriter:
             self._seq,
             ts,
         )
+        if self._journal is not None:
+            self._journal.add(stream, event)
         stream.cuts.add(self._seq, len(text), ts)
         stream.length += len(text)
         stream.last_seq = self._seq
-        self._bus.publish(self.run_id, event)
-        self._unsaved += 1
-        if self._unsaved == 1:
+        if self._journal is None:
+            self._bus.publish(self.run_id, event)
+        unsaved, self._unsaved = self._unsaved, self._unsaved + len(text)
+        if not unsaved:
             self._saver.add(self)
-        elif self._unsaved == PARTIAL_EVENTS_MAX and not self._ending:
+        elif unsaved <= PARTIAL_CHARS_MAX < self._unsaved and not self._ending:
             self._enqueue(_Commit(self._loop.create_future()))
 
     def grown(self, saving: asyncio.Future[None]) -> tuple[int | None, list[Partial]] | None:
@@ -323,7 +360,8 @@ class RunWriter:
         """The store knows these."""
         for partial in partials:
             if (stream := self._streams.get(partial.stream_id)) is not None:
-                stream.saved_seq = partial.last_seq
+                stream.saved(partial)
+                self._release(stream)
         self._unsaved = 0
         if self._grown():
             self._unsaved = 1
@@ -348,7 +386,8 @@ class RunWriter:
             else:
                 continue
             stream.pieces, stream.length, stream.step = [partial.text], len(partial.text), partial.step
-            stream.cuts, stream.last_seq, stream.saved_seq = Cuts.load(partial.cuts), partial.last_seq, partial.last_seq
+            stream.cuts, stream.last_seq = Cuts.load(partial.cuts), partial.last_seq
+            stream.saved(partial)
 
     # --- durable ------------------------------------------------------------------------------------------------
 
@@ -435,7 +474,7 @@ class RunWriter:
         closes = [stream.id for stream in (text, thought) if stream is not None]
         await self.append(*events, rows=[row], closes=closes, prepare=cuts, hold=hold)
 
-    def _ended(self, stream_id: str) -> _Stream | None:
+    def _ended(self, stream_id: str) -> Stream | None:
         """The stream with what its mask still held back."""
         stream = self._streams.get(stream_id)
         if stream is not None and (held := stream.mask.finish()):
@@ -516,7 +555,8 @@ class RunWriter:
                 event.brings = row
             row.told = ()
         for stream_id in closes:
-            self._streams.pop(stream_id, None)
+            if (stream := self._streams.pop(stream_id, None)) is not None:
+                self._release(stream, closed=True)
         self.saved(partials)
         for commit in batch:
             for event in commit.events:
@@ -531,12 +571,23 @@ class RunWriter:
             await self.store.put_partials(self.run_id, self.token, partials)
             self.saved(partials)
 
-    def _grown(self) -> list[_Stream]:
+    def _grown(self) -> list[Stream]:
         return [stream for stream in self._streams.values() if stream.last_seq > stream.saved_seq]
 
     # --- common -------------------------------------------------------------------------------------------------
 
+    def streams(self) -> list[Partial]:
+        """The open streams, as far as they were given out."""
+        return [stream.partial(whole=True) for stream in self._streams.values() if stream.length]
+
+    def _release(self, stream: Stream, *, closed: bool = False) -> None:
+        """The journal need not keep what the store knows."""
+        if self._journal is not None:
+            self._journal.release(stream, stream.last_seq if closed else stream.saved_seq)
+
     def _deliver(self, event: Event) -> None:
+        if self._journal is not None:
+            self._journal.flush()
         self._bus.publish(self.run_id, event)
 
     def _now(self) -> float:
@@ -557,3 +608,6 @@ class RunWriter:
             self._begin_to_drain()
         if self._draining is not None:
             await asyncio.wait([self._draining])
+        if self.state.ended:
+            for stream in self._streams.values():
+                self._release(stream, closed=True)

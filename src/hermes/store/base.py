@@ -114,7 +114,7 @@ class Row:
 
 @dataclass(slots=True)
 class Partial:
-    """The open end of a stream: text that is delivered and not yet a row."""
+    """The open end of a stream: text that is delivered and not yet a row, from `offset` on."""
 
     stream_id: str
     kind: str
@@ -123,6 +123,19 @@ class Partial:
     cuts: str
     last_seq: int
     form: str = ""
+    offset: int = 0
+
+
+@dataclass(slots=True)
+class Tail:
+    """The end of a stream as a journal holds it: deltas as number, time in milliseconds and text, from `offset` on."""
+
+    stream_id: str
+    kind: str
+    step: int
+    form: str
+    offset: int
+    deltas: list[tuple[int, int, str]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -221,8 +234,24 @@ class RunStore(Protocol):
         """The open ends of the run's streams."""
         ...
 
-    async def read(self, run_id: str, after: int, limit: int) -> list[Event]:
-        """Events later than `after`, deltas among them, in order; at least one if there is one."""
+    async def absorb(self, tails: Mapping[str, Sequence[Tail]]) -> None:
+        """Keep what a process that is gone has left of the open streams of its runs."""
+        ...
+
+    async def read(
+        self,
+        run_id: str,
+        after: int,
+        limit: int,
+        *,
+        streams: Sequence[Partial] | None = None,
+        tails: Sequence[Tail] = (),
+    ) -> list[Event]:
+        """Events later than `after`, deltas among them, in order; at least one if there is one.
+
+        `streams` are the open ones where they are known; otherwise what is stored of them is used, with the `tails`
+        that a journal has.
+        """
         ...
 
     async def durable(self, run_id: str) -> list[Event]:

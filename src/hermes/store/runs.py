@@ -12,11 +12,11 @@ from typing import Any
 
 from hermes.limits import SWEEP_BATCH_ROWS
 from hermes.processes import this_process
-from hermes.runs.events import Event, RunState
-from hermes.runs.replay import replay
+from hermes.runs.events import Cuts, Event, RunState
+from hermes.runs.replay import closed_stream, joined, part_of, replay
 from hermes.runs.spec import Control, RunSpec
 from hermes.store import rows as messages
-from hermes.store.base import EventsExpired, LeaseLost, Partial, Row, RunRecord
+from hermes.store.base import EventsExpired, LeaseLost, Partial, Row, RunRecord, Tail
 from hermes.store.coding import Blobs, clean, pack, pack_content, pack_or_none, unpack
 from hermes.store.connections import Tx
 from hermes.store.leases import held, release
@@ -25,8 +25,7 @@ from hermes.store.records import check_owner, count_usage, exists, open_session
 
 _EVENT = "INSERT INTO run_events VALUES (?, ?, ?, ?, ?, ?)"
 _EVENTS = "SELECT seq, ts, type, step, data FROM run_events WHERE run_id = ?"
-_PARTIAL = """INSERT INTO run_partials VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (run_id, stream_id) DO UPDATE SET
-  last_seq = excluded.last_seq, cuts = excluded.cuts, text = excluded.text"""
+_PARTIAL = "INSERT INTO run_partials VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _STATE = (
     "session_id, status, started_at, ended_at, last_event, last_seq, failure, error, usage, final_row, route, open, "
     "log_expired"
@@ -164,6 +163,19 @@ class Runs(Part):
                 _put(tx, run_id, partials)
 
     @writes
+    def absorb(self, tx: Tx, tails: Mapping[str, Sequence[Tail]]) -> None:
+        """Keep what a process that is gone has left of the open streams of its runs."""
+        for run_id, own in tails.items():
+            found = tx.row("SELECT ended_at FROM runs WHERE run_id = ?", (run_id,))
+            if found is None or found["ended_at"] is not None:
+                continue
+            sql = f"{_EVENTS} AND type IN ('message.completed', 'tool.finished')"
+            closed = {closed_stream(event) for event in _events(tx, run_id, sql, (run_id,))}
+            known = _partials(tx, run_id)
+            fresh = [one for one in joined(known, own) if one not in known and part_of(one) not in closed]
+            _put(tx, run_id, fresh)
+
+    @writes
     def discard(self, tx: Tx, run_id: str) -> None:
         """Forget a run and, if it kept its rows under its own id, those too."""
         tx.execute("DELETE FROM runs WHERE run_id = ?", (run_id,))
@@ -172,8 +184,21 @@ class Runs(Part):
     # --- reading ------------------------------------------------------------------------------------------------
 
     @reads
-    def read(self, tx: Tx, run_id: str, after: int, limit: int) -> list[Event]:
-        """A page of the log behind `after`, with the deltas of its texts put in between again."""
+    def read(
+        self,
+        tx: Tx,
+        run_id: str,
+        after: int,
+        limit: int,
+        *,
+        streams: Sequence[Partial] | None = None,
+        tails: Sequence[Tail] = (),
+    ) -> list[Event]:
+        """A page of the log behind `after`, with the deltas of its texts put in between again.
+
+        `streams` are the open ones where they are known; otherwise what is stored of them is used, with the `tails`
+        that a journal has.
+        """
         limit = max(1, limit)
         expired = tx.value("SELECT log_expired FROM runs WHERE run_id = ?", (run_id,))
         if expired:
@@ -187,8 +212,9 @@ class Runs(Part):
         wanted = [e.data["row"] for e in (*page, *behind) if e.type == "message.completed"]
         marks = ", ".join("?" * len(wanted))
         texts = {row.id: row for row in messages.read(tx, f"id IN ({marks})", wanted)} if wanted else {}
-        open_ones = _partials(tx, run_id, "AND last_seq > ?", (after,))
-        return list(islice(replay(run_id, page, texts.get, open_ones, after, behind), limit))
+        if streams is None:
+            streams = joined(_partials(tx, run_id), tails)
+        return list(islice(replay(run_id, page, texts.get, streams, after, behind), limit))
 
     @reads
     def durable(self, tx: Tx, run_id: str) -> list[Event]:
@@ -525,16 +551,32 @@ def _events(tx: Tx, run_id: str, sql: str, params: Sequence[Any]) -> list[Event]
     ]
 
 
-def _partials(tx: Tx, run_id: str, where: str = "", params: Sequence[Any] = ()) -> list[Partial]:
-    sql = f"SELECT * FROM run_partials WHERE run_id = ? {where} ORDER BY last_seq"
-    return [
-        Partial(row["stream_id"], row["kind"], row["step"], row["text"], row["cuts"], row["last_seq"], row["form"])
-        for row in tx.rows(sql, (run_id, *params))
+def _partials(tx: Tx, run_id: str) -> list[Partial]:
+    """The open streams, each put together from its pieces, in the order of their last deltas."""
+    found: dict[str, list[Any]] = {}
+    for row in tx.rows("SELECT * FROM run_partials WHERE run_id = ? ORDER BY stream_id, offset", (run_id,)):
+        found.setdefault(row["stream_id"], []).append(row)
+    whole = [
+        Partial(
+            stream_id,
+            pieces[0]["kind"],
+            pieces[0]["step"],
+            "".join(piece["text"] for piece in pieces),
+            Cuts.join([piece["cuts"] for piece in pieces]),
+            pieces[-1]["last_seq"],
+            pieces[0]["form"],
+        )
+        for stream_id, pieces in found.items()
     ]
+    return sorted(whole, key=lambda partial: partial.last_seq)
 
 
 def _put(tx: Tx, run_id: str, partials: Sequence[Partial]) -> None:
+    """Write pieces. One that begins a stream takes the place of all that is there of it."""
+    for p in partials:
+        if not p.offset:
+            tx.execute("DELETE FROM run_partials WHERE run_id = ? AND stream_id = ?", (run_id, p.stream_id))
     tx.many(
         _PARTIAL,
-        [(run_id, p.stream_id, p.kind, p.step, p.form, p.last_seq, p.cuts, clean(p.text)) for p in partials],
+        [(run_id, p.stream_id, p.offset, p.kind, p.step, p.form, p.last_seq, p.cuts, clean(p.text)) for p in partials],
     )

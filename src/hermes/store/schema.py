@@ -268,7 +268,26 @@ _GIVEN = (
     "CREATE INDEX compactions_session ON compactions(session_id)",
 )
 
-MIGRATIONS = (_SESSIONS, _RUNS, _WORK, _SEARCH, _GIVEN)
+# A text that grows is kept in pieces, each of which is written once.
+_PIECES = (
+    "ALTER TABLE run_partials RENAME TO run_partials_whole",
+    """CREATE TABLE run_partials (
+      run_id TEXT NOT NULL REFERENCES runs(run_id) ON DELETE CASCADE,
+      stream_id TEXT NOT NULL,
+      offset INTEGER NOT NULL,
+      kind TEXT NOT NULL,
+      step INTEGER NOT NULL,
+      form TEXT NOT NULL,
+      last_seq INTEGER NOT NULL,
+      cuts TEXT NOT NULL,
+      text TEXT NOT NULL,
+      PRIMARY KEY (run_id, stream_id, offset)
+    ) WITHOUT ROWID""",
+    "INSERT INTO run_partials SELECT run_id, stream_id, 0, kind, step, form, last_seq, cuts, text FROM run_partials_whole",
+    "DROP TABLE run_partials_whole",
+)
+
+MIGRATIONS = (_SESSIONS, _RUNS, _WORK, _SEARCH, _GIVEN, _PIECES)
 # Set when something was deleted: until the index has been merged, its words can still be found in the file.
 PURGE_DUE = "purge_due"
 

@@ -1,0 +1,301 @@
+"""The tail journal: text that readers were given and the database does not hold yet.
+
+A process appends it to files of its own before any reader sees it, in one write for all deltas of a tick of the loop.
+The files are not synced: they outlive the process, not a loss of power. A process holds a lock on each of its files, so
+that others can tell when it is gone; whoever takes over one of its runs moves its tails to the database first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hermes.bus.memory import MemoryBus
+from hermes.home import FILE_MODE, make_private_folder
+from hermes.ids import random_hex
+from hermes.limits import JOURNAL_FILE_BYTES_MAX, JOURNAL_REUSED_BYTES_MAX
+from hermes.runs.events import Event
+from hermes.store.base import Tail
+
+if TYPE_CHECKING:
+    from hermes.runs.writer import Stream
+
+log = logging.getLogger(__name__)
+_STREAM, _DELTA = 0, 1
+_SUFFIX = ".tail"
+
+
+def _numbers(*values: int) -> bytes:
+    """Whole numbers of any size, seven bits in a byte, the lowest first."""
+    if max(values) <= 0x7F:
+        return bytes(values)
+    out = bytearray()
+    for value in values:
+        while value > 0x7F:
+            out.append(0x80 | value & 0x7F)
+            value >>= 7
+        out.append(value)
+    return bytes(out)
+
+
+class JournalFile:
+    """One file of this process's journal. `streams` has the number of the last delta that each stream has in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.size, self.declared = 0, 0
+        self.streams: dict[Stream, int] = {}
+        make_private_folder(folder)
+        while True:
+            self.path = folder / f"{os.getpid()}-{random_hex(8)}{_SUFFIX}"
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+            self._fd = os.open(self.path, flags, FILE_MODE)
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:  # it was taken for one that was left behind, and is removed
+                os.close(self._fd)
+
+    def append(self, data: bytes | bytearray) -> None:
+        self.size += len(data)
+        if os.write(self._fd, data) != len(data):
+            raise OSError("the disk is full")
+
+    def remove(self) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(self.path)
+        self.close()
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class TailJournal:
+    """Gives deltas to their readers once they are in a file of this process.
+
+    `full` is called when the texts that are in it should be put into the database, so that files can go.
+    """
+
+    def __init__(self, folder: Path, bus: MemoryBus, full: Callable[[], None]) -> None:
+        self._folder, self._bus, self._full = folder, bus, full
+        self._file: JournalFile | None = None
+        self._older: list[JournalFile] = []
+        self._data = bytearray()
+        self._waiting: list[Event] = []
+        self.works = True
+
+    def add(self, stream: Stream, event: Event) -> None:
+        """Write a delta and give it out, with all others of this tick."""
+        if (file := self._file) is None:
+            try:
+                file = self._file = JournalFile(self._folder)
+            except OSError as error:
+                self._fail(error)
+                self.give_out(event)
+                return
+        text, ms = event.data["text"].encode("utf-8", "surrogatepass"), round(event.ts * 1000)
+        if stream.journal is not file:
+            self._declare(stream, file, event.run_id)
+        head = (_DELTA, stream.journal_number, event.seq - stream.journal_seq, ms - stream.journal_ms, len(text))
+        self._data += _numbers(*head)
+        self._data += text
+        stream.journal_seq, stream.journal_ms = event.seq, ms
+        file.streams[stream] = event.seq
+        self.give_out(event)
+
+    def _declare(self, stream: Stream, file: JournalFile, run_id: str) -> None:
+        stream.journal, stream.journal_number, stream.journal_seq, stream.journal_ms = file, file.declared, 0, 0
+        file.declared += 1
+        fixed = (run_id, stream.id, stream.kind, stream.step, stream.form, stream.length)
+        data = json.dumps(fixed, separators=(",", ":")).encode()
+        self._data += _numbers(_STREAM, stream.journal_number, len(data)) + data
+
+    def give_out(self, event: Event) -> None:
+        """Give out an event that needs no record, behind what waits."""
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self.flush)
+        self._waiting.append(event)
+
+    def flush(self) -> None:
+        """Write what was added, and give it to its readers."""
+        if not self._waiting:
+            return
+        waiting, self._waiting = self._waiting, []
+        data, self._data = self._data, bytearray()
+        if data and (file := self._file) is not None:
+            try:
+                file.append(data)
+                self.works = True
+                if file.size > JOURNAL_FILE_BYTES_MAX:
+                    self._turn_over()
+            except OSError as error:
+                self._fail(error)
+        for event in waiting:
+            try:
+                self._bus.publish(event.run_id, event)
+            except Exception:
+                log.exception("an event of run %s could not be given to a reader", event.run_id)
+
+    def _turn_over(self) -> None:
+        """Begin another file. This one goes when the database has what is in it."""
+        if self._file is not None:
+            self._older.append(self._file)
+            self._file = None
+        self._full()
+
+    def _fail(self, error: OSError) -> None:
+        if self.works:
+            log.warning("the journal in %s cannot be written, so texts are saved more often: %s", self._folder, error)
+        self.works = False
+        self._turn_over()
+
+    def release(self, stream: Stream, seq: int) -> None:
+        """The database has this stream up to the number `seq`, or needs no more of it."""
+        for file in (*self._older, *([self._file] if self._file is not None else ())):
+            if file.streams.get(stream, seq + 1) > seq:
+                continue
+            del file.streams[stream]
+            if not file.streams and (file is not self._file or file.size > JOURNAL_REUSED_BYTES_MAX):
+                file.remove()
+                if file is self._file:
+                    self._file = None
+                else:
+                    self._older.remove(file)
+
+    def close(self) -> None:
+        """What is still needed stays, for whoever goes on with its runs."""
+        self.flush()
+        for file in (*self._older, *([self._file] if self._file is not None else ())):
+            if file.streams:
+                file.close()
+            else:
+                file.remove()
+        self._file, self._older = None, []
+
+
+class _Read:
+    """What is known of a file: its streams, and how far it was read."""
+
+    def __init__(self) -> None:
+        self.at = 0
+        self.rest = b""
+        self.tails: dict[int, tuple[str, Tail]] = {}
+        self._last: dict[int, tuple[int, int]] = {}
+
+    def take(self, data: bytes) -> None:
+        """Go on with what the file has got since. A record whose end has not come yet waits for it."""
+        self.at += len(data)
+        data, at = self.rest + data, 0
+        with contextlib.suppress(IndexError):
+            while at < len(data):
+                at = self._record(data, at)
+        self.rest = data[at:]
+
+    def _record(self, data: bytes, at: int) -> int:
+        if data[at] == _STREAM:
+            (number, size), at = _read_numbers(data, at + 1, 2)
+            run_id, *fixed = json.loads(_slice(data, at, size))
+            self.tails[number], self._last[number] = (run_id, Tail(*fixed)), (0, 0)
+        else:
+            (number, more, passed, size), at = _read_numbers(data, at + 1, 4)
+            text = _slice(data, at, size).decode("utf-8", "surrogatepass")
+            seq, ms = self._last[number][0] + more, self._last[number][1] + passed
+            self._last[number] = seq, ms
+            self.tails[number][1].deltas.append((seq, ms, text))
+        return at + size
+
+
+def _read_numbers(data: bytes, at: int, count: int) -> tuple[list[int], int]:
+    found: list[int] = []
+    for _ in range(count):
+        value = shift = 0
+        while data[at] & 0x80:
+            value |= (data[at] & 0x7F) << shift
+            at, shift = at + 1, shift + 7
+        found.append(value | data[at] << shift)
+        at += 1
+    return found, at
+
+
+def _slice(data: bytes, at: int, size: int) -> bytes:
+    if at + size > len(data):
+        raise IndexError("the record is not complete")
+    return data[at : at + size]
+
+
+class JournalReader:
+    """Reads the files of all processes of a home. It blocks."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._known: dict[str, _Read] = {}
+
+    def tails(self, run_id: str) -> list[Tail]:
+        """What the files hold of a run, the older file of a stream first."""
+        self._refresh()
+        found = (tail for read in self._known.values() for run, tail in read.tails.values() if run == run_id)
+        return sorted(found, key=lambda tail: tail.offset)
+
+    def _refresh(self) -> None:
+        paths = list(_paths(self._folder))
+        self._known = {path: self._known.get(path) or _Read() for path in paths}
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+                file.seek(self._known[path].at)
+                self._known[path].take(file.read())
+
+
+class LeftBehind:
+    """A file of a process that is gone: its tails by run. It stays ours until it is closed."""
+
+    def __init__(self, path: str, fd: int) -> None:
+        self._path, self._fd = path, fd
+        read = _Read()
+        with open(path, "rb") as file:
+            read.take(file.read())
+        self.tails: dict[str, list[Tail]] = {}
+        for run_id, tail in read.tails.values():
+            self.tails.setdefault(run_id, []).append(tail)
+
+    def remove(self) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def left_behind(folder: Path) -> list[LeftBehind]:
+    """The files whose processes are gone. It blocks."""
+    found = []
+    for path in _paths(folder):
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            found.append(LeftBehind(path, fd))
+        except OSError:  # its process is at work, or somebody else reads it already
+            os.close(fd)
+    return found
+
+
+def _paths(folder: Path) -> Iterator[str]:
+    """The files, the oldest first."""
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        files = [entry for entry in entries if entry.name.endswith(_SUFFIX)]
+        yield from (entry.path for entry in sorted(files, key=_age))
+
+
+def _age(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat(follow_symlinks=False).st_ctime_ns
+    except OSError:
+        return 0
