@@ -1,0 +1,230 @@
+"""The tail journal: what readers were given is in a file first, and is found there by whoever takes over."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes.bus.memory import MemoryBus
+from hermes.guards.secrets import Secrets
+from hermes.runs import journal as journal_module
+from hermes.runs import writer as writer_module
+from hermes.runs.events import Event
+from hermes.runs.journal import JournalReader, left_behind
+from hermes.runs.log import RunLog
+from hermes.runs.spec import RunSpec
+from hermes.store.base import Row
+from hermes.store.bundle import AsyncStore, Store
+
+SESSION = "the-session"
+
+
+class Writing:
+    """A log with a journal."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = AsyncStore(Store(None))
+        self.runs = self.store.runs
+        self.log = RunLog(MemoryBus(), window_s=0.0, journal=folder)
+        self.spec = RunSpec("hi", SESSION)
+        self.writer = self.log.open(self.spec.run_id, self.runs, secrets=Secrets())
+
+    async def begin(self) -> Writing:
+        await self.runs.create(self.spec)
+        session = {"id": SESSION, "source": "cli"}
+        await self.writer.append(self.writer.event("run.started", model="m", provider="p"), session=session)
+        return self
+
+    async def complete(self, message_id: str) -> None:
+        row = Row(SESSION, "assistant", "", self.spec.run_id)
+        await self.writer.complete(message_id, row, finish_reason="stop", tool_calls=[], partial=False)
+
+    def files(self) -> list[Path]:
+        return sorted(self.folder.glob("*")) if self.folder.exists() else []
+
+    async def stored(self) -> list[tuple[str, str]]:
+        return [(one.stream_id, one.text) for one in await self.runs.partials(self.spec.run_id)]
+
+    def journalled(self) -> dict[str, str]:
+        tails = JournalReader(self.folder).tails(self.spec.run_id)
+        return {tail.stream_id: "".join(text for _, _, text in tail.deltas) for tail in tails}
+
+
+@pytest.fixture
+async def writing(tmp_path: Path) -> AsyncIterator[Writing]:
+    made = await Writing(tmp_path / "journal").begin()
+    yield made
+    await made.log.close(made.spec.run_id)
+    made.log.shut()
+
+
+async def test_a_delta_is_in_the_journal_before_a_reader_has_it(writing: Writing) -> None:
+    found: list[tuple[str, dict[str, str]]] = []
+
+    def sink(event: Event) -> bool:
+        found.append((event.data.get("text", ""), writing.journalled()))
+        return True
+
+    reader = asyncio.create_task(anext(writing.log.batches(writing.spec.run_id, writing.runs, 1, sink)))
+    await asyncio.sleep(0.01)
+    for piece in ("Hällo", " \U0001f600", "!"):
+        writing.writer.text("m1", piece)
+        await asyncio.sleep(0.01)
+    writing.writer.reasoning("m1", "hm", "raw")
+    await asyncio.sleep(0.01)
+    reader.cancel()
+    whole = {"m1": "Hällo \U0001f600!", "m1:reasoning": "hm"}
+    assert found == [
+        ("Hällo", {"m1": "Hällo"}),
+        (" \U0001f600", {"m1": "Hällo \U0001f600"}),
+        ("!", {"m1": "Hällo \U0001f600!"}),
+        ("hm", whole),
+    ]
+    assert await writing.stored() == []
+
+
+async def test_the_deltas_of_a_tick_are_one_write(writing: Writing, monkeypatch: pytest.MonkeyPatch) -> None:
+    writes: list[int] = []
+    write = os.write
+    monkeypatch.setattr(journal_module.os, "write", lambda fd, data: (writes.append(len(data)), write(fd, data))[1])
+    other = writing.log.open("run_other", writing.runs, secrets=Secrets())
+    for _ in range(20):
+        writing.writer.text("m1", "a ")
+        other.text("m2", "b ")
+    await asyncio.sleep(0.01)
+    assert len(writes) == 1
+    await writing.log.close("run_other")
+
+
+async def test_files_are_private_and_go_when_nothing_in_them_is_needed(
+    writing: Writing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "JOURNAL_REUSED_BYTES_MAX", 10)
+    writing.writer.text("m1", "Some words that are longer than ten bytes.")
+    await asyncio.sleep(0.01)
+    [file] = writing.files()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert writing.folder.stat().st_mode & 0o777 == 0o700
+    await writing.complete("m1")
+    assert writing.files() == []
+
+
+async def test_a_full_file_is_followed_by_another_and_goes_when_its_texts_are_saved(
+    writing: Writing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "JOURNAL_FILE_BYTES_MAX", 1_000)
+    for n in range(100):
+        writing.writer.text("m1", f"{n} is a number, and this is what is said of it. ")
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.1)
+    assert len(writing.files()) <= 2
+    [(_, text)] = await writing.stored()
+    assert text.startswith("0 is a number")
+    events = [event async for event in _until(writing, 101)]
+    assert "".join(event.data.get("text", "") for event in events) == "".join(
+        f"{n} is a number, and this is what is said of it. " for n in range(100)
+    )
+    await writing.complete("m1")
+    assert await writing.stored() == []
+
+
+async def _until(writing: Writing, count: int) -> AsyncIterator[Event]:
+    async for event in writing.log.subscribe(writing.spec.run_id, writing.runs):
+        yield event
+        count -= 1
+        if not count:
+            return
+
+
+async def test_only_the_new_part_of_a_text_is_saved(writing: Writing, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: list[tuple[int, str]] = []
+    put = type(writing.runs).put_partials
+
+    async def watched(runs: Any, run_id: str, token: int | None, partials: Any) -> None:
+        saved.extend((one.offset, one.text) for one in partials)
+        await put(runs, run_id, token, partials)
+
+    monkeypatch.setattr(type(writing.runs), "put_partials", watched)
+    for piece in ("One. ", "Two. ", "Three."):
+        writing.writer.text("m1", piece)
+        await writing.writer.settle()
+    assert saved == [(0, "One. "), (5, "Two. "), (10, "Three.")]
+    assert await writing.stored() == [("m1", "One. Two. Three.")]
+
+
+async def test_a_journal_that_cannot_be_written_stops_nobody(writing: Writing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "PARTIAL_S_MAX", 0.01)
+
+    def full(fd: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(journal_module.os, "write", full)
+    writing.writer.text("m1", "Hello")
+    await asyncio.sleep(0.01)
+    writing.writer.text("m1", " there")
+    async with asyncio.timeout(5):
+        while await writing.stored() != [("m1", "Hello there")]:
+            await asyncio.sleep(0.01)
+    monkeypatch.undo()
+    writing.writer.text("m1", ".")
+    await asyncio.sleep(0.01)
+    assert writing.journalled()["m1"].endswith(".")
+
+
+_DIES = """
+import asyncio, os, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from hermes.bus.memory import MemoryBus
+from hermes.guards.secrets import Secrets
+from hermes.runs.log import RunLog
+from hermes.store.bundle import AsyncStore, Store
+
+async def main():
+    log = RunLog(MemoryBus(), window_s=0.0, journal=Path(sys.argv[1]))
+    writer = log.open(sys.argv[3], AsyncStore(Store(None)).runs, secrets=Secrets(), last_seq=1)
+    for piece in ("Left ", "behind"):
+        writer.text("m1", piece)
+        await asyncio.sleep(0.01)
+    writer.output("call_1", "said")
+    await asyncio.sleep(0.01)
+    print("written", flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+async def test_what_a_dead_process_left_is_moved_to_the_store(writing: Writing) -> None:
+    argv = [sys.executable, "-c", _DIES, str(writing.folder), "src", writing.spec.run_id]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert await asyncio.to_thread(process.stdout.readline) == b"written\n"
+        # While it lives, its text can be read, and is nobody else's to take.
+        assert writing.journalled() == {"m1": "Left behind", "call_1/stdout": "said"}
+        assert left_behind(writing.folder) == []
+        process.send_signal(signal.SIGKILL)
+    [file] = writing.files()
+    with file.open("ab") as torn:
+        torn.write(b"\x01\x00\x01\x00\x7fnot all of it")
+    await writing.log.absorb(writing.runs)
+    assert await writing.stored() == [("m1", "Left behind"), ("call_1/stdout", "said")]
+    assert writing.files() == []
+
+
+async def test_what_was_completed_is_not_taken_for_open(writing: Writing) -> None:
+    writing.writer.text("m1", "Whole.")
+    await asyncio.sleep(0.01)
+    tails = JournalReader(writing.folder).tails(writing.spec.run_id)
+    await writing.complete("m1")
+    await writing.runs.absorb({writing.spec.run_id: tails, "run_unknown": tails})
+    assert await writing.stored() == []
