@@ -157,21 +157,26 @@ class TailJournal:
 
     def release(self, stream: Stream, seq: int) -> None:
         """The database has this stream up to the number `seq`, or needs no more of it."""
-        for file in (*self._older, *([self._file] if self._file is not None else ())):
+        for file in self._files():
             if file.streams.get(stream, seq + 1) > seq:
                 continue
             del file.streams[stream]
-            if not file.streams and (file is not self._file or file.size > JOURNAL_REUSED_BYTES_MAX):
+            if file.streams:
+                continue
+            if file is not self._file:
+                self._older.remove(file)
                 file.remove()
-                if file is self._file:
-                    self._file = None
-                else:
-                    self._older.remove(file)
+            elif file.size > JOURNAL_REUSED_BYTES_MAX and not self._data:
+                self._file = None
+                file.remove()
+
+    def _files(self) -> list[JournalFile]:
+        return [*self._older, *([self._file] if self._file is not None else [])]
 
     def close(self) -> None:
         """What is still needed stays, for whoever goes on with its runs."""
         self.flush()
-        for file in (*self._older, *([self._file] if self._file is not None else ())):
+        for file in self._files():
             if file.streams:
                 file.close()
             else:
