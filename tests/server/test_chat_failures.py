@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -155,6 +156,17 @@ async def test_an_answer_cut_short_says_so(api: Api, reply: Reply, fields: Json,
     assert end["choices"][0]["finish_reason"] == finish
     check_flags(end["hermes"], code, partial=True)
     assert "error" not in end
+
+
+async def test_strict_clients_find_no_error_in_a_stream_that_was_only_cut(api: Api) -> None:
+    """Some take any frame with a field of this name for a failure."""
+    api.model.handler = lambda _: Reply(text="Half an", finish="length")
+    strict = {"User-Agent": "node"}
+    async with api.post(CHAT, user("streamed", stream=True, max_tokens=20), headers=strict) as response:
+        frames = (await response.text()).split("\n\n")
+    assert not any('"error":' in frame for frame in frames)
+    (end,) = [json.loads(frame.removeprefix("data: ")) for frame in frames if '"hermes"' in frame]
+    assert (end["choices"][0]["finish_reason"], end["hermes"]["error_code"]) == ("length", "output_truncated")
 
 
 async def test_an_answer_the_provider_cut_is_continued(api: Api) -> None:

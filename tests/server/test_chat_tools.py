@@ -252,6 +252,7 @@ STRICT = [
     {"User_Agent": "AsyncOpenAI/Python 1.2"},
     {"User_Agent": "node ai-sdk/openai/2.0"},
     {"User_Agent": "langchain-x"},
+    {"User_Agent": "openai-fetch"},
     *({"User_Agent": agent} for agent in RUNTIMES),
 ]
 LENIENT = ["curl/8.0", "Mozilla/5.0 (X11) nodes", "python-requests/2", "Abundant/1.0", "my-go-http-client/1"]
