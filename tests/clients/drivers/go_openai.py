@@ -45,10 +45,14 @@ class GoOpenAITalk(Talk):
         self.history: list[dict[str, Any]] = []
 
     def ask(self, prompt: str, how: How = PLAIN) -> Told:
-        return self.send({"role": "user", "content": prompt}, how)
+        return self._send({"role": "user", "content": prompt}, how)
 
-    def send(self, message: dict[str, Any], how: How = PLAIN) -> Told:
-        """Put a message of any form, and follow it to its answer."""
+    def show(self, prompt: str, image: str, how: How = PLAIN) -> str:
+        """Put a question beside a picture; the text of its answer."""
+        parts = [{"type": "text", "text": prompt}, {"type": "image_url", "image_url": {"url": image, "detail": "auto"}}]
+        return self._send({"role": "user", "content": parts}, how).text
+
+    def _send(self, message: dict[str, Any], how: How = PLAIN) -> Told:
         self.history.append(message)
         told = Told()
         while True:

@@ -3,9 +3,17 @@ import { AIMessageChunk, HumanMessage, SystemMessage, ToolMessage } from '@langc
 import { tool } from '@langchain/core/tools';
 import { ChatOpenAI } from '@langchain/openai';
 import { createAgent } from 'langchain';
-import { City, MODEL, Person, WEATHER, serve } from './asked.mjs';
+import { City, MODEL, PICTURE, Person, WEATHER, serve } from './asked.mjs';
 
-const weather = tool(() => WEATHER, { name: 'weather', description: 'The weather in a city.', schema: City });
+const described = { name: 'weather', description: 'The weather in a city.', schema: City };
+const weather = tool(() => WEATHER, described);
+const pictured = tool(
+  () => [
+    { type: 'text', text: WEATHER },
+    { type: 'image_url', image_url: { url: `data:image/png;base64,${PICTURE}` } },
+  ],
+  described,
+);
 
 function modelOf({ url, key, api, options }) {
   return new ChatOpenAI({
@@ -37,17 +45,19 @@ async function collect(stream, told) {
 }
 
 async function answer(question, talk) {
-  const { stream, tools, schema, chain, system } = question;
+  const { stream, tools, schema, chain, system, picture } = question;
   const told = { text: '', pieces: 0, calls: [], tokens: 0 };
   let model = modelOf(question);
-  talk.history.push(asked(question));
+  // Without a question what was to be sent last is sent again.
+  if (question.prompt) talk.history.push(asked(question));
   if (schema) {
     const structured = model.withStructuredOutput(Person);
     if (!stream) return { ...told, value: await structured.invoke(talk.history) };
     for await (const value of await structured.stream(talk.history)) told.value = value;
     return told;
   }
-  if (tools) model = model.bindTools([weather]);
+  const own = picture ? pictured : weather;
+  if (tools) model = model.bindTools([own]);
   for (;;) {
     const given = [...(system ? [new SystemMessage(system)] : []), ...talk.history];
     const options = chain && talk.last ? { previous_response_id: talk.last } : {};
@@ -59,7 +69,7 @@ async function answer(question, talk) {
     talk.history = chain ? [] : [...talk.history, message];
     for (const call of message.tool_calls ?? []) {
       told.calls.push([call.name, call.args]);
-      talk.history.push(await weather.invoke(call));
+      talk.history.push(await own.invoke(call));
     }
     if (!message.tool_calls?.length) return told;
   }

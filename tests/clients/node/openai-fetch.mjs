@@ -34,7 +34,8 @@ async function answer({ url, key, prompt, image, stream, tools, schema, system, 
   const told = { text: '', pieces: 0, calls: [], tokens: 0 };
   const begin = system ? [{ role: 'system', content: system }] : [];
   const content = image ? [{ type: 'text', text: prompt }, { type: 'image_url', image_url: { url: image } }] : prompt;
-  talk.history.push({ role: 'user', content });
+  // Without a question what was to be sent last is sent again.
+  if (prompt) talk.history.push({ role: 'user', content });
   for (;;) {
     const request = { model: MODEL, messages: [...begin, ...talk.history], ...options };
     if (tools) request.tools = [WEATHER_TOOL];

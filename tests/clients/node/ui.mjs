@@ -12,7 +12,7 @@ import {
   tool,
   validateUIMessages,
 } from 'ai';
-import { City, MODEL, WEATHER, serve } from './asked.mjs';
+import { City, MODEL, PICTURE, WEATHER, serve } from './asked.mjs';
 
 function modelOf({ api, url, key }) {
   const place = { baseURL: url, apiKey: key };
@@ -26,6 +26,17 @@ const places = {
   page: tool(described),
   route: tool({ ...described, execute: () => WEATHER }),
   asking: tool({ ...described, execute: () => WEATHER, needsApproval: true }),
+  picture: tool({
+    ...described,
+    execute: () => WEATHER,
+    toModelOutput: () => ({
+      type: 'content',
+      value: [
+        { type: 'text', text: WEATHER },
+        { type: 'file', mediaType: 'image/png', data: { type: 'data', data: PICTURE } },
+      ],
+    }),
+  }),
 };
 
 // What a web framework keeps for the chat.
@@ -65,7 +76,7 @@ class Chat extends AbstractChat {
       tools,
       stopWhen: isStepCount(5),
       maxRetries: 0,
-      providerOptions: reasoning ? { openai: { reasoningSummary: 'auto', ...reasoning } } : {},
+      providerOptions: reasoning ? { openai: { forceReasoning: true, reasoningSummary: 'auto', ...reasoning } } : {},
       onError: () => {},
     });
     return toUIMessageStream({ stream, tools, originalMessages: given, onError: (error) => String(error.message) });
@@ -80,10 +91,10 @@ async function answer(question, talk) {
   const chat = (talk.last ??= new Chat(question));
   chat.question = question;
   chat.clearError();
-  const { prompt, image, agree } = question;
+  const { prompt, image, agree, again } = question;
   const files = image ? [{ type: 'file', mediaType: 'image/png', url: image }] : [];
   if (prompt) await chat.sendMessage({ text: prompt, files });
-  else await chat.regenerate();
+  else await (again ? chat.sendMessage() : chat.regenerate());
   await settled(chat);
   for (const part of chat.lastMessage.parts)
     if (part.state === 'approval-requested') await chat.addToolApprovalResponse({ id: part.approval.id, approved: agree });

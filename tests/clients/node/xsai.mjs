@@ -3,16 +3,19 @@ import { generateText } from '@xsai/generate-text';
 import { streamText } from '@xsai/stream-text';
 import { tool } from '@xsai/tool';
 import { z } from 'zod';
-import { City, MODEL, Person, WEATHER, serve } from './asked.mjs';
+import { City, MODEL, PICTURE, Person, WEATHER, serve } from './asked.mjs';
 
-const weather = await tool({
-  name: 'weather',
-  description: 'The weather in a city.',
-  parameters: City,
-  execute: () => WEATHER,
+const described = { name: 'weather', description: 'The weather in a city.', parameters: City };
+const weather = await tool({ ...described, execute: () => WEATHER });
+const pictured = await tool({
+  ...described,
+  execute: () => [
+    { type: 'text', text: WEATHER },
+    { type: 'image_url', image_url: { url: `data:image/png;base64,${PICTURE}` } },
+  ],
 });
 
-async function answer({ url, key, prompt, image, stream, tools, schema, system, options }, talk) {
+async function answer({ url, key, prompt, image, picture, stream, tools, schema, system, options }, talk) {
   const begin = system ? [{ role: 'system', content: system }] : [];
   const content = image ? [{ type: 'text', text: prompt }, { type: 'image_url', image_url: { url: image } }] : prompt;
   const request = {
@@ -23,7 +26,7 @@ async function answer({ url, key, prompt, image, stream, tools, schema, system, 
     maxSteps: 5,
     ...options,
   };
-  if (tools) request.tools = [weather];
+  if (tools) request.tools = [picture ? pictured : weather];
   if (schema)
     request.responseFormat = {
       type: 'json_schema',
