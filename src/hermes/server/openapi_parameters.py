@@ -116,7 +116,11 @@ _WISHES = (
     _header("X-Hermes-Tool-Progress", "how a chat stream tells of tools", enum=["event", "chunk", "off"]),
     _header("X-Hermes-Tool-Items", "how a response shows server tools", enum=["function", "mcp", "none"]),
     _REASONING,
-    _header("X-Hermes-Toolsets", "the toolsets of this turn, comma separated, or `none`"),
+    _header(
+        "X-Hermes-Toolsets",
+        "the toolsets of this turn, comma separated, or `none`; with `tools` of the client, `terminal`, `file` and "
+        "`code_execution` are offered only where this or the key names them",
+    ),
     _header("X-Hermes-Timeout", "the most seconds that the turn may take", type="number", minimum=1),
 )
 _LAST_EVENT = _header("Last-Event-ID", "the number of the last event that is known", type="integer", minimum=0)

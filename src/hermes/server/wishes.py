@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _IDEMPOTENCY_KEY = re.compile(rf"[\x21-\x7e]{{1,{IDEMPOTENCY_KEY_CHARS_MAX}}}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+# A client with tools of its own gets these only on request: its model would take the server's files for the client's.
+ON_REQUEST = frozenset({"terminal", "file", "code_execution"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class Wishes:
     tool_items: str = "function"
     reasoning: bool = False
     toolsets: frozenset[str] | None = None
+    disabled_toolsets: frozenset[str] = frozenset()
     deadline_s: float | None = None
     strict: bool = False
 
@@ -48,6 +51,7 @@ class Wishes:
         return {
             "session_key": self.session_key,
             "toolsets": adapter.toolsets(self.toolsets),
+            "disabled_toolsets": self.disabled_toolsets,
             "tool_policy": CALLER.get().toolsets,
             "allowed_models": CALLER.get().models,
             **({"run_id": recording.run_id} if (recording := RECORDING.get()) else {}),
@@ -67,7 +71,7 @@ def wishes(adapter: APIServerAdapter, request: web.Request, *, client_tools: boo
     strict = is_strict(adapter, request)
     progress = _one_of(request, "X-Hermes-Tool-Progress", ("event", "chunk", "off")) or adapter.option("tool_progress")
     shown = _one_of(request, "X-Hermes-Tool-Items", ("function", "mcp", "none")) or adapter.option("tool_items")
-    session_id = header("X-Hermes-Session-Id")
+    session_id, toolsets = header("X-Hermes-Session-Id"), _toolsets(header("X-Hermes-Toolsets"))
     detach = flag_of(header("X-Hermes-Detach"), "X-Hermes-Detach", False) or RECORDING.get() is not None
     return Wishes(
         session_id=session_id_of(session_id, "X-Hermes-Session-Id") if session_id else None,
@@ -78,7 +82,10 @@ def wishes(adapter: APIServerAdapter, request: web.Request, *, client_tools: boo
         tool_progress=progress if progress != "auto" else "off" if strict else "event",
         tool_items=shown if shown != "auto" else "mcp" if strict or client_tools else "function",
         reasoning=flag_of(header("X-Hermes-Reasoning"), "X-Hermes-Reasoning", adapter.option("show_reasoning")),
-        toolsets=_toolsets(header("X-Hermes-Toolsets")),
+        toolsets=toolsets,
+        disabled_toolsets=ON_REQUEST - (CALLER.get().toolsets or set())
+        if client_tools and toolsets is None
+        else frozenset(),
         deadline_s=_deadline(header("X-Hermes-Timeout"), adapter.option("turn_timeout_seconds")),
         strict=strict,
     )

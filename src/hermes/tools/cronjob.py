@@ -181,8 +181,12 @@ def _told(job: Job, now: float) -> Answer:
 
 def _ceilings(ctx: ToolContext, job: Mapping[str, Any]) -> Job:
     """The ceilings of a job's runs: it may never do more than whoever made or changed it."""
+    spec = ctx.world.spec
+    if spec.disabled_toolsets:
+        every = {*toolsets.DEFAULTS, *toolsets.of_servers(ctx.settings.section("mcp_servers"))}
+        spec = spec.within(frozenset(every - spec.disabled_toolsets), None)
     known = {name: None if job.get(name) is None else frozenset(job[name]) for name in _CEILINGS}
-    found = {name: narrowed(getattr(ctx.world.spec, name), names) for name, names in known.items()}
+    found = {name: narrowed(getattr(spec, name), names) for name, names in known.items()}
     return {name: None if names is None else sorted(names) for name, names in found.items()}
 
 
