@@ -130,8 +130,10 @@ async def _close(
     said: Answered | None = None,
     faulty: Row | None = None,
 ) -> Row | None:
-    """The last transaction of a turn that did not end well."""
+    """The last transaction of a turn that did not end well. What a stopped turn left running is gone before it."""
     log, transcript = turn.live.log, turn.live.transcript_id
+    if turn.live.controls.stop.reason not in (None, "server_shutdown"):  # the server ends its processes itself
+        await turn.services.outside.processes.end_run(log.run_id)
     if answered is not None and answered.text:
         row = Row(
             transcript, "assistant", answered.text, log.run_id, finish_reason=finish, told=((event, "partial_row"),)

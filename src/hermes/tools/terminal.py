@@ -151,9 +151,8 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
         async with ctx.world.desk.hosts.call(ctx) as call:
             process, stopped = await begun(plan.sandbox.spawn(argv, env=shell.env, seconds=plan.seconds))
             if background and not stopped:
-                made = ctx.world.processes.add(
-                    ctx, args["command"], process, plan.sandbox, notify=args.get("notify_on_complete", False)
-                )
+                notify, keep = args.get("notify_on_complete", False), args.get("keep", False)
+                made = ctx.world.processes.add(ctx, args["command"], process, plan.sandbox, notify=notify, keep=keep)
                 made.foreign, ctx.foreign = plan.foreign, False  # nothing of its output is in this answer
                 return {"status": "started", "session_id": made.id, "pid": process.pid, "cwd": shell.cwd}
             spill = Spill(ctx.world.spill / f"{folder_name(ctx.call_id)}-output.txt", ctx.blocking, ctx.redact)
@@ -249,6 +248,10 @@ TOOL = ToolDef(
             "timeout": {"type": "number", "exclusiveMinimum": 0, "description": "seconds; 180 if not given"},
             "workdir": {"type": "string", "description": "Where to run it; else where the last one ended."},
             "notify_on_complete": {"type": "boolean", "description": "Tell you when the background process ends."},
+            "keep": {
+                "type": "boolean",
+                "description": "Let the background process go on when the user stops the turn.",
+            },
         },
         "required": ["command"],
         "additionalProperties": False,
