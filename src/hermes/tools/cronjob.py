@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hermes.agent.routes import is_allowed
+from hermes.guards.exfiltration import exfiltrates
 from hermes.guards.injection import suspicious
 from hermes.limits import JOB_NAME_CHARS_MAX, JOB_PROMPT_CHARS_MAX, JOBS_MAX
 from hermes.runs import schedule as schedules
@@ -94,7 +95,7 @@ def _check_text(name: str, text: str, most: int, secrets: Secrets) -> None:
         raise ToolError(f"`{name}` has {len(text)} characters; 1 to {most} are possible.", "invalid_arguments")
     if secrets.redact(text) != text:
         raise ToolError(f"`{name}` holds a secret.", "contains_secret", "Leave it out; the job finds it where you did.")
-    if why := suspicious(text):
+    if why := suspicious(text) or exfiltrates(text):
         raise ToolError(f"`{name}` cannot be kept: {why}.", "injection_suspected", "Say plainly what is to be done.")
 
 
