@@ -11,6 +11,7 @@ from hermes.agent.step import Answered
 from hermes.agent.turn import Turn
 from hermes.runs.engine import Result
 from hermes.runs.events import Event
+from hermes.runs.jobs import has_own_session, is_silent
 from hermes.store.base import Row
 
 # The message itself is at fault: before the next turn it is replaced by a note, so that it cannot fail that as well.
@@ -27,6 +28,9 @@ def open_answer(turn: Turn) -> Answered | None:
 
 async def close_completed(turn: Turn, answered: Answered, pending: list[ToolCall]) -> Result:
     """The answer is there, or the client's own calls are."""
+    if has_own_session(turn.live.spec) and is_silent(answered.text):
+        await turn.live.log.settle()
+        await turn.live.store.sessions.update_session(turn.live.spec.session_id, archived=True)
     row = answered.row
     calls = [call.as_dict() for call in pending]
     event = turn.live.log.event(

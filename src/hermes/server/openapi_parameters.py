@@ -64,7 +64,7 @@ QUERIES: dict[str, tuple[Json, ...]] = {
         _query("kind", "only runs of this kind", enum=list(_KINDS)),
         _query("session_id", "only runs of this session"),
     ),
-    "jobs": (_flag("include_disabled", "those too that rest or are over; they are shown unless this is false"),),
+    "jobs": (_flag("include_disabled", "paused and finished jobs, too"),),
     "job_runs": (_whole("limit", "how many runs", 1, 200, 50), _CURSOR),
     "run_events": (
         _whole("starting_after", "the number of the last event that is known"),
