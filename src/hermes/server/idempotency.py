@@ -122,7 +122,7 @@ def asked_at() -> float:
 _OF_ONE = frozenset({"x-request-id", "date", "server", "content-length", "transfer-encoding", "retry-after"})
 _OF_ONE |= {f"x-ratelimit-{part}-{what}" for part in ("limit", "remaining", "reset") for what in ("requests", "tokens")}
 _WISHES = "Session-Id Session-Key Seed-History Detach Approvals Tool-Progress Tool-Items Reasoning Toolsets Timeout"
-_MEANINGFUL = tuple(f"X-Hermes-{name}" for name in _WISHES.split())
+_MEANINGFUL = (*(f"X-Hermes-{name}" for name in _WISHES.split()), "X-OpenWebUI-User-Id")
 _RAN, _HOW = "X-Hermes-Run-Id", "X-Hermes-Completed"
 
 

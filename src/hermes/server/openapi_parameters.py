@@ -111,6 +111,7 @@ _SEED = _header("X-Hermes-Seed-History", "begin an empty session with the body's
 _REASONING = _header("X-Hermes-Reasoning", "whether reasoning is shown", enum=["on", "off"])
 _WISHES = (
     _header("X-Hermes-Session-Key", "the scope of long-term memory; needs a key", maxLength=SESSION_KEY_CHARS_MAX),
+    _header("X-OpenWebUI-User-Id", "the user whose memory is used, with `api_server.memory_scope: user`"),
     _header("X-Hermes-Detach", "the turn goes on when the client leaves", type="boolean"),
     _header("X-Hermes-Approvals", "wait for answers to the agent's questions, or deny", enum=["wait", "deny"]),
     _header("X-Hermes-Tool-Progress", "how a chat stream tells of tools", enum=["event", "chunk", "off"]),
