@@ -93,6 +93,15 @@ async def test_an_open_server_knows_users(start: Start, home_folder: Path) -> No
     assert remembered(home_folder) == [scope("default", "user:anna")]
 
 
+async def test_an_idempotency_key_is_not_shared_between_users(start: Start) -> None:
+    api = await start(Reply(text="Hi."), memory_scope="user")
+    key = {"Idempotency-Key": "k1"}
+    async with api.post("/v1/chat/completions", user("hi"), headers={**key, FORWARDED: "anna"}) as response:
+        await told(response)
+    async with api.post("/v1/chat/completions", user("hi"), headers={**key, FORWARDED: "ben"}) as response:
+        await refused(response, 409, "idempotency_key_conflict")
+
+
 @pytest.mark.parametrize(
     ("body", "headers", "param"),
     [
