@@ -161,6 +161,15 @@ async def test_script_effort_and_continuity_are_kept_and_cleared(api: Api) -> No
     assert (new["session_id"], new["continuity"]) == (None, True)
 
 
+async def test_a_cleared_model_takes_the_provider_of_its_alias_with_it(start: Start) -> None:
+    api = await start(model_routes={"fast": {"model": "quick", "provider": "openrouter"}})
+    job = await made(api, model="fast")
+    assert (job["model"], job["provider"]) == ("quick", "openrouter")
+    async with api.patch(f"{JOBS}/{job['id']}", {"model": None}) as response:
+        new = (await told(response))["job"]
+    assert (new["model"], new["provider"]) == (None, None)
+
+
 async def test_a_key_without_commands_cannot_set_a_script(start: Start) -> None:
     narrow = {"name": "narrow", "key": "sk-narrow-0123456789abcdef", "scopes": ["jobs"], "toolsets": ["todo"]}
     api = await start(keys=[narrow])

@@ -29,7 +29,7 @@ async def run_script(turn: Turn, make_round: Callable[[dict[str, ToolDef]], Tool
     """
     spec, log = turn.live.spec, turn.live.log
     own = turn.messages[turn.history_length :]
-    if spec.script is None or any(text_of(message["content"]).startswith(prompt.SCRIPT_MARKS) for message in own):
+    if spec.script is None or any(text_of(message.get("content")).startswith(prompt.SCRIPT_MARKS) for message in own):
         return
     answer, foreign = {"error": _LOST}, False
     if turn.live.resumption is None:

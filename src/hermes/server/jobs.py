@@ -198,10 +198,12 @@ async def _fields(adapter: APIServerAdapter, owner: str, given: Mapping[str, Any
     ceiling = CALLER.get().toolsets
     if fields.get("script") and ceiling is not None and "terminal" not in ceiling:
         raise invalid("script", "This key may not run commands: its toolsets do not include terminal.")
-    if fields.get("model") is not None:
+    if "model" in fields:
         route_of(adapter, fields["model"])
         named = adapter.option("model_routes").get(fields["model"], {})
         fields |= {name: named[name] for name in ("model", "provider") if named.get(name)}
+        if fields["model"] is None:  # a provider that came with an alias goes with it
+            fields.setdefault("provider", None)
     if fields.get("enabled_toolsets") is not None:
         toolsets_of(fields["enabled_toolsets"], "enabled_toolsets")
     if fields.get("session_id") is not None:
