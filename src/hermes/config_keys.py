@@ -226,6 +226,7 @@ _SERVER = (
     _choice("api_server.tool_items", "auto", "auto", "function", "mcp", "none"),
     Key("api_server.strict_clients", "list"),
     _flag("api_server.show_reasoning", False),
+    _choice("api_server.memory_scope", "key", "key", "user"),
     _choice("api_server.on_disconnect", "interrupt", "interrupt", "detach"),
     _number("api_server.disconnect_grace_seconds", 0),
     _number("api_server.approval_timeout_seconds", None, follows="approvals.timeout"),

@@ -15,6 +15,7 @@ from hermes.agent.compress import SUMMARY_MARK
 from hermes.agent.content import own_words
 from hermes.agent.failures import Failure, Kind, explain
 from hermes.agent.fitting import ASKED, compact, fit
+from hermes.agent.job_script import run_script
 from hermes.agent.media import Deliverables
 from hermes.agent.media_tags import as_said
 from hermes.agent.opening import open_turn, reopen_turn
@@ -113,6 +114,8 @@ class TurnLoop:
         while notices:
             await self._log.emit("notice", level="info", code="process_ended", message=notices.pop(0))
         picked_up = await self._pick_up()
+        if self._spec.script is not None and picked_up is None:
+            await run_script(turn, self._round_of)
         while picked_up is not None or self._log.step < turn.steps_max + repairs:
             if picked_up is None:
                 self._log.step += 1
@@ -395,6 +398,9 @@ class TurnLoop:
 
     @cached_property
     def _round(self) -> ToolRound:
+        return self._round_of(self._turn.tools)
+
+    def _round_of(self, tools: dict[str, ToolDef]) -> ToolRound:
         turn, services, get = self._turn, self._turn.services, self._turn.settings.get
         known, world, asking = self._live.secrets, self._world, self._asking
         loop = asyncio.get_running_loop()
@@ -429,7 +435,7 @@ class TurnLoop:
             )
 
         return ToolRound(
-            turn.tools,
+            tools,
             context,
             self._log,
             self._live.controls.stop,

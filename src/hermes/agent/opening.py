@@ -189,6 +189,12 @@ async def _offered(turn: Turn) -> dict[str, ToolDef]:
     return tools
 
 
+def may_use(spec: RunSpec, settings: Settings, toolset: str) -> bool:
+    """Whether a run itself may use a toolset, whatever its model is offered."""
+    sets = (spec.toolsets or frozenset()) | _configured(settings, spec.source)
+    return toolset in sets - spec.disabled_toolsets and (spec.tool_policy is None or toolset in spec.tool_policy)
+
+
 @lru_cache(maxsize=16)
 def _configured(settings: Settings, source: str) -> frozenset[str]:
     config = {name: settings.section(name) for name in ("platform_toolsets", "agent", "mcp_servers")}

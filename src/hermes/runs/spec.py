@@ -90,6 +90,8 @@ class RunSpec(msgspec.Struct, frozen=True):
     parent_session_id: str | None = None
     metadata: Mapping[str, str] = msgspec.field(default_factory=dict)
     workdir: str | None = None
+    # A command that is run before the model is asked; the model is given its output.
+    script: str | None = None
 
     @property
     def folder_id(self) -> str:

@@ -49,7 +49,7 @@ from hermes.server.session_ids import _derive_chat_session_id
 from hermes.server.settings import Platform, PlatformConfig, api_server_options
 from hermes.server.sse import EventStream
 from hermes.server.stored_result import result_at_end, said_until
-from hermes.server.wishes import session_key_fault
+from hermes.server.wishes import session_key_fault, user_scope
 from hermes.store import sessions
 from hermes.store.base import StoreError
 from hermes.store.bundle import Async
@@ -358,11 +358,11 @@ class APIServerAdapter:
         key, refusal = self.session_key(request)
         return key, refusal.response() if refusal else None
 
-    def session_key(self, request: web.Request) -> tuple[str | None, ApiError | None]:
-        """The same, with the refusal to be raised."""
+    def session_key(self, request: web.Request, user: str | None = None) -> tuple[str | None, ApiError | None]:
+        """The same, with the refusal to be raised. Where none is named, the user may be the scope (`memory_scope`)."""
         given = request.headers.get("X-Hermes-Session-Key", "")
         if not given:
-            return None, None
+            return user_scope(request, user) if self._options["memory_scope"] == "user" else (None, None)
         if fault := session_key_fault(given):
             return None, ApiError(400, fault, "invalid_session_key", "X-Hermes-Session-Key")
         if self.is_open:

@@ -163,7 +163,7 @@ def _turn(adapter: APIServerAdapter, request: web.Request, body: Body[ChatReques
     _check_supported(asked)
     said = parted(asked.messages, adapter.option("max_text_chars"))
     tools = client_tools(asked.tools, asked.tool_choice)
-    wished = wishes(adapter, request, client_tools=bool(tools.schemas))
+    wished = wishes(adapter, request, client_tools=bool(tools.schemas), user=asked.user)
     announces = asked.stream and wished.tool_progress != "off"
     owner = adapter.owner_of(request)
     form = asked.response_format

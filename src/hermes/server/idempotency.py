@@ -123,6 +123,7 @@ _OF_ONE = frozenset({"x-request-id", "date", "server", "content-length", "transf
 _OF_ONE |= {f"x-ratelimit-{part}-{what}" for part in ("limit", "remaining", "reset") for what in ("requests", "tokens")}
 _WISHES = "Session-Id Session-Key Seed-History Detach Approvals Tool-Progress Tool-Items Reasoning Toolsets Timeout"
 _MEANINGFUL = tuple(f"X-Hermes-{name}" for name in _WISHES.split())
+_USER = "X-OpenWebUI-User-Id"
 _RAN, _HOW = "X-Hermes-Run-Id", "X-Hermes-Completed"
 
 
@@ -208,7 +209,10 @@ class Once:
 
     async def _fingerprint(self, request: web.Request) -> str:
         body = as_object(await read_bytes(request, self._adapter.option("max_body_bytes")))
-        told = [body, {name: request.headers.get(name) for name in _MEANINGFUL}, sorted(request.query.items())]
+        headers = {name: request.headers.get(name) for name in _MEANINGFUL}
+        if _USER in request.headers:  # only then, so that records of earlier versions stay valid
+            headers[_USER] = request.headers[_USER]
+        told = [body, headers, sorted(request.query.items())]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
     def _begin(self, request: web.Request, place: tuple[str, str], recording: Recording, work: Work) -> None:

@@ -47,7 +47,7 @@ _CODES = {
 
 async def list_jobs(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
     """GET /api/jobs"""
-    with_disabled = "include_disabled" not in request.query or flag(request, "include_disabled")
+    with_disabled = flag(request, "include_disabled")
     store = await _store(adapter)
     found = await store.jobs.list(owner=adapter.seen_by(request), include_disabled=with_disabled)
     data = [_shown(adapter, job) for job in found]
@@ -58,7 +58,8 @@ async def create(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
     """POST /api/jobs"""
     body = await read(adapter, request, JobRequest)
     owner = adapter.owner_of(request)
-    fields = await _fields(adapter, owner, msgspec.structs.asdict(body.model))
+    given = {name: value for name, value in msgspec.structs.asdict(body.model).items() if value is not None}
+    fields = await _fields(adapter, owner, given)
     settings = (await adapter.app()).settings
     key, refusal = adapter.session_key(request)
     if refusal:
@@ -192,20 +193,25 @@ def _switched(job: Job, enabled: bool) -> Job:
 
 
 async def _fields(adapter: APIServerAdapter, owner: str, given: Mapping[str, Any]) -> Job:
-    """What was given for a job of this owner, checked: model, toolsets, session, folder."""
-    fields = {name: value for name, value in given.items() if value is not None}
+    """What was given for a job of this owner, checked: model, toolsets, session, folder, script. None clears a field."""
+    fields = dict(given)
+    ceiling = CALLER.get().toolsets
+    if fields.get("script") and ceiling is not None and "terminal" not in ceiling:
+        raise invalid("script", "This key may not run commands: its toolsets do not include terminal.")
     if "model" in fields:
         route_of(adapter, fields["model"])
         named = adapter.option("model_routes").get(fields["model"], {})
         fields |= {name: named[name] for name in ("model", "provider") if named.get(name)}
-    if "enabled_toolsets" in fields:
+        if fields["model"] is None:  # a provider that came with an alias goes with it
+            fields.setdefault("provider", None)
+    if fields.get("enabled_toolsets") is not None:
         toolsets_of(fields["enabled_toolsets"], "enabled_toolsets")
-    if "session_id" in fields:
+    if fields.get("session_id") is not None:
         fields["session_id"] = session_id_of(fields["session_id"], "session_id")
         session = await (await _store(adapter)).sessions.get_session(fields["session_id"])
         if session is not None and session["owner"] != owner:
             raise unknown_session(fields["session_id"])
-    if "workdir" in fields:
+    if fields.get("workdir") is not None:
         app = await adapter.app()
         try:
             await app.services.files.call(partial(workspace_of, app.home, app.settings, owner, None, fields["workdir"]))

@@ -11,6 +11,7 @@ from hermes.limits import (
     IMPORT_SESSIONS_MAX,
     JOB_NAME_CHARS_MAX,
     JOB_PROMPT_CHARS_MAX,
+    JOB_SCRIPT_CHARS_MAX,
     MESSAGES_MAX,
     METADATA_CHARS_MAX,
     METADATA_KEY_CHARS_MAX,
@@ -338,6 +339,7 @@ class ImportRequest(Struct, kw_only=True):
 
 JobName = Annotated[str, Meta(min_length=1, max_length=JOB_NAME_CHARS_MAX)]
 JobPrompt = Annotated[str, Meta(max_length=JOB_PROMPT_CHARS_MAX)]
+JobScript = Annotated[str, Meta(min_length=1, max_length=JOB_SCRIPT_CHARS_MAX)]
 Names = Annotated[list[Annotated[str, Meta(min_length=1, max_length=200)]], Meta(max_length=64)]
 
 
@@ -356,6 +358,9 @@ class JobRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     workdir: str | None = None
     session_id: str | None = None
     timezone: str | None = None
+    script: JobScript | None = None
+    effort: Effort | None = None
+    continuity: bool | None = None
 
 
 class JobPatch(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -374,3 +379,6 @@ class JobPatch(Struct, kw_only=True, forbid_unknown_fields=True):
     session_id: str | UnsetType | None = UNSET
     timezone: str | UnsetType = UNSET
     enabled: bool | UnsetType = UNSET
+    script: JobScript | UnsetType | None = UNSET
+    effort: Effort | UnsetType | None = UNSET
+    continuity: bool | UnsetType = UNSET

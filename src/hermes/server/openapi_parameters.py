@@ -64,7 +64,7 @@ QUERIES: dict[str, tuple[Json, ...]] = {
         _query("kind", "only runs of this kind", enum=list(_KINDS)),
         _query("session_id", "only runs of this session"),
     ),
-    "jobs": (_flag("include_disabled", "those too that rest or are over; they are shown unless this is false"),),
+    "jobs": (_flag("include_disabled", "paused and finished jobs, too"),),
     "job_runs": (_whole("limit", "how many runs", 1, 200, 50), _CURSOR),
     "run_events": (
         _whole("starting_after", "the number of the last event that is known"),
@@ -111,12 +111,17 @@ _SEED = _header("X-Hermes-Seed-History", "begin an empty session with the body's
 _REASONING = _header("X-Hermes-Reasoning", "whether reasoning is shown", enum=["on", "off"])
 _WISHES = (
     _header("X-Hermes-Session-Key", "the scope of long-term memory; needs a key", maxLength=SESSION_KEY_CHARS_MAX),
+    _header("X-OpenWebUI-User-Id", "the user whose memory is used, with `api_server.memory_scope: user`"),
     _header("X-Hermes-Detach", "the turn goes on when the client leaves", type="boolean"),
     _header("X-Hermes-Approvals", "wait for answers to the agent's questions, or deny", enum=["wait", "deny"]),
     _header("X-Hermes-Tool-Progress", "how a chat stream tells of tools", enum=["event", "chunk", "off"]),
     _header("X-Hermes-Tool-Items", "how a response shows server tools", enum=["function", "mcp", "none"]),
     _REASONING,
-    _header("X-Hermes-Toolsets", "the toolsets of this turn, comma separated, or `none`"),
+    _header(
+        "X-Hermes-Toolsets",
+        "the toolsets of this turn, comma separated, or `none`; with `tools` of the client, `terminal`, `file` and "
+        "`code_execution` are offered only where this or the key names them",
+    ),
     _header("X-Hermes-Timeout", "the most seconds that the turn may take", type="number", minimum=1),
 )
 _LAST_EVENT = _header("Last-Event-ID", "the number of the last event that is known", type="integer", minimum=0)

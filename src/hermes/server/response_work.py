@@ -102,7 +102,7 @@ async def prepare(
     asked, owner = body.model, adapter.owner_of(request)
     _check_supported(asked, body)
     tools = client_tools(asked.tools, asked.tool_choice)
-    wished = wishes(adapter, request, client_tools=bool(tools.schemas))
+    wished = wishes(adapter, request, client_tools=bool(tools.schemas), user=asked.user)
     name, chain, added = await _chain(adapter, asked, owner, memory or {})
     given = await reader(adapter, owner).read(asked.input)
     history, prompt, results = given.parted()

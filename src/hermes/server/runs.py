@@ -61,7 +61,12 @@ async def submit(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
     except Refused as error:
         raise outcome.refusal(error) from None
     record = await engine.get(spec.run_id)
-    headers = {"Location": f"/v1/runs/{spec.run_id}", "X-Hermes-History": history, **_names(spec), **body.headers()}
+    headers = {
+        "Location": f"/v1/runs/{spec.run_id}",
+        "X-Hermes-History": history,
+        **_names(request, spec),
+        **body.headers(),
+    }
     told = {
         "run_id": spec.run_id,
         "status": "started",
@@ -77,7 +82,7 @@ async def _spec(adapter: APIServerAdapter, request: web.Request, body: Body[RunR
     asked, owner = body.model, adapter.owner_of(request)
     if asked.tools is not None:
         raise invalid("tools", "A run has no tools of its client's.", "unsupported_parameter")
-    wished = wishes(adapter, request)
+    wished = wishes(adapter, request, user=asked.user)
     chain = await _chain(adapter, asked, owner)
     named = _session_id(asked, wished, chain)
     given = await reader(adapter, owner).read(asked.input)
@@ -199,9 +204,10 @@ def _toolsets(asked: RunRequest, wished: Wishes) -> frozenset[str] | None:
     return named if wished.toolsets is None else named & wished.toolsets
 
 
-def _names(spec: RunSpec) -> dict[str, str]:
+def _names(request: web.Request, spec: RunSpec) -> dict[str, str]:
     names = {"X-Hermes-Run-Id": spec.run_id, "X-Hermes-Session-Id": spec.session_id}
-    return names | ({"X-Hermes-Session-Key": spec.session_key} if spec.session_key is not None else {})
+    key = request.headers.get("X-Hermes-Session-Key")
+    return names | ({"X-Hermes-Session-Key": key} if key else {})
 
 
 # --- looking at them -------------------------------------------------------------------------------------------------
@@ -280,7 +286,7 @@ async def events(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
     used = used_until(await engine.durable(spec.run_id), after) if after else ()
     renderer = RunRenderer(record, adapter.redact, names=names, reasoning=reasoning, used=used)
     rows = ROWS | THOUGHTS if reasoning else ROWS
-    stream = adapter.stream(request, _names(spec))
+    stream = adapter.stream(request, _names(request, spec))
     with contextlib.suppress(ClientGone, EventsExpired):
         async with stream:
             if request.method == "HEAD":

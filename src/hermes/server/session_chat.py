@@ -109,7 +109,7 @@ async def _turn(
 ) -> Turn:
     """The turn that a request asks for."""
     asked = body.model
-    wished = wishes(adapter, request)
+    wished = wishes(adapter, request, user=asked.user)
     session = await session_of(adapter, request)
     given = parameters(adapter, asked)
     spec = RunSpec(

@@ -145,6 +145,9 @@ class Job(Struct, kw_only=True):
     origin: Object | None
     paused_at: float | None
     paused_reason: str | None
+    script: str | None
+    effort: str | None
+    continuity: bool
     owner: str | UnsetType = UNSET
 
 

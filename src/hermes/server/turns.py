@@ -362,8 +362,8 @@ class Turn:
         headers = {"X-Hermes-Session-Id": self.spec.session_id, "X-Hermes-History": told}
         if (self.admission is not None and self.admission.begun) or ended is None:
             headers["X-Hermes-Run-Id"] = self.spec.run_id
-        if self.spec.session_key is not None:
-            headers["X-Hermes-Session-Key"] = self.spec.session_key
+        if key := self.request.headers.get("X-Hermes-Session-Key"):
+            headers["X-Hermes-Session-Key"] = key
         if ended is not None:
             headers |= ended.headers()
             if ended.served_by:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from hermes.limits import IDEMPOTENCY_KEY_CHARS_MAX, SESSION_KEY_CHARS_MAX
+from hermes.limits import IDEMPOTENCY_KEY_CHARS_MAX, SESSION_KEY_CHARS_MAX, USER_ID_CHARS_MAX
 from hermes.server.bodies import flag_of
 from hermes.server.errors import ApiError, invalid
 from hermes.server.idempotency import RECORDING
@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
 
 _IDEMPOTENCY_KEY = re.compile(rf"[\x21-\x7e]{{1,{IDEMPOTENCY_KEY_CHARS_MAX}}}")
+# Open WebUI sends it with ENABLE_FORWARD_USER_INFO_HEADERS.
+USER_HEADER = "X-OpenWebUI-User-Id"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+# A client with tools of its own gets these only on request: its model would take the server's files for the client's.
+ON_REQUEST = frozenset({"terminal", "file", "code_execution"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,7 @@ class Wishes:
     tool_items: str = "function"
     reasoning: bool = False
     toolsets: frozenset[str] | None = None
+    disabled_toolsets: frozenset[str] = frozenset()
     deadline_s: float | None = None
     strict: bool = False
 
@@ -48,6 +53,7 @@ class Wishes:
         return {
             "session_key": self.session_key,
             "toolsets": adapter.toolsets(self.toolsets),
+            "disabled_toolsets": self.disabled_toolsets,
             "tool_policy": CALLER.get().toolsets,
             "allowed_models": CALLER.get().models,
             **({"run_id": recording.run_id} if (recording := RECORDING.get()) else {}),
@@ -58,16 +64,18 @@ class Wishes:
         }
 
 
-def wishes(adapter: APIServerAdapter, request: web.Request, *, client_tools: bool = False) -> Wishes:
+def wishes(
+    adapter: APIServerAdapter, request: web.Request, *, client_tools: bool = False, user: str | None = None
+) -> Wishes:
     """The wishes of a request, each checked."""
     header = request.headers.get
-    session_key, refusal = adapter.session_key(request)
+    session_key, refusal = adapter.session_key(request, user)
     if refusal is not None:
         raise refusal
     strict = is_strict(adapter, request)
     progress = _one_of(request, "X-Hermes-Tool-Progress", ("event", "chunk", "off")) or adapter.option("tool_progress")
     shown = _one_of(request, "X-Hermes-Tool-Items", ("function", "mcp", "none")) or adapter.option("tool_items")
-    session_id = header("X-Hermes-Session-Id")
+    session_id, toolsets = header("X-Hermes-Session-Id"), _toolsets(header("X-Hermes-Toolsets"))
     detach = flag_of(header("X-Hermes-Detach"), "X-Hermes-Detach", False) or RECORDING.get() is not None
     return Wishes(
         session_id=session_id_of(session_id, "X-Hermes-Session-Id") if session_id else None,
@@ -78,7 +86,10 @@ def wishes(adapter: APIServerAdapter, request: web.Request, *, client_tools: boo
         tool_progress=progress if progress != "auto" else "off" if strict else "event",
         tool_items=shown if shown != "auto" else "mcp" if strict or client_tools else "function",
         reasoning=flag_of(header("X-Hermes-Reasoning"), "X-Hermes-Reasoning", adapter.option("show_reasoning")),
-        toolsets=_toolsets(header("X-Hermes-Toolsets")),
+        toolsets=toolsets,
+        disabled_toolsets=ON_REQUEST - (CALLER.get().toolsets or set())
+        if client_tools and toolsets is None
+        else frozenset(),
         deadline_s=_deadline(header("X-Hermes-Timeout"), adapter.option("turn_timeout_seconds")),
         strict=strict,
     )
@@ -103,6 +114,16 @@ def session_key_fault(value: str) -> str:
     if len(value) > SESSION_KEY_CHARS_MAX:
         return f"X-Hermes-Session-Key is longer than {SESSION_KEY_CHARS_MAX} characters."
     return "X-Hermes-Session-Key holds control characters." if _CONTROL.search(value) else ""
+
+
+def user_scope(request: web.Request, user: str | None) -> tuple[str | None, ApiError | None]:
+    """The scope of the user that a front end names by header, or a request by its field; or why there is none."""
+    forwarded = request.headers.get(USER_HEADER, "").strip()
+    where, given = (USER_HEADER, forwarded) if forwarded else ("user", (user or "").strip())
+    if len(given) > USER_ID_CHARS_MAX or _CONTROL.search(given):
+        words = f"{where} is at most {USER_ID_CHARS_MAX} characters, without control characters."
+        return None, ApiError(400, words, "invalid_value", where)
+    return (f"user:{given}" if given else None), None
 
 
 def is_strict(adapter: APIServerAdapter, request: web.Request) -> bool:
