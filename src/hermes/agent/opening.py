@@ -122,20 +122,21 @@ def _routes(
 ) -> tuple[list[Route], Failure | None]:
     chosen = live.spec.route
     try:
-        model = session["model"] if session and chosen is None else None
-        if not routes.is_allowed(settings, live.spec.allowed_models, chosen, model):
+        if chosen is None:
+            chosen = routes.of_session(settings, session)
+        if not routes.is_allowed(settings, live.spec.allowed_models, chosen):
             words = f"The model may not be used with this key; these may: {', '.join(sorted(live.spec.allowed_models or ()))}."
             return [routes.LOCAL], Failure("unknown", None, "", words, False, "model_not_allowed")
         if chosen is not None:
-            return _found(services, settings, chosen, None), None
-        known = services.lately((_found, settings, model), lambda: _found(services, settings, None, model))
+            return _found(services, settings, chosen), None
+        known = services.lately((_found, settings), lambda: _found(services, settings, None))
         return [*known], None
     except ConfigError as error:
         return [routes.LOCAL], Failure("unknown", None, "", str(error), False, "agent_incomplete")
 
 
-def _found(services: Services, settings: Settings, chosen: RouteChoice | None, model: str | None) -> list[Route]:
-    return [_with_window(route, services) for route in routes.routes(settings, chosen, model)]
+def _found(services: Services, settings: Settings, chosen: RouteChoice | None) -> list[Route]:
+    return [_with_window(route, services) for route in routes.routes(settings, chosen)]
 
 
 async def _equip(turn: Turn, client_tools: dict[str, ToolSchema]) -> None:

@@ -15,7 +15,6 @@ Job = dict[str, Any]
 def spec_of(job: Mapping[str, Any], now: float) -> RunSpec:
     """The run of a job, in the session that it names, or in one of its own."""
     skills = f"Use the skills {', '.join(job['skills'])}." if job["skills"] else ""
-    named = job["model"] or job["provider"]
     stamp = time.strftime("%Y%m%d_%H%M%S", time.gmtime(now))
     return RunSpec(
         user_message="\n\n".join(text for text in (skills, job["prompt"]) if text),
@@ -24,13 +23,20 @@ def spec_of(job: Mapping[str, Any], now: float) -> RunSpec:
         source="cron",
         owner=job["owner"],
         session_key=job.get("session_key"),
-        route=RouteChoice(model=job["model"], provider=job["provider"]) if named else None,
+        route=route_of(job["model"], job["provider"]),
         toolsets=frozenset(job["enabled_toolsets"]) if job["enabled_toolsets"] is not None else None,
         tool_policy=_ceiling(job.get("tool_policy")),
         allowed_models=_ceiling(job.get("allowed_models")),
         workdir=job["workdir"],
         job_id=job["id"],
     )
+
+
+def route_of(model: str | None, provider: str | None) -> RouteChoice | None:
+    """Where a job's model is asked. Without a provider it is an alias, `provider/model`, or one of the main provider."""
+    if not (model or provider):
+        return None
+    return RouteChoice(alias=None if provider else model, model=model, provider=provider)
 
 
 def _ceiling(names: Sequence[str] | None) -> frozenset[str] | None:

@@ -18,6 +18,7 @@ from aiohttp import web
 from hermes import app as apps
 from hermes import home
 from hermes.agent import facade
+from hermes.config import Settings
 from hermes.guards.secrets import Secrets
 from hermes.runs.engine import Admission, LiveRun, Refused
 from hermes.runs.events import Event
@@ -136,6 +137,11 @@ class APIServerAdapter:
     def option(self, name: str) -> Any:
         """A setting of the API server."""
         return self._options[name]
+
+    @property
+    def settings(self) -> Settings:
+        """All settings as they stand."""
+        return self._app.settings if self._app is not None else runner._settings()
 
     def redact(self, text: str) -> str:
         """The text without anything that is, or looks like, a credential."""

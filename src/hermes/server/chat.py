@@ -183,7 +183,7 @@ def _turn(adapter: APIServerAdapter, request: web.Request, body: Body[ChatReques
         allowed_tools=tools.allowed,
         results=said.results,
         **wished.fields(adapter, announces=announces),
-        **parameters(adapter, asked),
+        **parameters(adapter, body),
     )
     if not wished.session_id:
         return Turn(adapter, request, spec, wished, bind=True)

@@ -25,7 +25,7 @@ from hermes.server.models import JobPatch, JobRequest
 from hermes.server.queries import bad_cursor, cursor_of, flag, listed, whole
 from hermes.server.runs import shown
 from hermes.server.session_routes import unknown_session
-from hermes.server.turns import route_of
+from hermes.server.turns import check_model, route_of
 from hermes.server.wishes import session_id_of, toolsets_of
 from hermes.tools import cronjob
 from hermes.tools.registry import ToolError
@@ -67,11 +67,11 @@ async def create(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
         job = cronjob.made(fields, time.time(), fields.get("timezone") or settings.get("timezone"), adapter.secrets)
     except ToolError as error:
         raise _refused(error) from None
-    route_of(adapter, body.model.model)
     job |= {"owner": owner, "session_key": key, "origin": {"source": "api_server"}}
     caller = CALLER.get()
     ceilings = {"tool_policy": caller.toolsets, "allowed_models": caller.models}
     job |= {name: None if names is None else sorted(names) for name, names in ceilings.items()}
+    await check_model(adapter, spec_of({"id": "", **job}, time.time()))
     made = await (await _store(adapter)).jobs.create(job)
     told = {"object": "hermes.job", "job": _shown(adapter, made)}
     return answer(told, 201, {"Location": f"/api/jobs/{made['id']}", **body.headers()})
@@ -91,7 +91,7 @@ async def update(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
         raise ApiError(400, f"Nothing was given that is to change; these can be: {known}.", "no_fields")
     job = await _job(adapter, request)
     enabled = given.pop("enabled", None)
-    fields = await _fields(adapter, job["owner"], given)
+    fields = await _fields(adapter, job["owner"], given, job)
     try:
         new = cronjob.changed(job, fields, time.time(), adapter.secrets) if fields else {}
         if enabled is not None:
@@ -191,13 +191,16 @@ def _switched(job: Job, enabled: bool) -> Job:
     return (cronjob.resumed if enabled else cronjob.paused)(job, time.time())
 
 
-async def _fields(adapter: APIServerAdapter, owner: str, given: Mapping[str, Any]) -> Job:
+async def _fields(adapter: APIServerAdapter, owner: str, given: Mapping[str, Any], job: Job | None = None) -> Job:
     """What was given for a job of this owner, checked: model, toolsets, session, folder."""
     fields = {name: value for name, value in given.items() if value is not None}
-    if "model" in fields:
-        route_of(adapter, fields["model"])
-        named = adapter.option("model_routes").get(fields["model"], {})
-        fields |= {name: named[name] for name in ("model", "provider") if named.get(name)}
+    if {"model", "provider"} & fields.keys():
+        named = {**(job or {}), **fields}
+        chosen = route_of(adapter, named.get("model"), named.get("provider"))
+        if chosen is None:
+            fields["model"] = None
+        elif chosen.provider:
+            fields |= {"model": chosen.model, "provider": chosen.provider}
     if "enabled_toolsets" in fields:
         toolsets_of(fields["enabled_toolsets"], "enabled_toolsets")
     if "session_id" in fields:

@@ -43,6 +43,8 @@ class Parameters(Struct, kw_only=True):
     """What every turn may ask of its model."""
 
     model: str | None = None
+    # A provider's name; an object of this name is another service's own, and has no effect.
+    provider: str | dict[str, Any] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
@@ -256,6 +258,7 @@ class CompactRequest(Struct, kw_only=True):
     """A conversation to be made shorter."""
 
     model: str
+    provider: str | None = None
     input: str | Annotated[list[str | dict[str, Any]], Meta(max_length=MESSAGES_MAX)] | None = None
     previous_response_id: str | None = None
     instructions: str | None = None

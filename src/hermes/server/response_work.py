@@ -138,7 +138,7 @@ async def prepare(
         compress=asked.truncation != "disabled",
         response_id=response_id,
         **fields,
-        **_verbosity(asked, parameters(adapter, asked)),
+        **_verbosity(asked, parameters(adapter, body)),
     )
     turn = await _placed(
         adapter, request, spec, wished, chain, [*added, *history], asked.truncation == "auto", new=session_id is None

@@ -26,7 +26,7 @@ from hermes.server.response_kept import Kept, blank, follow, reported, turn_mess
 from hermes.server.response_work import Work, prepare, reader
 from hermes.server.sealing import seal_of
 from hermes.server.sse import ClientGone, EventStream, Item, direct, items, logged
-from hermes.server.turns import Turn, ended_of, leave, route_of, to_its_end
+from hermes.server.turns import Turn, check_model, ended_of, leave, route_of, to_its_end
 from hermes.server.wishes import wishes
 from hermes.store.base import StoreError
 from hermes.store.sessions import new_session_id
@@ -252,6 +252,8 @@ async def _in_background(adapter: APIServerAdapter, request: web.Request, work: 
 async def _submit(adapter: APIServerAdapter, work: Work, renderer: ResponseRenderer) -> None:
     """Keep the response and submit its turn: both, or neither."""
     app, kept = await adapter.app(), work.kept
+    if joined() is None:
+        await check_model(adapter, work.turn.spec)
     await kept.begin(adapter, renderer.snapshot())
     try:
         await app.engine.submit(work.turn.spec, charged=True) if joined() is None else None
@@ -397,7 +399,7 @@ async def compact(adapter: APIServerAdapter, request: web.Request) -> web.Stream
         persist=False,
         memory=False,
         context_files=False,
-        route=route_of(adapter, asked.model),
+        route=route_of(adapter, asked.model, asked.provider),
     )
     turn = Turn(adapter, request, spec, wishes(adapter, request))
     try:

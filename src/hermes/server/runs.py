@@ -30,7 +30,7 @@ from hermes.server.render_run import CLOSED, ROWS, THOUGHTS, RunRenderer, run_ob
 from hermes.server.response_work import reader
 from hermes.server.session_routes import unknown_session
 from hermes.server.sse import ClientGone, direct, logged, pump
-from hermes.server.turns import Message, open_calls, parameters, route_in
+from hermes.server.turns import Message, check_model, open_calls, parameters
 from hermes.server.wishes import Wishes, at_door, session_id_of, toolsets_of, wishes
 from hermes.store.base import EventsExpired, RunRecord
 
@@ -57,6 +57,7 @@ async def submit(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
     try:
         # What was asked for is done, also when the client does not stay to be told so.
         if joined() is None:
+            await check_model(adapter, spec)
             await asyncio.shield(asyncio.ensure_future(engine.submit(spec, charged=True)))
     except Refused as error:
         raise outcome.refusal(error) from None
@@ -92,8 +93,7 @@ async def _spec(adapter: APIServerAdapter, request: web.Request, body: Body[RunR
         raise unknown_session(named)
     stored = await adapter.stored_history(named, joined()) if named and session is not None else []
     await _check_answered(adapter, stored, owner)
-    fields = parameters(adapter, asked)
-    fields["route"] = route_in(adapter, fields["route"], session)
+    fields = parameters(adapter, body)
     run_id = own_run_id()
     session_id = named or run_id
     if history and not stored:
