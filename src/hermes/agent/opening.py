@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from hermes.agent import prompt, routes
-from hermes.agent.auxiliary import plain_title
+from hermes.agent.auxiliary import first_words, names_session, plain_title
 from hermes.agent.content import Arrived, arrived
 from hermes.agent.failures import Failure
 from hermes.agent.prompt import PromptInputs
@@ -280,8 +280,8 @@ async def _record(turn: Turn, record: Mapping[str, Any], before: Arrived, *, beg
         turn.user_row = row = before.row(live.transcript_id, said)
         row.run_id, row.told = spec.run_id, ((started, "user_row"),)
         rows.append(row)
-        if not turn.settings.get("auxiliary.title_generation.enabled"):
-            record = {**record, "auto_title": plain_title(text_of(said["content"]))}
+        if not names_session(turn):
+            record = {**record, "auto_title": plain_title(first_words(turn.messages))}
     await live.log.append(started, rows=rows, session=record, hold=not before.saved)
 
 

@@ -162,7 +162,7 @@ class TextOptions(Struct, kw_only=True):
 class ChatRequest(Parameters, kw_only=True):
     """A chat completion."""
 
-    WITHOUT_EFFECT: ClassVar = ("store", "prediction", "prompt_cache_retention", "moderation")
+    WITHOUT_EFFECT: ClassVar = ("prediction", "prompt_cache_retention", "moderation")
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MESSAGES_MAX)]
     stream: bool = False
@@ -179,7 +179,7 @@ class ChatRequest(Parameters, kw_only=True):
     functions: Any = None
     function_call: Any = None
     web_search_options: Any = None
-    store: Any = None
+    store: bool = True
     prediction: Any = None
     prompt_cache_retention: Any = None
     moderation: Any = None

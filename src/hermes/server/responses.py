@@ -115,9 +115,6 @@ async def _carry(
         if renderer.ended and ended is None:
             ended = await ended_of(adapter, task, turn)
             await kept.keep(adapter, renderer.response, ended)
-            if ended.calls and turn is not None and not turn.spec.persist:
-                ids = [call["id"] for call in ended.calls]
-                await adapter.stored_responses.suspend(ids, kept.owner, ended.messages or [])
         if data and write:
             await write(data)
     if ended is None:

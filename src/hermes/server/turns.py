@@ -26,6 +26,8 @@ from hermes.server.outcome import Outcome
 from hermes.server.sse import TurnQueue
 from hermes.server.wishes import Wishes
 from hermes.store.base import StoreError
+from hermes.store.binding import match
+from hermes.store.rows import row_of_message
 
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
@@ -328,7 +330,11 @@ class Turn:
                 log.warning("%s: the agent failed: %s", self.spec.run_id, self.adapter.redact(repr(error)))
             return outcome.raised(error, self.adapter.redact)
         limited = self.spec.max_output_tokens is not None
-        return outcome.outcome_of(result, usage, self.adapter.redact, own_limit=limited)
+        found = outcome.outcome_of(result, usage, self.adapter.redact, own_limit=limited)
+        if found.calls and not self.spec.persist:  # no session holds what the client's results belong to
+            ids = [call["id"] for call in found.calls]
+            await self.adapter.stored_responses.suspend(ids, self.spec.owner, found.messages or [])
+        return found
 
     async def leave(self, task: asyncio.Future[Any]) -> None:
         """The client has gone: stop the turn and wait for its end, unless it goes on without its client."""
@@ -426,6 +432,14 @@ async def leave(task: asyncio.Future[Any], agent_ref: list[Any] | None, joined: 
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError, Exception):
         await task
+
+
+async def with_unseen(adapter: APIServerAdapter, spec: RunSpec, history: list[Message]) -> list[Message]:
+    """The history with the server's own calls, where the turn that waits for these results is the one that is meant."""
+    ids = [str(result["tool_call_id"]) for result in spec.results]
+    kept = await adapter.stored_responses.suspended(ids, spec.owner)
+    found = match(history, [row_of_message("", message) for message in kept or ()])
+    return found.with_unseen() if found is not None else history
 
 
 def open_calls(messages: Sequence[Mapping[str, Any]]) -> list[str]:
