@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import inspect
 import logging
 import os
@@ -89,6 +90,18 @@ class SendResult:
 
     success: bool
     error: str | None = None
+
+
+def _given_key(request: web.Request) -> bytes:
+    """The key that a request shows, as `Authorization: Bearer` or as `api-key`; nothing where the two differ."""
+    shown = []
+    if (given := request.headers.get("Authorization")) is not None:
+        scheme, _, token = given.partition(" ")
+        shown.append(token if scheme.lower() == "bearer" else "")
+    if (given := request.headers.get("api-key")) is not None:
+        shown.append(given)
+    tokens = [token.strip().encode("utf-8", "surrogateescape") for token in shown]
+    return tokens[0] if tokens and hmac.compare_digest(tokens[0], tokens[-1]) else b""
 
 
 class APIServerAdapter:
@@ -321,19 +334,24 @@ class APIServerAdapter:
 
     def _refusal(self, request: web.Request) -> ApiError | None:
         """Why the request may not come in: its key, its key's scopes, or too many requests."""
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        token = given.strip().encode("utf-8", "surrogateescape") if scheme.lower() == "bearer" else b""
-        key = self.keyring.find(token)
+        key = self.keyring.find(_given_key(request))
         if key is None:
             challenge = {"WWW-Authenticate": "Bearer"}
             return ApiError(401, "Incorrect API key provided.", "invalid_api_key", headers=challenge)
         CALLER.set(key)
         route = route_at(request)
-        if route is not None and (missing := key.lacks(route.scope)):
-            words = f"This key lacks the scope {' and '.join(map(repr, missing))}."
-            challenge = {"WWW-Authenticate": f'Bearer error="insufficient_scope", scope="{route.scope}"'}
-            return ApiError(403, words, "insufficient_scope", headers=challenge)
+        if route is not None and (refusal := self.scope_refusal(key, route.scope)) is not None:
+            return refusal
         return self.rate_refusal(key, begins_turns=route is not None and route.begins_turns)
+
+    def scope_refusal(self, key: Key, scope: str | None) -> ApiError | None:
+        """Why a key does not suffice for what needs this scope."""
+        if not (missing := key.lacks(scope)):
+            return None
+        words = f"This key lacks the scope {' and '.join(map(repr, missing))}."
+        needed = str(scope).partition("|")[0]
+        challenge = {"WWW-Authenticate": f'Bearer error="insufficient_scope", scope="{needed}"'}
+        return ApiError(403, words, "insufficient_scope", headers=challenge)
 
     def rate_refusal(self, key: Key, *, begins_turns: bool) -> ApiError | None:
         """Count a request of a key; one that has used up what it may do in a minute has to wait."""

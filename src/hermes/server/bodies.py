@@ -76,7 +76,9 @@ async def _read_bytes(request: web.Request, limit: int) -> bytes:
         raise _too_large(limit)
     encoding = request.headers.get("Content-Encoding", "").strip().lower().removeprefix("identity")
     if encoding not in ("", *ENCODINGS):
-        words = f"The Content-Encoding {encoding!r} is not supported; send gzip, deflate or none."
+        words = (
+            f"The Content-Encoding {encoding!r} is not supported. Send the body with gzip or deflate, or uncompressed."
+        )
         raise ApiError(415, words, "unsupported_media_type", headers={"Accept-Encoding": "gzip, deflate"})
     parts: list[bytes] = []
     size = 0

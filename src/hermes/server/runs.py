@@ -8,7 +8,7 @@ import os
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from aiohttp import web
 
@@ -23,7 +23,7 @@ from hermes.server.chat import message_of
 from hermes.server.content import text_of
 from hermes.server.errors import ApiError, answer, invalid
 from hermes.server.idempotency import joined, own_run_id
-from hermes.server.keys import CALLER
+from hermes.server.keys import CALLER, RUN_SCOPES
 from hermes.server.models import ApprovalRequest, ClarifyRequest, RunRequest, SteerRequest
 from hermes.server.queries import bad_cursor, cursor_of, flag, listed, number_of, shows_reasoning, whole, word
 from hermes.server.render_run import CLOSED, ROWS, THOUGHTS, RunRenderer, run_object, used_until
@@ -211,6 +211,9 @@ async def list_runs(adapter: APIServerAdapter, request: web.Request) -> web.Stre
     """GET /v1/runs"""
     limit = whole(request, "limit", 50, 1, 200)
     kind, status = word(request, "kind", _KINDS), word(request, "status", _STATUSES)
+    kinds = [one for one in ([kind] if kind else _LISTED) if CALLER.get().opens(RUN_SCOPES[cast(RunKind, one)])]
+    if not kinds:
+        return answer(listed([], None, 0))
     app = await adapter.app()
     try:
         found, texts, total = await app.store.runs.page(
@@ -219,7 +222,7 @@ async def list_runs(adapter: APIServerAdapter, request: web.Request) -> web.Stre
             session_id=request.query.get("session_id") or None,
             # One that waits to be taken up by the next server is shown as one that waits.
             statuses=[status, *(["interrupted"] if status == "queued" else [])] if status else (),
-            kinds=[kind] if kind else _LISTED,
+            kinds=kinds,
             before=cursor_of(request),
         )
     except KeyError:
@@ -257,6 +260,8 @@ async def _record(adapter: APIServerAdapter, request: web.Request) -> RunRecord:
     found = await (await adapter.app()).engine.get(run_id)
     if found is None or not adapter.may_see(request, found.spec.owner):
         raise _unknown(run_id)
+    if (refusal := adapter.scope_refusal(CALLER.get(), RUN_SCOPES[found.spec.kind])) is not None:
+        raise refusal
     return found
 
 
