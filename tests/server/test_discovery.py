@@ -36,6 +36,7 @@ FEATURES = [
     "responses_cancel",
     "responses_input_items",
     "responses_compact",
+    "responses_input_tokens",
     "responses_websocket",
     "responses_client_tools",
     "conversations_api",

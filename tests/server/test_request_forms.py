@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from support.model_server import Reply
@@ -139,3 +141,77 @@ async def test_an_encoding_that_is_not_taken_says_which_are(api: Api, path: str,
         message = (await refused(response, 415, "unsupported_media_type"))["message"]
         assert encoding in message and "gzip or deflate, or uncompressed" in message
         assert response.headers["Accept-Encoding"] == "gzip, deflate"
+
+
+# --- counting --------------------------------------------------------------------------------------------------------
+
+COUNT = "/v1/responses/input_tokens"
+
+
+async def counted(api: Api, **body: Any) -> int:
+    async with api.post(COUNT, body, headers=body.pop("headers", {})) as response:
+        found = await told(response)
+    assert found == {"object": "response.input_tokens", "input_tokens": found["input_tokens"]}
+    return int(found["input_tokens"])
+
+
+async def test_the_tokens_of_a_request_are_counted_without_asking_a_model(api: Api) -> None:
+    few = await counted(api, input="hi")
+    words = "word " * 1000
+    longer = {
+        "input": await counted(api, input=words),
+        "items": await counted(api, input=[{"role": "user", "content": words}, {"role": "user", "content": "hi"}]),
+        "instructions": await counted(api, input="hi", instructions=words),
+        "tools": await counted(api, input="hi", tools=[{"type": "function", "name": "f", "description": words}]),
+    }
+    for name, tokens in longer.items():
+        assert 800 < tokens - few < 2500, name
+    assert few > 500  # the agent's own prompt and tools are part of every request
+    assert await counted(api, input="hi", headers={"X-Hermes-Toolsets": "none"}) < few
+    assert api.model.requests == []
+    for path in ("/api/sessions", "/v1/runs"):
+        async with api.get(path) as response:
+            assert (await told(response))["data"] == []
+
+
+async def test_what_was_said_before_is_counted_too(api: Api) -> None:
+    few = await counted(api, input="hi")
+    api.model.script = [Reply(text="word " * 1000)]
+    headers = {"X-Hermes-Session-Id": "hall"}
+    async with api.post("/v1/responses", {"input": "hi"}, headers=headers) as response:
+        made = await told(response)
+    assert await counted(api, input="hi", previous_response_id=made["id"]) > few + 800
+    assert await counted(api, input="hi", headers=headers) > few + 800
+    async with api.get("/api/sessions/hall/messages") as response:
+        assert (await told(response))["total"] == 2
+    assert len(api.model.requests) == 1
+
+
+async def test_a_conversation_larger_than_the_window_is_counted_and_not_compacted(start: Start) -> None:
+    settings = {"model": {"default": "m", "base_url": "http://127.0.0.1:9/v1", "context_length": 4096}}
+    api = await start(settings=settings)
+    history = [{"role": ("user", "assistant")[n % 2], "content": "word " * 300} for n in range(30)]
+    assert await counted(api, input=[*history, {"role": "user", "content": "hi"}]) > 4096
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({}, 400, "missing_required_parameter"),
+        ({"input": 1}, 400, "invalid_type"),
+        ({"input": "hi", "previous_response_id": "resp_none"}, 404, "previous_response_not_found"),
+        ({"input": "hi", "provider": "nobody"}, 400, "invalid_value"),
+    ],
+)
+async def test_what_cannot_be_asked_for_cannot_be_counted(api: Api, body: Json, status: int, code: str) -> None:
+    async with api.post(COUNT, body) as response:
+        await refused(response, status, code)
+
+
+async def test_a_session_of_another_owner_is_not_counted(start: Start) -> None:
+    api = await start(keys=KEYS)
+    async with api.post("/api/sessions", {"id": "hers"}, headers=bearer(ANNA)) as response:
+        await told(response, 201)
+    headers = {**bearer(BEN), "X-Hermes-Session-Id": "hers"}
+    async with api.post(COUNT, {"input": "hi"}, headers=headers) as response:
+        await refused(response, 404, "session_not_found")

@@ -50,9 +50,13 @@ async def run_turn(live: LiveRun, services: Services) -> Result:
             with TurnLoop(turn) as work:
                 done = await work.close_off(resumed)
         else:
-            failure = fault or (await fit(turn, "start") if resumed is None else None)
+            fits = resumed is None and not live.spec.count_only
+            failure = fault or (await fit(turn, "start") if fits else None)
             if failure is not None:
                 done = await close_failed(turn, failure)
+            elif live.spec.count_only:
+                done = await close_completed(turn, Answered(Assembled(), ""), [])
+                done["prompt_tokens"] = turn.prompt_tokens()
             elif live.spec.compact is not None:
                 await compact(turn, ASKED, live.spec.compact)
                 done = await close_completed(turn, Answered(Assembled(), ""), [])

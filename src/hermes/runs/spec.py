@@ -47,6 +47,8 @@ class RouteChoice:
 class RunSpec(msgspec.Struct, frozen=True):
     """One turn to be run. With `compact` nothing is asked: the conversation is made shorter, minding what it names.
 
+    With `count_only` nothing is asked either: the result tells how many tokens the first request would have.
+
     With `verbatim` the model is given `history` whatever the session holds.
 
     `tool_policy` (toolsets) and `allowed_models` (names) are ceilings: whatever else the spec asks for stays within
@@ -85,6 +87,7 @@ class RunSpec(msgspec.Struct, frozen=True):
     persist: bool = True
     compress: bool = True
     compact: str | None = None
+    count_only: bool = False
     context_files: bool = True
     memory: bool = True
     deadline_seconds: float | None = None

@@ -517,6 +517,7 @@ class APIServerAdapter:
     _handle_cancel_response = endpoint(responses.cancel)
     _handle_response_input_items = endpoint(responses.input_items)
     _handle_compact = endpoint(responses.compact)
+    _handle_input_tokens = endpoint(responses.input_tokens)
     _handle_responses_websocket = endpoint(websocket.connect)
     _handle_create_conversation = endpoint(conversations.create)
     _handle_get_conversation = endpoint(conversations.get)

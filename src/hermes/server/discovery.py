@@ -195,6 +195,7 @@ _BY_ROUTE = {
     "responses_cancel": "response_cancel",
     "responses_input_items": "response_input_items",
     "responses_compact": "responses_compact",
+    "responses_input_tokens": "responses_input_tokens",
     "responses_websocket": "responses_websocket",
     "conversations_api": "conversations",
     "run_submission": "runs",

@@ -47,6 +47,7 @@ ANSWERS: dict[str, type[msgspec.Struct]] = {
     "response_cancel": shapes.Response,
     "response_input_items": shapes.ItemList,
     "responses_compact": shapes.Compaction,
+    "responses_input_tokens": shapes.InputTokens,
     "conversations": shapes.Conversation,
     "conversation": shapes.Conversation,
     "conversation_update": shapes.Conversation,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from hermes.agent.routes import of_session
 from hermes.limits import CLOSE_S_MAX
 from hermes.runs.engine import Refused
 from hermes.runs.spec import Control, RunSpec
@@ -25,6 +26,7 @@ from hermes.server.response_items import Json
 from hermes.server.response_kept import Kept, blank, follow, reported, turn_messages
 from hermes.server.response_work import Work, prepare, reader
 from hermes.server.sealing import seal_of
+from hermes.server.session_routes import unknown_session
 from hermes.server.sse import ClientGone, EventStream, Item, direct, items, logged
 from hermes.server.turns import Turn, check_model, ended_of, leave, route_of, to_its_end
 from hermes.server.wishes import wishes
@@ -363,6 +365,46 @@ def page(found: list[Json], request: web.Request) -> Json:
     shown = ordered[:limit]
     ends = {"first_id": shown[0]["id"] if shown else None, "last_id": shown[-1]["id"] if shown else None}
     return {"object": "list", "data": shown, **ends, "has_more": len(ordered) > limit}
+
+
+# --- counting --------------------------------------------------------------------------------------------------------
+
+
+async def input_tokens(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
+    """POST /v1/responses/input_tokens: what the model would be given for this request, as the agent counts it."""
+    body = await read(adapter, request, ResponseRequest)
+    body.model.store = body.model.stream = body.model.background = False
+    turn = (await prepare(adapter, request, body)).turn
+    turn = Turn(adapter, request, await _counted(adapter, request, turn.spec), turn.wishes)
+    try:
+        await turn.admit()
+        assert turn.admission is not None
+        # An agent that somebody has put in the place of ours is never asked.
+        result = await turn.admission.engine.work(turn.spec, turn.admission)
+    except Refused as error:
+        raise outcome.refusal(error) from None
+    finally:
+        await turn.release()
+    if "prompt_tokens" not in result:
+        raise outcome.outcome_of(result, {}, adapter.redact).failure()
+    told = {"object": "response.input_tokens", "input_tokens": result["prompt_tokens"]}
+    return answer(told, 200, body.headers())
+
+
+async def _counted(adapter: APIServerAdapter, request: web.Request, spec: RunSpec) -> RunSpec:
+    """The turn as one that is only counted: with all that its session gives it, and without that session."""
+    await check_model(adapter, spec)
+    if spec.persist:
+        session = await adapter.session(spec.session_id)
+        if session is not None:
+            if not adapter.may_see(request, session["owner"]):
+                raise unknown_session(spec.session_id)
+            texts = [text for text in (session["instructions"], spec.instructions) if text]
+            route = spec.route or of_session(adapter.settings, session)
+            spec = spec.replace(instructions="\n".join(texts) or None, route=route)
+        if spec.history is None:
+            spec = spec.replace(history=await adapter.stored_history(spec.session_id))
+    return spec.replace(session_id=new_session_id(), base_id=None, persist=False, count_only=True)
 
 
 # --- compacting ------------------------------------------------------------------------------------------------------

@@ -126,6 +126,16 @@ ROUTES: tuple[Route, ...] = (
         faults=_TURN,
     ),
     Route(
+        "responses_input_tokens",
+        "POST",
+        "/v1/responses/input_tokens",
+        "_handle_input_tokens",
+        _CHAT,
+        "Count the tokens of a response's input",
+        models.ResponseRequest,
+        faults=_TURN,
+    ),
+    Route(
         "conversations",
         "POST",
         "/v1/conversations",
