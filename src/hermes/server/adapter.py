@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -21,6 +22,7 @@ from hermes import home
 from hermes.agent import facade
 from hermes.config import Settings
 from hermes.guards.secrets import Secrets
+from hermes.limits import BODIES_MEMORY_BYTES_MAX
 from hermes.runs.engine import Admission, LiveRun, Refused
 from hermes.runs.events import Event
 from hermes.runs.spec import RunSpec
@@ -39,6 +41,7 @@ from hermes.server import (
     session_routes,
     websocket,
 )
+from hermes.server.body_memory import Budget
 from hermes.server.endpoint import endpoint
 from hermes.server.errors import ApiError
 from hermes.server.gate import gate_middleware
@@ -126,6 +129,7 @@ class APIServerAdapter:
         self.keyring = Keyring(self._api_key, options["keys"])
         self._secrets = Secrets([self._api_key] if self._api_key else [])
         self.metrics = metrics.Metrics()
+        self.body_memory = Budget(BODIES_MEMORY_BYTES_MAX)
         self.started_at = time.time()
         self.draining = asyncio.Event()
         self.seal: Any = None
@@ -155,6 +159,11 @@ class APIServerAdapter:
     def settings(self) -> Settings:
         """All settings as they stand."""
         return self._app.settings if self._app is not None else runner._settings()
+
+    @property
+    def spool_folder(self) -> Path | None:
+        """Where large bodies lie while they are read: on the disk of the home, since the usual place may be memory."""
+        return self._app.home.path if self._app is not None else None
 
     def redact(self, text: str) -> str:
         """The text without anything that is, or looks like, a credential."""
