@@ -335,6 +335,18 @@ async def test_a_session_whose_model_the_key_may_not_use_is_refused_before_anyth
     assert served.asked == [DEEP]
 
 
+@pytest.mark.parametrize("fields", [{}, {"background": True}])
+async def test_a_refusal_tells_nothing_of_another_owners_session(
+    two: Callable[..., Awaitable[Two]], fields: Json
+) -> None:
+    served = await two(models=["fast"])
+    await served.api.app.store.sessions.create_session("hers", "api_server", owner="default", model="second/hidden")
+    headers = {**bearer(LIMITED), "X-Hermes-Session-Id": "hers"}
+    for path in ("/v1/responses", "/v1/responses/input_tokens"):
+        async with served.api.post(path, {"input": "hi", **fields}, headers=headers) as response:
+            assert response.status in (403, 404) and "hidden" not in await response.text()
+
+
 # --- what is on offer ------------------------------------------------------------------------------------------------
 
 

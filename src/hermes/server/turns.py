@@ -96,7 +96,8 @@ async def check_model(adapter: APIServerAdapter, spec: RunSpec) -> None:
     """A turn that names no model has its session's, or the default one: its key must be allowed to use that."""
     if spec.route is None and CALLER.get().models is not None:
         session = await adapter.session(spec.session_id) if spec.persist else None
-        _check_allowed(adapter, (session["model"] if session else None) or adapter.model_name)
+        own = session["model"] if session and session["owner"] == spec.owner else None
+        _check_allowed(adapter, own or adapter.model_name)
 
 
 def _check_allowed(adapter: APIServerAdapter, name: str) -> None:
