@@ -230,7 +230,7 @@ _SERVER = (
     _choice("api_server.on_disconnect", "interrupt", "interrupt", "detach"),
     _number("api_server.disconnect_grace_seconds", 0),
     _number("api_server.approval_timeout_seconds", None, follows="approvals.timeout"),
-    _whole("api_server.max_body_bytes", 10_000_000, 1000),
+    _whole("api_server.max_body_bytes", 32_000_000, 1000),
     _whole("api_server.max_text_chars", 1_048_576, 1),
     _whole("api_server.max_concurrent_runs", 256, 0),
     _number("api_server.session_wait_seconds", 30),

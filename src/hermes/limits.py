@@ -146,6 +146,10 @@ CONTROL_POLL_S = 1.0
 
 # The HTTP server
 BODY_S_MAX = 60.0
+# A body larger than this is received into a file; all such bodies together have so much room once they are read.
+BODY_MEMORY_BYTES_MAX = 1024 * 1024
+BODIES_MEMORY_BYTES_MAX = 256_000_000
+BODIES_WAIT_S_MAX = 30.0
 HEADERS_S_MAX = 10.0
 HEADER_BYTES_MAX = 16 * 1024
 JSON_DEPTH_MAX = 100

@@ -18,6 +18,7 @@ LAMP, HORN = function("lamp", **ROOM), function("horn")
 TODO = Call("todo", {"todos": [{"id": "1", "content": "tea", "status": "pending"}]}, id="call_todo")
 HALL = Call("lamp", {"room": "hall"}, id="call_lamp")
 PLAIN = {"User-Agent": "curl/8.0"}
+KEPT_OR_NOT = pytest.mark.parametrize("store", [True, False])
 
 
 async def ask(api: Api, body: Json, **headers: str) -> Json:
@@ -66,9 +67,10 @@ async def test_text_beside_a_call_is_told(api: Api) -> None:
     assert (message["content"], finish) == ("One moment.", "tool_calls")
 
 
-async def test_server_calls_of_the_same_message_run_first_and_are_not_lost(api: Api) -> None:
+@KEPT_OR_NOT
+async def test_server_calls_of_the_same_message_run_first_and_are_not_lost(api: Api, store: bool) -> None:
     api.model.script = [Reply(tool_calls=[TODO, HALL]), Reply(text="Both done.")]
-    question = user("tea and light", tools=[LAMP])
+    question = user("tea and light", tools=[LAMP], store=store)
     answer = await ask(api, question)
     assert [call["id"] for call in said(answer)[0]["tool_calls"]] == ["call_lamp"]
     again = await ask(api, going_on(question, answer, call_lamp="done"))
@@ -80,9 +82,10 @@ async def test_server_calls_of_the_same_message_run_first_and_are_not_lost(api: 
     assert json.loads(results["call_todo"])["todos"][0]["content"] == "tea"
 
 
-async def test_server_tools_run_on_and_are_never_shown_as_calls(api: Api) -> None:
+@KEPT_OR_NOT
+async def test_server_tools_run_on_and_are_never_shown_as_calls(api: Api, store: bool) -> None:
     api.model.script = [Reply(tool_calls=[TODO]), Reply(tool_calls=[HALL]), Reply(text="Done.")]
-    question = user("tea, then light", tools=[LAMP])
+    question = user("tea, then light", tools=[LAMP], store=store)
     answer = await ask(api, question)
     assert [call["id"] for call in said(answer)[0]["tool_calls"]] == ["call_lamp"]
     await ask(api, going_on(question, answer, call_lamp="done"))

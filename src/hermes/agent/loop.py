@@ -9,7 +9,7 @@ import traceback
 from functools import cached_property, partial
 
 from hermes.agent import prompt
-from hermes.agent.auxiliary import Auxiliary, plain_title
+from hermes.agent.auxiliary import Auxiliary, first_words, names_session, plain_title
 from hermes.agent.closing import close_cancelled, close_completed, close_failed, open_answer
 from hermes.agent.compress import SUMMARY_MARK
 from hermes.agent.content import own_words
@@ -31,7 +31,6 @@ from hermes.runs.engine import LiveRun, Result
 from hermes.runs.resume import Resumption
 from hermes.runs.writer import LogEnded
 from hermes.store.base import LeaseLost, Row
-from hermes.text import text_of
 from hermes.tools import arguments
 from hermes.tools.asking import Asking
 from hermes.tools.registry import Answer, ToolContext, ToolDef, redaction
@@ -52,9 +51,13 @@ async def run_turn(live: LiveRun, services: Services) -> Result:
             with TurnLoop(turn) as work:
                 done = await work.close_off(resumed)
         else:
-            failure = fault or (await fit(turn, "start") if resumed is None else None)
+            fits = resumed is None and not live.spec.count_only
+            failure = fault or (await fit(turn, "start") if fits else None)
             if failure is not None:
                 done = await close_failed(turn, failure)
+            elif live.spec.count_only:
+                done = await close_completed(turn, Answered(Assembled(), ""), [])
+                done["prompt_tokens"] = turn.prompt_tokens()
             elif live.spec.compact is not None:
                 await compact(turn, ASKED, live.spec.compact)
                 done = await close_completed(turn, Answered(Assembled(), ""), [])
@@ -79,7 +82,7 @@ async def run_turn(live: LiveRun, services: Services) -> Result:
         await close_failed(turn, failure, open_answer(turn))
         raise
     if live.spec.persist and turn.user_row is not None and not _is_named(turn) and not done["interrupted"]:
-        services.background(_name_session(turn, text_of(turn.user_row.content), done["final_response"]))
+        services.background(_name_session(turn, done["final_response"]))
     return done
 
 
@@ -454,15 +457,16 @@ def _is_named(turn: Turn) -> bool:
     if turn.live.begun is None:
         return False
     session = turn.live.begun.session
-    return bool(session["title"]) if session else not turn.settings.get("auxiliary.title_generation.enabled")
+    return bool(session["title"]) if session else not names_session(turn)
 
 
-async def _name_session(turn: Turn, question: str, answer: str) -> None:
+async def _name_session(turn: Turn, answer: str) -> None:
     """A title for a session that has none, as work that delays nobody."""
+    question = first_words(turn.messages)
     sessions, session_id = turn.live.store.sessions, turn.live.spec.session_id
     if not question.strip():
         return
-    got = await Auxiliary(turn).title(question, answer) if answer else None
+    got = await Auxiliary(turn).title(question, answer) if answer and names_session(turn) else None
     if got is not None:
         used = got[1]
         await sessions.add_usage(session_id, used, used["model"], used["provider"], used["task"])

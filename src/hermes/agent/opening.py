@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from hermes.agent import prompt, routes
-from hermes.agent.auxiliary import plain_title
+from hermes.agent.auxiliary import first_words, names_session, plain_title
 from hermes.agent.content import Arrived, arrived
 from hermes.agent.failures import Failure
 from hermes.agent.prompt import PromptInputs
@@ -122,20 +122,21 @@ def _routes(
 ) -> tuple[list[Route], Failure | None]:
     chosen = live.spec.route
     try:
-        model = session["model"] if session and chosen is None else None
-        if not routes.is_allowed(settings, live.spec.allowed_models, chosen, model):
+        if chosen is None:
+            chosen = routes.of_session(settings, session)
+        if not routes.is_allowed(settings, live.spec.allowed_models, chosen):
             words = f"The model may not be used with this key; these may: {', '.join(sorted(live.spec.allowed_models or ()))}."
             return [routes.LOCAL], Failure("unknown", None, "", words, False, "model_not_allowed")
         if chosen is not None:
-            return _found(services, settings, chosen, None), None
-        known = services.lately((_found, settings, model), lambda: _found(services, settings, None, model))
+            return _found(services, settings, chosen), None
+        known = services.lately((_found, settings), lambda: _found(services, settings, None))
         return [*known], None
     except ConfigError as error:
         return [routes.LOCAL], Failure("unknown", None, "", str(error), False, "agent_incomplete")
 
 
-def _found(services: Services, settings: Settings, chosen: RouteChoice | None, model: str | None) -> list[Route]:
-    return [_with_window(route, services) for route in routes.routes(settings, chosen, model)]
+def _found(services: Services, settings: Settings, chosen: RouteChoice | None) -> list[Route]:
+    return [_with_window(route, services) for route in routes.routes(settings, chosen)]
 
 
 async def _equip(turn: Turn, client_tools: dict[str, ToolSchema]) -> None:
@@ -285,8 +286,8 @@ async def _record(turn: Turn, record: Mapping[str, Any], before: Arrived, *, beg
         turn.user_row = row = before.row(live.transcript_id, said)
         row.run_id, row.told = spec.run_id, ((started, "user_row"),)
         rows.append(row)
-        if not turn.settings.get("auxiliary.title_generation.enabled"):
-            record = {**record, "auto_title": plain_title(text_of(said["content"]))}
+        if not names_session(turn):
+            record = {**record, "auto_title": plain_title(first_words(turn.messages))}
     await live.log.append(started, rows=rows, session=record, hold=not before.saved)
 
 

@@ -17,7 +17,6 @@ SILENT = "[SILENT]"
 def spec_of(job: Mapping[str, Any], now: float) -> RunSpec:
     """The run of a job: in the session that it names, in the one that all its runs share, or in one of its own."""
     skills = f"Use the skills {', '.join(job['skills'])}." if job["skills"] else ""
-    named = job["model"] or job["provider"]
     effort, shared = job.get("effort"), f"cron_{job['id']}" if job.get("continuity") else None
     stamp = time.strftime("%Y%m%d_%H%M%S", time.gmtime(now))
     return RunSpec(
@@ -27,7 +26,7 @@ def spec_of(job: Mapping[str, Any], now: float) -> RunSpec:
         source="cron",
         owner=job["owner"],
         session_key=job.get("session_key"),
-        route=RouteChoice(model=job["model"], provider=job["provider"]) if named else None,
+        route=route_of(job["model"], job["provider"]),
         toolsets=frozenset(job["enabled_toolsets"]) if job["enabled_toolsets"] is not None else None,
         tool_policy=_ceiling(job.get("tool_policy")),
         allowed_models=_ceiling(job.get("allowed_models")),
@@ -36,6 +35,13 @@ def spec_of(job: Mapping[str, Any], now: float) -> RunSpec:
         script=job.get("script"),
         job_id=job["id"],
     )
+
+
+def route_of(model: str | None, provider: str | None) -> RouteChoice | None:
+    """Where a job's model is asked. Without a provider it is an alias, `provider/model`, or one of the main provider."""
+    if not (model or provider):
+        return None
+    return RouteChoice(alias=None if provider else model, model=model, provider=provider)
 
 
 def _ceiling(names: Sequence[str] | None) -> frozenset[str] | None:

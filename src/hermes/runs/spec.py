@@ -38,13 +38,20 @@ class RouteChoice:
     extra_body: Mapping[str, Any] = field(default_factory=dict, repr=False)
     fallbacks: tuple[Mapping[str, Any] | str, ...] | None = field(default=None, repr=False)
 
+    @property
+    def name(self) -> str | None:
+        """How it is asked for by name."""
+        return self.alias or (f"{self.provider}/{self.model}" if self.provider and self.model else None)
+
 
 class RunSpec(msgspec.Struct, frozen=True):
     """One turn to be run. With `compact` nothing is asked: the conversation is made shorter, minding what it names.
 
+    With `count_only` nothing is asked either: the result tells how many tokens the first request would have.
+
     With `verbatim` the model is given `history` whatever the session holds.
 
-    `tool_policy` (toolsets) and `allowed_models` (aliases) are ceilings: whatever else the spec asks for stays within
+    `tool_policy` (toolsets) and `allowed_models` (names) are ceilings: whatever else the spec asks for stays within
     them, after a restart too. None is no ceiling.
     """
 
@@ -80,6 +87,7 @@ class RunSpec(msgspec.Struct, frozen=True):
     persist: bool = True
     compress: bool = True
     compact: str | None = None
+    count_only: bool = False
     context_files: bool = True
     memory: bool = True
     deadline_seconds: float | None = None

@@ -20,8 +20,9 @@ from hermes.server.outcome import Outcome
 from hermes.server.render_chat import ChatRenderer
 from hermes.server.session_ids import _derive_chat_session_id
 from hermes.server.sse import ClientGone, direct, items, pump
-from hermes.server.turns import Message, Turn, client_tools, ended_of, leave, parameters
+from hermes.server.turns import Message, Turn, client_tools, ended_of, leave, parameters, with_unseen
 from hermes.server.wishes import wishes
+from hermes.store.sessions import new_session_id
 from hermes.tools.arguments import unusable
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ async def complete(adapter: APIServerAdapter, request: web.Request) -> web.Strea
     """POST /v1/chat/completions"""
     body = await read(adapter, request, ChatRequest)
     turn = _turn(adapter, request, body)
+    if not turn.spec.persist and turn.spec.results:
+        turn.spec = turn.spec.replace(history=await with_unseen(adapter, turn.spec, turn.spec.history or []))
     try:
         await turn.admit()
         completion_id, created = f"chatcmpl-{turn.spec.run_id.removeprefix('run_')}", int(asked_at())
@@ -167,13 +170,16 @@ def _turn(adapter: APIServerAdapter, request: web.Request, body: Body[ChatReques
     announces = asked.stream and wished.tool_progress != "off"
     owner = adapter.owner_of(request)
     form = asked.response_format
-    session_id = wished.session_id or _derive_chat_session_id(said.system, said.first, owner)
+    persist = asked.store or wished.session_id is not None
+    session_id = wished.session_id or (
+        _derive_chat_session_id(said.system, said.first, owner) if persist else new_session_id()
+    )
     spec = RunSpec(
         user_message=said.prompt,
         user_name=said.name,
         session_id=session_id,
         history=said.history,
-        base_id=session_id,
+        base_id=session_id if persist else None,
         kind="chat",
         owner=owner,
         instructions=said.system,
@@ -182,11 +188,12 @@ def _turn(adapter: APIServerAdapter, request: web.Request, body: Body[ChatReques
         tool_choice=tools.choice,
         allowed_tools=tools.allowed,
         results=said.results,
+        persist=persist,
         **wished.fields(adapter, announces=announces),
-        **parameters(adapter, asked),
+        **parameters(adapter, body),
     )
     if not wished.session_id:
-        return Turn(adapter, request, spec, wished, bind=True)
+        return Turn(adapter, request, spec, wished, bind=persist)
     if not (wished.seed and said.history):
         spec = spec.replace(history=None, base_id=None)
     return Turn(adapter, request, spec, wished, ignored_messages=len(said.history))

@@ -21,7 +21,7 @@ from aiohttp import web
 from hermes.limits import IDEMPOTENCY_KEY_CHARS_MAX
 from hermes.runs.engine import Admission, Refused
 from hermes.runs.spec import new_run_id
-from hermes.server.bodies import as_object, read_bytes
+from hermes.server.bodies import read_object
 from hermes.server.endpoint import request_id
 from hermes.server.errors import ApiError, invalid
 from hermes.server.outcome import refusal
@@ -208,7 +208,7 @@ class Once:
             task.exception()  # whoever still waits for it is told
 
     async def _fingerprint(self, request: web.Request) -> str:
-        body = as_object(await read_bytes(request, self._adapter.option("max_body_bytes")))
+        body = await read_object(self._adapter, request)
         headers = {name: request.headers.get(name) for name in _MEANINGFUL}
         if _USER in request.headers:  # only then, so that records of earlier versions stay valid
             headers[_USER] = request.headers[_USER]

@@ -25,7 +25,7 @@ from hermes.server.models import JobPatch, JobRequest
 from hermes.server.queries import bad_cursor, cursor_of, flag, listed, whole
 from hermes.server.runs import shown
 from hermes.server.session_routes import unknown_session
-from hermes.server.turns import route_of
+from hermes.server.turns import check_model, route_of
 from hermes.server.wishes import session_id_of, toolsets_of
 from hermes.tools import cronjob
 from hermes.tools.registry import ToolError
@@ -68,11 +68,11 @@ async def create(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
         job = cronjob.made(fields, time.time(), fields.get("timezone") or settings.get("timezone"), adapter.secrets)
     except ToolError as error:
         raise _refused(error) from None
-    route_of(adapter, body.model.model)
     job |= {"owner": owner, "session_key": key, "origin": {"source": "api_server"}}
     caller = CALLER.get()
     ceilings = {"tool_policy": caller.toolsets, "allowed_models": caller.models}
     job |= {name: None if names is None else sorted(names) for name, names in ceilings.items()}
+    await check_model(adapter, spec_of({"id": "", **job}, time.time()))
     made = await (await _store(adapter)).jobs.create(job)
     told = {"object": "hermes.job", "job": _shown(adapter, made)}
     return answer(told, 201, {"Location": f"/api/jobs/{made['id']}", **body.headers()})
@@ -92,7 +92,7 @@ async def update(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
         raise ApiError(400, f"Nothing was given that is to change; these can be: {known}.", "no_fields")
     job = await _job(adapter, request)
     enabled = given.pop("enabled", None)
-    fields = await _fields(adapter, job["owner"], given)
+    fields = await _fields(adapter, job["owner"], given, job)
     try:
         new = cronjob.changed(job, fields, time.time(), adapter.secrets) if fields else {}
         if enabled is not None:
@@ -192,18 +192,21 @@ def _switched(job: Job, enabled: bool) -> Job:
     return (cronjob.resumed if enabled else cronjob.paused)(job, time.time())
 
 
-async def _fields(adapter: APIServerAdapter, owner: str, given: Mapping[str, Any]) -> Job:
+async def _fields(adapter: APIServerAdapter, owner: str, given: Mapping[str, Any], job: Job | None = None) -> Job:
     """What was given for a job of this owner, checked: model, toolsets, session, folder, script. None clears a field."""
     fields = dict(given)
     ceiling = CALLER.get().toolsets
     if fields.get("script") and ceiling is not None and "terminal" not in ceiling:
         raise invalid("script", "This key may not run commands: its toolsets do not include terminal.")
-    if "model" in fields:
-        route_of(adapter, fields["model"])
-        named = adapter.option("model_routes").get(fields["model"], {})
-        fields |= {name: named[name] for name in ("model", "provider") if named.get(name)}
-        if fields["model"] is None:  # a provider that came with an alias goes with it
+    if {"model", "provider"} & fields.keys():
+        if fields.get("model", "") is None:  # a provider that came with a model goes with it
             fields.setdefault("provider", None)
+        named = {**(job or {}), **fields}
+        chosen = route_of(adapter, named.get("model"), named.get("provider"))
+        if chosen is None:
+            fields["model"] = None
+        elif chosen.provider:
+            fields |= {"model": chosen.model, "provider": chosen.provider}
     if fields.get("enabled_toolsets") is not None:
         toolsets_of(fields["enabled_toolsets"], "enabled_toolsets")
     if fields.get("session_id") is not None:

@@ -19,7 +19,7 @@ from hermes.limits import (
     STOP_STRINGS_MAX,
 )
 
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Verbosity = Literal["low", "medium", "high"]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Count = Annotated[int, Meta(ge=1, le=2**53)]
@@ -44,6 +44,8 @@ class Parameters(Struct, kw_only=True):
     """What every turn may ask of its model."""
 
     model: str | None = None
+    # A provider's name; an object of this name is another service's own, and has no effect.
+    provider: str | dict[str, Any] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
@@ -161,7 +163,7 @@ class TextOptions(Struct, kw_only=True):
 class ChatRequest(Parameters, kw_only=True):
     """A chat completion."""
 
-    WITHOUT_EFFECT: ClassVar = ("store", "prediction", "prompt_cache_retention", "moderation")
+    WITHOUT_EFFECT: ClassVar = ("prediction", "prompt_cache_retention", "moderation")
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MESSAGES_MAX)]
     stream: bool = False
@@ -178,7 +180,7 @@ class ChatRequest(Parameters, kw_only=True):
     functions: Any = None
     function_call: Any = None
     web_search_options: Any = None
-    store: Any = None
+    store: bool = True
     prediction: Any = None
     prompt_cache_retention: Any = None
     moderation: Any = None
@@ -257,6 +259,7 @@ class CompactRequest(Struct, kw_only=True):
     """A conversation to be made shorter."""
 
     model: str
+    provider: str | None = None
     input: str | Annotated[list[str | dict[str, Any]], Meta(max_length=MESSAGES_MAX)] | None = None
     previous_response_id: str | None = None
     instructions: str | None = None

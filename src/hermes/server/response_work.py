@@ -19,10 +19,8 @@ from hermes.server.render_responses import Shows
 from hermes.server.response_items import Json, Reader, cut_to
 from hermes.server.response_kept import Kept, blank
 from hermes.server.sealing import Seal, seal_of
-from hermes.server.turns import Message, Turn, client_tools, parameters
+from hermes.server.turns import Message, Turn, client_tools, parameters, with_unseen
 from hermes.server.wishes import wishes
-from hermes.store.binding import match
-from hermes.store.rows import row_of_message
 from hermes.store.sessions import new_session_id
 
 if TYPE_CHECKING:
@@ -138,7 +136,7 @@ async def prepare(
         compress=asked.truncation != "disabled",
         response_id=response_id,
         **fields,
-        **_verbosity(asked, parameters(adapter, asked)),
+        **_verbosity(asked, parameters(adapter, body)),
     )
     turn = await _placed(
         adapter, request, spec, wished, chain, [*added, *history], asked.truncation == "auto", new=session_id is None
@@ -229,7 +227,7 @@ async def _placed(
         spec = spec.replace(history=history if seeds else None, base_id=spec.session_id if seeds else None)
         return Turn(adapter, request, spec, wished, ignored_messages=0 if seeds else len(history))
     if chain is None and spec.results and wished.tool_items == "none":
-        history = await _with_unseen(adapter, spec, history)
+        history = await with_unseen(adapter, spec, history)
     whole = [*before, *history]
     if truncates and len(whole) > TRUNCATED_MESSAGES:
         return Turn(adapter, request, spec.replace(history=cut_to(whole, TRUNCATED_MESSAGES)), wished)
@@ -239,14 +237,6 @@ async def _placed(
         spec, new = spec.replace(session_id=new_session_id()), True
     spec = spec.replace(history=whole, base_id=spec.session_id if spec.persist else None)
     return Turn(adapter, request, spec, wished, bind=new)
-
-
-async def _with_unseen(adapter: APIServerAdapter, spec: RunSpec, history: list[Message]) -> list[Message]:
-    """The history with the server's own calls, where the turn that waits for these results is the one that is meant."""
-    ids = [str(result["tool_call_id"]) for result in spec.results]
-    kept = await adapter.stored_responses.suspended(ids, spec.owner)
-    found = match(history, [row_of_message("", message) for message in kept or ()])
-    return found.with_unseen() if found is not None else history
 
 
 async def _is_kept(adapter: APIServerAdapter, chain: Json) -> bool:

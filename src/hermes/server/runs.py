@@ -8,7 +8,7 @@ import os
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from aiohttp import web
 
@@ -23,14 +23,14 @@ from hermes.server.chat import message_of
 from hermes.server.content import text_of
 from hermes.server.errors import ApiError, answer, invalid
 from hermes.server.idempotency import joined, own_run_id
-from hermes.server.keys import CALLER
+from hermes.server.keys import CALLER, RUN_SCOPES
 from hermes.server.models import ApprovalRequest, ClarifyRequest, RunRequest, SteerRequest
 from hermes.server.queries import bad_cursor, cursor_of, flag, listed, number_of, shows_reasoning, whole, word
 from hermes.server.render_run import CLOSED, ROWS, THOUGHTS, RunRenderer, run_object, used_until
 from hermes.server.response_work import reader
 from hermes.server.session_routes import unknown_session
 from hermes.server.sse import ClientGone, direct, logged, pump
-from hermes.server.turns import Message, open_calls, parameters, route_in
+from hermes.server.turns import Message, check_model, open_calls, parameters
 from hermes.server.wishes import Wishes, at_door, session_id_of, toolsets_of, wishes
 from hermes.store.base import EventsExpired, RunRecord
 
@@ -57,6 +57,7 @@ async def submit(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
     try:
         # What was asked for is done, also when the client does not stay to be told so.
         if joined() is None:
+            await check_model(adapter, spec)
             await asyncio.shield(asyncio.ensure_future(engine.submit(spec, charged=True)))
     except Refused as error:
         raise outcome.refusal(error) from None
@@ -97,8 +98,7 @@ async def _spec(adapter: APIServerAdapter, request: web.Request, body: Body[RunR
         raise unknown_session(named)
     stored = await adapter.stored_history(named, joined()) if named and session is not None else []
     await _check_answered(adapter, stored, owner)
-    fields = parameters(adapter, asked)
-    fields["route"] = route_in(adapter, fields["route"], session)
+    fields = parameters(adapter, body)
     run_id = own_run_id()
     session_id = named or run_id
     if history and not stored:
@@ -217,6 +217,9 @@ async def list_runs(adapter: APIServerAdapter, request: web.Request) -> web.Stre
     """GET /v1/runs"""
     limit = whole(request, "limit", 50, 1, 200)
     kind, status = word(request, "kind", _KINDS), word(request, "status", _STATUSES)
+    kinds = [one for one in ([kind] if kind else _LISTED) if CALLER.get().opens(RUN_SCOPES[cast(RunKind, one)])]
+    if not kinds:
+        return answer(listed([], None, 0))
     app = await adapter.app()
     try:
         found, texts, total = await app.store.runs.page(
@@ -225,7 +228,7 @@ async def list_runs(adapter: APIServerAdapter, request: web.Request) -> web.Stre
             session_id=request.query.get("session_id") or None,
             # One that waits to be taken up by the next server is shown as one that waits.
             statuses=[status, *(["interrupted"] if status == "queued" else [])] if status else (),
-            kinds=[kind] if kind else _LISTED,
+            kinds=kinds,
             before=cursor_of(request),
         )
     except KeyError:
@@ -263,6 +266,8 @@ async def _record(adapter: APIServerAdapter, request: web.Request) -> RunRecord:
     found = await (await adapter.app()).engine.get(run_id)
     if found is None or not adapter.may_see(request, found.spec.owner):
         raise _unknown(run_id)
+    if (refusal := adapter.scope_refusal(CALLER.get(), RUN_SCOPES[found.spec.kind])) is not None:
+        raise refusal
     return found
 
 

@@ -18,7 +18,7 @@ from hermes.server.render_run import THOUGHTS
 from hermes.server.render_session import ROWS, SessionRenderer
 from hermes.server.session_routes import session_of
 from hermes.server.sse import ClientGone, direct, items, pump
-from hermes.server.turns import Turn, ended_of, parameters, route_in
+from hermes.server.turns import Turn, ended_of, parameters
 from hermes.server.wishes import wishes
 
 if TYPE_CHECKING:
@@ -111,7 +111,6 @@ async def _turn(
     asked = body.model
     wished = wishes(adapter, request, user=asked.user)
     session = await session_of(adapter, request)
-    given = parameters(adapter, asked)
     spec = RunSpec(
         user_message=_message(asked, adapter.option("max_text_chars")),
         session_id=session["id"],
@@ -119,7 +118,7 @@ async def _turn(
         owner=session["owner"],
         instructions=_instructions(asked, adapter.option("max_text_chars")),
         **{**wished.fields(adapter, announces=streamed), "on_detach": "continue"},
-        **{**given, "route": route_in(adapter, given["route"], session)},
+        **parameters(adapter, body),
     )
     return Turn(adapter, request, spec, wished)
 

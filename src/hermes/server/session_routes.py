@@ -14,7 +14,7 @@ from aiohttp import web
 
 from hermes.limits import QUERY_CHARS_MAX
 from hermes.server import middleware
-from hermes.server.bodies import as_object, parse, read, read_bytes
+from hermes.server.bodies import parse, read, read_object
 from hermes.server.errors import ApiError, answer, invalid, refused
 from hermes.server.models import ForkRequest, ImportRequest, SessionPatch, SessionRequest
 from hermes.server.queries import (
@@ -176,7 +176,7 @@ async def get(adapter: APIServerAdapter, request: web.Request) -> web.StreamResp
 
 async def update(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
     """PATCH /api/sessions/{session_id}: all of it or nothing."""
-    raw = as_object(await read_bytes(request, adapter.option("max_body_bytes")))
+    raw = await read_object(adapter, request)
     for name in raw:
         if name not in SessionPatch.__struct_fields__:
             known = ", ".join(SessionPatch.__struct_fields__)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from hermes.agent import routes
 from hermes.providers.base import SAMPLING
 from hermes.runs.engine import Admission, Refused
 from hermes.runs.events import Event
@@ -25,6 +26,8 @@ from hermes.server.outcome import Outcome
 from hermes.server.sse import TurnQueue
 from hermes.server.wishes import Wishes
 from hermes.store.base import StoreError
+from hermes.store.binding import match
+from hermes.store.rows import row_of_message
 
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
@@ -48,8 +51,11 @@ class Tools:
     allowed: frozenset[str] | None = None
 
 
-def parameters(adapter: APIServerAdapter, given: Parameters) -> dict[str, Any]:
+def parameters(adapter: APIServerAdapter, body: Body[Any]) -> dict[str, Any]:
     """The fields of a spec that a request's common parameters give."""
+    given: Parameters = body.model
+    if isinstance(given.provider, dict):
+        body.ignored.append("provider")
     sampling = {name: value for name in SAMPLING if (value := getattr(given, name, None)) is not None}
     limits = {name: value for name in _LIMITS if (value := getattr(given, name)) is not None}
     if len(set(limits.values())) > 1:
@@ -60,33 +66,46 @@ def parameters(adapter: APIServerAdapter, given: Parameters) -> dict[str, Any]:
         "max_output_tokens": next(iter(limits.values()), None),
         "reasoning": {"enabled": effort != "none", "effort": effort} if effort else None,
         "metadata": dict(given.metadata or {}),
-        "route": route_of(adapter, given.model),
+        "route": route_of(adapter, given.model, given.provider if isinstance(given.provider, str) else None),
     }
 
 
-def route_of(adapter: APIServerAdapter, model: str | None) -> RouteChoice | None:
-    """The route that a model's name stands for; None is the configured one."""
-    allowed = CALLER.get().models
-    if allowed is not None and (model or adapter.model_name) not in allowed:
-        words = (
-            f"This key may not use the model {model or adapter.model_name!r}; it may use {', '.join(sorted(allowed))}."
-        )
-        raise ApiError(403, words, "model_not_allowed", "model")
-    if model and model in adapter.option("model_routes"):
-        return RouteChoice(alias=model)
-    if model and model != adapter.model_name and adapter.option("strict_models"):
+def route_of(adapter: APIServerAdapter, model: str | None, provider: str | None = None) -> RouteChoice | None:
+    """The route that a request names; None where it names none: the session's, else the configured one."""
+    aliases = adapter.option("model_routes")
+    is_default = not model or (model == adapter.model_name and model not in aliases)
+    if provider:
+        found = routes.of_provider(adapter.settings, provider, None if is_default else model)
+        model = f"{provider}/{(found.model if found else model) or ''}"
+        _check_allowed(adapter, model)
+        if found is None:
+            words = f"There is no model {model!r} here: the provider is not configured, or no model is named for it."
+            raise invalid("provider", f"{words} GET /v1/models lists what can be asked for.")
+        return found
+    if not model or is_default:
+        return None
+    _check_allowed(adapter, model)
+    found = RouteChoice(alias=model) if model in aliases else routes.named(adapter.settings, model)
+    # A key that may use certain models only is never given another one in the place of one that is gone.
+    if found is None and (adapter.option("strict_models") or CALLER.get().models is not None):
         raise ApiError(404, f"There is no model {model!r} here; GET /v1/models lists them.", "model_not_found", "model")
-    return None
+    return found or RouteChoice()
 
 
-def route_in(
-    adapter: APIServerAdapter, asked: RouteChoice | None, session: Mapping[str, Any] | None
-) -> RouteChoice | None:
-    """The route of a turn in a session: the one that is asked for, else the session's own."""
-    if asked is not None or session is None or not session["model"]:
-        return asked
-    # A name that is none of the server's stands for its default model.
-    return route_of(adapter, session["model"]) or RouteChoice()
+async def check_model(adapter: APIServerAdapter, spec: RunSpec) -> None:
+    """A turn that names no model has its session's, or the default one: its key must be allowed to use that."""
+    if spec.route is None and CALLER.get().models is not None:
+        session = await adapter.session(spec.session_id) if spec.persist else None
+        own = session["model"] if session and session["owner"] == spec.owner else None
+        _check_allowed(adapter, own or adapter.model_name)
+
+
+def _check_allowed(adapter: APIServerAdapter, name: str) -> None:
+    """A ceiling holds names as they are asked for: `provider/model` is allowed only where it is listed as such."""
+    allowed = CALLER.get().models
+    if allowed is not None and name not in allowed:
+        words = f"This key may not use the model {name!r}; it may use {', '.join(sorted(allowed))}."
+        raise ApiError(403, words, "model_not_allowed", "model")
 
 
 def client_tools(tools: Sequence[ChatTool | ResponseTool] | None, choice: str | Message | None) -> Tools:
@@ -187,6 +206,12 @@ class Turn:
             raise outcome.refusal(error) from None
         self.spec = self.admission.spec
         self.admission.told = self.queue.wake
+        if joined() is None:
+            try:
+                await check_model(self.adapter, self.spec)
+            except BaseException:
+                await self.release()
+                raise
 
     async def look_back(self) -> None:
         """The history that the turn goes on from, once the session is held; a client's calls in it are answered."""
@@ -211,8 +236,6 @@ class Turn:
             stored = await self.adapter.stored_history(spec.session_id, joined())
             if begun is not None and stored:
                 begun.said = [*stored]
-            if session is not None and (route := spec.route or route_in(self.adapter, None, session)) != spec.route:
-                self.spec = spec.replace(route=route)
             seeded = not stored and bool(spec.history)
             self.history = list(spec.history or ()) if seeded else stored
             self.history_source = "request" if seeded else "stored"
@@ -308,7 +331,11 @@ class Turn:
                 log.warning("%s: the agent failed: %s", self.spec.run_id, self.adapter.redact(repr(error)))
             return outcome.raised(error, self.adapter.redact)
         limited = self.spec.max_output_tokens is not None
-        return outcome.outcome_of(result, usage, self.adapter.redact, own_limit=limited)
+        found = outcome.outcome_of(result, usage, self.adapter.redact, own_limit=limited)
+        if found.calls and not self.spec.persist:  # no session holds what the client's results belong to
+            ids = [call["id"] for call in found.calls]
+            await self.adapter.stored_responses.suspend(ids, self.spec.owner, found.messages or [])
+        return found
 
     async def leave(self, task: asyncio.Future[Any]) -> None:
         """The client has gone: stop the turn and wait for its end, unless it goes on without its client."""
@@ -406,6 +433,14 @@ async def leave(task: asyncio.Future[Any], agent_ref: list[Any] | None, joined: 
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError, Exception):
         await task
+
+
+async def with_unseen(adapter: APIServerAdapter, spec: RunSpec, history: list[Message]) -> list[Message]:
+    """The history with the server's own calls, where the turn that waits for these results is the one that is meant."""
+    ids = [str(result["tool_call_id"]) for result in spec.results]
+    kept = await adapter.stored_responses.suspended(ids, spec.owner)
+    found = match(history, [row_of_message("", message) for message in kept or ()])
+    return found.with_unseen() if found is not None else history
 
 
 def open_calls(messages: Sequence[Mapping[str, Any]]) -> list[str]:

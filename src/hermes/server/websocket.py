@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
 
-from hermes.limits import SOCKET_PING_S, SOCKET_QUEUE_MAX, SOCKET_S_MAX
+from hermes.limits import BODY_MEMORY_BYTES_MAX, SOCKET_PING_S, SOCKET_QUEUE_MAX, SOCKET_S_MAX
 from hermes.server.bodies import as_object, parse
 from hermes.server.errors import ApiError
 from hermes.server.keys import CALLER
@@ -66,7 +66,7 @@ class _Connection:
 
     def __init__(self, adapter: APIServerAdapter, request: web.Request, socket: web.WebSocketResponse) -> None:
         self._adapter, self._request, self._socket = adapter, request, socket
-        self._waiting: asyncio.Queue[Json] = asyncio.Queue()
+        self._waiting: asyncio.Queue[tuple[Json, int]] = asyncio.Queue()
         self._memory: dict[str, Json] = {}
         self._open = 0
 
@@ -89,6 +89,8 @@ class _Connection:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
+            while not self._waiting.empty():
+                self._adapter.body_memory.give_back(self._waiting.get_nowait()[1])
 
     async def _finish(self, working: asyncio.Task[None]) -> None:
         """Let the response at work come to its end."""
@@ -111,12 +113,17 @@ class _Connection:
         if self._open > SOCKET_QUEUE_MAX:  # one of them is being answered
             words = f"{SOCKET_QUEUE_MAX} requests wait on this connection already."
             raise ApiError(429, words, "rate_limit_exceeded")
-        self._waiting.put_nowait(as_object(message.data))
+        size = len(message.data) if len(message.data) > BODY_MEMORY_BYTES_MAX else 0
+        given = as_object(message.data)
+        if size and not self._adapter.body_memory.take_now(size):
+            words = "Too many large requests are being answered; try again, or send smaller images and files."
+            raise ApiError(429, words, "rate_limit_exceeded")
+        self._waiting.put_nowait((given, size))
         self._open += 1
 
     async def _work(self) -> None:
         while True:
-            given = await self._waiting.get()
+            given, size = await self._waiting.get()
             try:
                 await self._respond(given)
             except ApiError as error:
@@ -131,6 +138,7 @@ class _Connection:
                 await self._tell(ApiError(500, "The server had an internal error.", "internal_error"))
             finally:
                 self._open -= 1
+                self._adapter.body_memory.give_back(size)
 
     async def _respond(self, given: Json) -> None:
         kind = given.pop("type", None)

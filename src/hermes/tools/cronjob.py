@@ -14,7 +14,8 @@ from hermes.guards.exfiltration import exfiltrates
 from hermes.guards.injection import suspicious
 from hermes.limits import JOB_NAME_CHARS_MAX, JOB_PROMPT_CHARS_MAX, JOB_SCRIPT_CHARS_MAX, JOBS_MAX
 from hermes.runs import schedule as schedules
-from hermes.runs.spec import RouteChoice, narrowed
+from hermes.runs.jobs import route_of
+from hermes.runs.spec import narrowed
 from hermes.sandbox.base import SandboxError
 from hermes.sandbox.choose import workspace_of
 from hermes.tools import approving, toolsets
@@ -215,7 +216,7 @@ async def _check_place(ctx: ToolContext, args: Args) -> None:
         hint = f"There are: {', '.join(sorted(known))}."
         raise ToolError(f"There is no toolset {', '.join(unknown)}.", "invalid_arguments", hint)
     allowed = ctx.world.spec.allowed_models
-    if args.get("model") and not is_allowed(ctx.settings, allowed, RouteChoice(model=args["model"])):
+    if args.get("model") and not is_allowed(ctx.settings, allowed, route_of(args["model"], None)):
         hint = f"These may be used: {', '.join(sorted(allowed or ()))}."
         raise ToolError(f"The model {args['model']!r} may not be used here.", "invalid_arguments", hint)
     if args.get("workdir"):
