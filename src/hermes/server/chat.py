@@ -12,7 +12,7 @@ from aiohttp import web
 from hermes.providers.chat_completions import reasoning_of
 from hermes.runs.spec import RunSpec
 from hermes.server.bodies import Body, read
-from hermes.server.content import content, newest, result, text_of
+from hermes.server.content import check_said, content, newest, result, text_of
 from hermes.server.errors import ApiError, answer, invalid
 from hermes.server.idempotency import asked_at
 from hermes.server.models import ChatMessage, ChatRequest
@@ -237,6 +237,8 @@ def parted(messages: list[ChatMessage], text_chars_max: int, where: str = "messa
     if not outputs and not asked:
         words = "The last message is the assistant's; an answer cannot be begun for it."
         raise invalid(f"{where}[{told[-1][0]}].role", words, "unsupported_value")
+    if asked:
+        check_said(asked[-1]["content"], f"{where}[{max(at for at, m in told if m['role'] == 'user')}].content")
     prompt = asked[-1] if asked else {"content": ""}
     first = text_of(users[0]["content"]) if users else ""
     joined = "\n".join(system) if system else None

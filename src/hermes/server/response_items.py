@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hermes.ids import random_hex
-from hermes.server.content import content, newest, result, text_of
+from hermes.server.content import check_said, content, newest, result, text_of
 from hermes.server.errors import ApiError, invalid
 from hermes.server.sealing import Broken, Seal
 
@@ -27,6 +27,7 @@ class Given:
     messages: list[Json] = field(default_factory=list)
     items: list[Json] = field(default_factory=list)
     _opaque: Any = None
+    _asked_at: str = ""
 
     def parted(self) -> tuple[list[Json], Any, tuple[Json, ...]]:
         """What was said before, what is said now, and the results of calls that what was said before leaves open."""
@@ -34,6 +35,8 @@ class Given:
         if not outputs and not asked:
             words = "The last item of input must be a message of the user or the output of a function call."
             raise ApiError(400, words, "missing_user_message", "input")
+        if asked:
+            check_said(asked[-1]["content"], self._asked_at)
         return before, asked[-1]["content"] if asked else "", tuple(map(result, outputs))
 
 
@@ -55,7 +58,8 @@ class Reader:
         return out
 
     async def _item(self, item: Any, where: str, out: Given) -> None:
-        if isinstance(item, str):
+        bare = isinstance(item, str)
+        if bare:
             item = {"type": "message", "role": "user", "content": content(item, where, self.text_chars_max)}
         if not isinstance(item, Mapping):
             raise invalid(where, f"Invalid type for {where!r}: an item is an object.", "invalid_type")
@@ -70,6 +74,8 @@ class Reader:
         if read is None:
             raise invalid(f"{where}.type", f"Items of the type {kind!r} are not taken.")
         await read(self, item, where, out)
+        if bare:
+            out._asked_at = where
         item_id = item.get("id")
         known = item_id if isinstance(item_id, str) and item_id else f"{_PREFIX[kind]}_{random_hex(12)}"
         kept = {**item, "type": kind, "id": known}
@@ -90,8 +96,8 @@ class Reader:
         message: Json = {"role": role, "content": said}
         if role == "assistant":
             message |= _opaque_of(out)
-        elif not said:
-            raise invalid(f"{where}.content", f"{where!r} says nothing.")
+        else:
+            out._asked_at = f"{where}.content"
         out.messages.append(message)
 
     async def _call(self, item: Mapping[str, Any], where: str, out: Given) -> None:
