@@ -210,6 +210,9 @@ class TurnLoop:
         answered.message_id = turn.message_id
         turn.nudges = []
         if answered.failure is None:
+            if turn.client_tools:
+                # What is kept is what the client is shown and sends again.
+                answered.message.tool_calls = [self._settled(call) for call in answered.message.tool_calls]
             await self._record(turn, answered)
         return answered
 
@@ -297,18 +300,37 @@ class TurnLoop:
             if name not in self._turn.client_tools:
                 server.append(call)
                 continue
-            parsed = arguments.parse(call.arguments)
             if self._spec.allowed_tools is not None and name not in self._spec.allowed_tools:
                 refused[call.id] = {"error": f"{name} may not be called now.", "code": "not_allowed"}
                 server.append(call)
-            elif parsed.value is None:
-                refused[call.id] = {"error": f"The arguments are {parsed.fault}.", "code": "invalid_arguments"}
+            elif (shown := self._shown(call, name)) is None:
+                fault = arguments.parse(call.arguments).fault or "not valid JSON: a number is out of range"
+                refused[call.id] = {"error": f"The arguments are {fault}.", "code": "invalid_arguments"}
                 server.append(call)
             else:
-                # What goes to the client is kept and shown: the server's own credentials are no part of it.
-                value = redact_tree(parsed.value, self._live.secrets.mask)
-                client.append(ToolCall(call.id, name, json.dumps(value, ensure_ascii=False), call.extra))
+                client.append(shown)
         return client, server, refused
+
+    def _shown(self, call: ToolCall, name: str) -> ToolCall | None:
+        """A call as its client is shown it: the server's own credentials are no part of it. None: it cannot be shown."""
+        value = redact_tree(arguments.parse(call.arguments).value, self._live.secrets.mask)
+        try:
+            text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        except ValueError:
+            return None
+        return None if value is None else ToolCall(call.id, name, text, call.extra)
+
+    def _settled(self, call: ToolCall) -> ToolCall:
+        """A call with the name and the arguments that its client is shown, where the model wrote something else."""
+        name = arguments.settle_name(call.name, [*self._turn.client_tools, *self._turn.tools])
+        shown = self._shown(call, name) if name is not None and name in self._turn.client_tools else None
+        if shown is None:
+            return call
+        try:
+            same = json.loads(self._live.secrets.mask(call.arguments)) == json.loads(shown.arguments)
+        except (ValueError, RecursionError):
+            same = False
+        return call if same and call.name == name else shown
 
     def _structure_fault(self, text: str) -> str:
         """What is wrong with the final text where a format was asked for."""
