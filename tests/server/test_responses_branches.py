@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hermes.runs.spec import RunSpec
 from support.model_server import Call, Reply
 
 from .clients import HeldModel, Json, flat, function, refused, told
@@ -63,6 +64,61 @@ async def test_a_branch_does_not_wait_for_a_turn_that_runs(start: Start) -> None
         assert roles(api) == ["user", "assistant", "user"]
         slow.let_all()
         assert "one" in json.dumps((await running)["output"])
+
+
+@pytest.mark.parametrize("way", ["plain", "stream", "background", "websocket"])
+async def test_a_branch_does_not_wait_for_a_turn_that_is_not_on_record_yet(start: Start, way: str) -> None:
+    api = await start(Reply(text="Hello.", continues=False), Reply(text="two", continues=False))
+    first = await ask(api, "hi")
+    [record] = await api.app.engine.list()
+    other = RunSpec(user_message="a", session_id=record.spec.session_id)
+    held = await api.app.engine.admit(other)
+    try:
+        async with asyncio.timeout(20):  # less than a turn may wait for its session
+            assert "two" in await asked_by(api, way, {"input": "b", "previous_response_id": first["id"]})
+    finally:
+        await held.release()
+    assert roles(api) == ["user", "assistant", "user"]
+    runs = {run.spec.user_message: run.spec.session_id for run in await api.app.engine.list()}
+    assert runs["hi"] != runs["b"]
+
+
+async def test_a_branch_from_a_response_that_is_being_made_waits_for_that_one_only(start: Start) -> None:
+    async with HeldModel(Reply(text="Hello.", continues=False)) as slow:
+        routes = {"slow": {"model": "slow", "base_url": f"{slow.url}/v1", "api_key": PROVIDER_KEY}}
+        api = await start(Reply(text="two", continues=False), model_routes=routes)
+        first = await ask(api, "hi", model="slow", background=True)
+        await slow.asked()
+        [record] = await api.app.engine.list()
+        other = RunSpec(user_message="a", session_id=record.spec.session_id)
+        waiting = asyncio.create_task(api.app.engine.admit(other))
+        branch = asyncio.create_task(ask(api, "b", first))
+        slow.let_all()
+        held = await waiting  # the session's next turn, which does not end
+        try:
+            async with asyncio.timeout(20):
+                assert "two" in json.dumps((await branch)["output"])
+        finally:
+            await held.release()
+        assert roles(api) == ["user", "assistant", "user"]
+
+
+async def asked_by(api: Api, way: str, body: Json) -> str:
+    """The whole answer to a request for a response, as text."""
+    if way == "websocket":
+        async with api.client.ws_connect(f"{api.url}{PATH}") as socket:
+            await socket.send_json({"type": "response.create", **body})
+            events: list[Json] = []
+            while not events or events[-1]["type"] not in ("response.completed", "response.failed", "error"):
+                events.append(await socket.receive_json())
+            return json.dumps(events[-1])
+    async with api.post(PATH, {**body, **({way: True} if way != "plain" else {})}) as response:
+        assert response.status == 200, await response.text()
+        if way != "background":
+            return str(await response.text())
+        queued = await told(response)
+    async with api.get(f"{PATH}/{queued['id']}?stream=true") as response:
+        return str(await response.text())
 
 
 @pytest.mark.parametrize("given", [[user("and?"), OUTPUT], [OUTPUT, user("and?")], [OUTPUT, user("so?"), user("and?")]])

@@ -173,8 +173,9 @@ class Turn:
         await self.gain()
         await self.look_back()
 
-    async def gain(self) -> None:
-        """Gain a permit and the session. One whose run an earlier server has begun has both, and only follows."""
+    async def gain(self, after_run: str | None = None) -> None:
+        """Gain a permit and the session, with `after_run` waiting for no other run's end than that one's. One whose run
+        an earlier server has begun has both, and only follows."""
         app = await self.adapter.app()
         if self.adapter.seen_by(self.request) is None and not self.bind:
             # Who sees all sessions works in another owner's for that owner.
@@ -182,7 +183,9 @@ class Turn:
             if session is not None and session["owner"] != self.spec.owner:
                 self.spec = self.spec.replace(owner=session["owner"])
         try:
-            self.admission = joined() or await app.engine.admit(self.spec, bind=self.bind, charged=True)
+            self.admission = joined() or await app.engine.admit(
+                self.spec, bind=self.bind, charged=True, after_run=after_run
+            )
         except Refused as error:
             raise outcome.refusal(error) from None
         self.spec = self.admission.spec
