@@ -21,18 +21,20 @@ SUMMARY = "Summary of the conversation so far:"
 
 @dataclass(slots=True)
 class Given:
-    """What a request's items say: system text, messages, and the items themselves as they are kept."""
+    """What a request's items say: system text, messages, and the items themselves as they are kept. `_speaks`: the user
+    has said something since the last answer, which a summary is not; `_asked_at` names the field of that."""
 
     system: list[str] = field(default_factory=list)
     messages: list[Json] = field(default_factory=list)
     items: list[Json] = field(default_factory=list)
     _opaque: Any = None
     _asked_at: str = ""
+    _speaks: bool = False
 
     def parted(self) -> tuple[list[Json], Any, tuple[Json, ...]]:
         """What was said before, what is said now, and the results of calls that what was said before leaves open."""
         before, outputs, asked = newest(self.messages)
-        if not outputs and not asked:
+        if not outputs and not (asked and self._speaks):
             words = "The last item of input must be a message of the user or the output of a function call."
             raise ApiError(400, words, "missing_user_message", "input")
         if asked:
@@ -96,8 +98,9 @@ class Reader:
         message: Json = {"role": role, "content": said}
         if role == "assistant":
             message |= _opaque_of(out)
+            out._speaks = False
         else:
-            out._asked_at = f"{where}.content"
+            out._asked_at, out._speaks = f"{where}.content", True
         out.messages.append(message)
 
     async def _call(self, item: Mapping[str, Any], where: str, out: Given) -> None:
@@ -110,6 +113,7 @@ class Reader:
                 f"{where}.arguments", f"Invalid type for {where + '.arguments'!r}: text is expected.", "invalid_type"
             )
         call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments or "{}"}}
+        out._speaks = False
         last = out.messages[-1] if out.messages else None
         if last is not None and last["role"] == "assistant":
             last.setdefault("tool_calls", []).append(call)

@@ -21,7 +21,7 @@ from hermes.server.render_responses import Shows
 from hermes.server.response_items import Json, Reader, cut_to
 from hermes.server.response_kept import Kept, blank
 from hermes.server.sealing import Seal, seal_of
-from hermes.server.turns import Message, Turn, client_tools, parameters
+from hermes.server.turns import Message, Turn, answered_again, client_tools, parameters
 from hermes.server.wishes import wishes
 from hermes.store.binding import match
 from hermes.store.rows import row_of_message
@@ -267,6 +267,9 @@ async def _placed(
     if chain is None and spec.results and wished.tool_items == "none":
         history = await _with_unseen(adapter, spec, history)
     whole = [*before, *history]
+    if chain is not None and not spec.user_message and (again := answered_again(whole, spec.results)) is not None:
+        whole, results = again
+        spec = spec.replace(results=results)
     if truncates and len(whole) > TRUNCATED_MESSAGES:
         return Turn(adapter, request, spec.replace(history=cut_to(whole, TRUNCATED_MESSAGES)), wished)
     if chain is not None and spec.persist and not history and await _is_kept(adapter, chain):

@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -236,8 +237,13 @@ class Turn:
             fresh = tuple(result for result in self.spec.results if result["tool_call_id"] not in known)
             self.spec = self.spec.replace(results=fresh)
         given = {str(result["tool_call_id"]) for result in self.spec.results}
+        if given - set(asked) and await self._answer_again():
+            return
         if unknown := sorted(given - set(asked)):
-            words = f"No tool call found for the output of {unknown[0]!r}."
+            words = (
+                f"No tool call found for the output of {unknown[0]!r}. Continue from the response that made the call, "
+                "or send the call along."
+            )
             raise ApiError(400, words, "tool_call_not_found", "tool_call_id")
         missing = [call_id for call_id in asked if call_id not in given]
         if missing and (given or self.spec.verbatim or await self.adapter.waits(missing, self.spec.owner)):
@@ -247,6 +253,20 @@ class Turn:
             # Nobody waits for them any more; the model is told so.
             late = tuple({"tool_call_id": call_id, "content": UNANSWERED} for call_id in missing)
             self.spec = self.spec.replace(results=(*self.spec.results, *late))
+
+    async def _answer_again(self) -> bool:
+        """Go back to calls that were answered before, if those are what the outputs are for."""
+        spec, begun = self.spec, self.admission.lease.begun if self.admission else None
+        if spec.user_message or begun is None or self.history_source != "stored":
+            return False
+        if (found := answered_again(self.history, spec.results)) is None:
+            return False
+        self.history, results = found
+        self.spec = spec.replace(results=results)
+        call_ids = [result["tool_call_id"] for result in results]
+        await self.adapter.database().rewind_to_calls(spec.session_id, call_ids, lease_token=begun.token)
+        begun.said = [*self.history]
+        return True
 
     # --- running ----------------------------------------------------------------------------------------------------
 
@@ -420,6 +440,28 @@ def open_calls(messages: Sequence[Mapping[str, Any]]) -> list[str]:
             return [str(call["id"]) for call in calls if call.get("id") not in answered]
         answered.add(message.get("tool_call_id"))
     return []
+
+
+def answered_again(
+    messages: Sequence[Message], results: Sequence[Mapping[str, Any]]
+) -> tuple[list[Message], tuple[Mapping[str, Any], ...]] | None:
+    """The conversation as it was before the client's outputs of the last calls came, and all of these: as they are given
+    now, else as they were then. None: the results are of other calls, or the user has spoken since."""
+    given = {str(result["tool_call_id"]): result for result in results}
+    for at in range(len(messages) - 1, -1, -1):
+        if messages[at].get("role") == "user":
+            return None
+        calls = messages[at].get("tool_calls") or ()
+        if not given.keys() & {str(call["id"]) for call in calls}:
+            continue
+        outputs = list(takewhile(lambda message: message.get("role") == "tool", messages[at + 1 :]))
+        own = [message for message in outputs if message.get("tool_name")]
+        clients = {str(message["tool_call_id"]): message for message in outputs if not message.get("tool_name")}
+        if not given.keys() <= clients.keys():
+            return None
+        again = [given.get(i) or {k: v for k, v in output.items() if k != "role"} for i, output in clients.items()]
+        return [*messages[: at + 1], *own], tuple(again)
+    return None
 
 
 def preview(args: Any) -> str:
