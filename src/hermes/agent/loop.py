@@ -116,13 +116,14 @@ class TurnLoop:
         while picked_up is not None or self._log.step < turn.steps_max + repairs:
             if picked_up is None:
                 self._log.step += 1
+            begun = turn.begun
             answered = picked_up or await self._ask(turn, tools=self._may_call())
             picked_up = None
             if answered.failure is not None:
                 return await self._fail(answered)
             calls = answered.message.tool_calls
             if not calls:
-                fault = self._structure_fault(answered.text)
+                fault = self._structure_fault(begun + answered.text)
                 if not fault:
                     return await close_completed(turn, answered, [])
                 if repairs:
@@ -229,6 +230,7 @@ class TurnLoop:
             tool_calls=calls or None,
             opaque=opaque,
         )
+        row.continues, row.active = bool(turn.begun), not turn.begun
         row.finish_reason = message.finish_reason
         row.api_content = as_said(answered.text) if turn.media else None
         usage = turn.usage_event(message.usage, answered.text)
@@ -246,7 +248,7 @@ class TurnLoop:
             hold=True,
         )
         answered.row = row
-        turn.messages.append(row.as_message())
+        turn.take_in(row)
         if message.usage is not None and message.usage.input_tokens:
             turn.counted_tokens = message.usage.input_tokens + (message.usage.output_tokens or 0)
             turn.counted_messages = len(turn.messages)

@@ -42,7 +42,8 @@ class RouteChoice:
 class RunSpec(msgspec.Struct, frozen=True):
     """One turn to be run. With `compact` nothing is asked: the conversation is made shorter, minding what it names.
 
-    With `verbatim` the model is given `history` whatever the session holds.
+    With `verbatim` the model is given `history` whatever the session holds. With `continues` nothing new is said: the
+    model goes on with the last message, which is its own.
 
     `tool_policy` (toolsets) and `allowed_models` (aliases) are ceilings: whatever else the spec asks for stays within
     them, after a restart too. None is no ceiling.
@@ -57,6 +58,7 @@ class RunSpec(msgspec.Struct, frozen=True):
     session_key: str | None = None
     history: list[dict[str, Any]] | None = None
     verbatim: bool = False
+    continues: bool = False
     user_name: str | None = None
     instructions: str | None = None
     route: RouteChoice | None = None

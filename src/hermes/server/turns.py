@@ -202,6 +202,8 @@ class Turn:
 
     async def _look_back(self) -> None:
         spec = self.spec
+        if spec.continues and self.admission is not None and (begun := self.admission.lease.begun) is not None:
+            await self.adapter.database().hide_last_notes(spec.session_id, lease_token=begun.token)
         if spec.history is not None and not self._seeds():
             self.history = [*spec.history]
         else:
@@ -223,6 +225,7 @@ class Turn:
             self.ignored_messages = 0 if seeded else self.ignored_messages
         if joined() is None:
             await self._answer_calls()
+            self._check_continued()
         self.history += ({"role": "tool", **result} for result in self.spec.results)
 
     def _seeds(self) -> bool:
@@ -253,6 +256,12 @@ class Turn:
             # Nobody waits for them any more; the model is told so.
             late = tuple({"tool_call_id": call_id, "content": UNANSWERED} for call_id in missing)
             self.spec = self.spec.replace(results=(*self.spec.results, *late))
+
+    def _check_continued(self) -> None:
+        last = self.history[-1] if self.history else {}
+        if self.spec.continues and (last.get("role") != "assistant" or not isinstance(last.get("content"), str)):
+            words = "The session does not end with an answer that can be gone on with; send a user message."
+            raise ApiError(400, words, "missing_user_message", "messages")
 
     async def _answer_again(self) -> bool:
         """Go back to calls that were answered before, if those are what the outputs are for."""

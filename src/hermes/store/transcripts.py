@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from hermes.limits import COMPACTIONS_KEPT_S
@@ -186,6 +187,16 @@ class Transcripts(Part):
         behind = found[asked[-1] + 1 :]
         first = next((row for row in behind if row.role != "tool" or row.tool_call_id in wanted), None)
         return _hide_from(tx, session_id, first) if first is not None else 0
+
+    @writes
+    def hide_last_notes(self, tx: Tx, session_id: str, *, lease_token: int | None = None) -> None:
+        """Hide what was written behind the last message where a turn had no answer, so that it can be gone on with."""
+        if lease_token is not None:
+            check_token(tx, session_id, lease_token)
+        found = rows.read(tx, "session_id = ? AND active ORDER BY id", (session_id,))
+        notes = list(takewhile(lambda row: row.synthetic and row.role == "assistant", reversed(found)))
+        if notes:
+            _hide_from(tx, session_id, notes[-1])
 
 
 def _hide_from(tx: Tx, session_id: str, first: Row) -> int:
