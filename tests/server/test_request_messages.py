@@ -182,6 +182,37 @@ async def test_outputs_may_be_sent_again_and_find_the_server_calls_beside_them(a
         assert [m["tool_call_id"] for m in got(request)[2:]] == ["call_todo", "call_lamp"]
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        Call("lamp", '{"room": "hall",}', id="call_lamp"),
+        Call("lamp", '{"room": "hall"', id="call_lamp"),
+        Call("lamp", json.dumps('{"room": "hall"}'), id="call_lamp"),
+        Call("lamp", '{"room":\t"hall\nway"}', id="call_lamp"),
+        Call("Lamp", '{"room": "hall"}', id="call_lamp"),
+    ],
+)
+async def test_a_call_that_was_repaired_is_found_by_what_its_client_was_shown(api: Api, written: Call) -> None:
+    api.model.script = [Reply(tool_calls=[TODO, written]), Reply(text="Both done.")]
+    question = said("user", "tea and light")
+    answer, first = await ask(api, question, tools=[LAMP])
+    [shown] = answer["tool_calls"]
+    assert shown["function"]["name"] == "lamp"
+    assert "hall" in json.loads(shown["function"]["arguments"])["room"]
+    _, second = await ask(api, question, answer, output("call_lamp", "on"), tools=[LAMP])
+    assert second == first
+    _, asked, *results = got(api.model.requests[-1])
+    assert [m["tool_call_id"] for m in results] == ["call_todo", "call_lamp"]
+    assert asked["tool_calls"][1] == shown
+
+
+async def test_a_number_that_json_does_not_know_is_never_passed_on(api: Api) -> None:
+    api.model.script = [Reply(tool_calls=[Call("lamp", '{"room": NaN}', id="call_lamp")]), Reply(text="Sorry.")]
+    answer, _ = await ask(api, said("user", "light"), tools=[LAMP])
+    assert answer["content"] == "Sorry."
+    assert "not valid JSON" in got(api.model.requests[-1])[-1]["content"]
+
+
 async def test_another_session_key_never_meets_the_conversation(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[TODO]), Reply(text="Tea."), Reply(text="Yes.")]
     _, first = await ask(api, said("user", "what?"), headers={"X-Hermes-Session-Key": "ada"})

@@ -468,8 +468,8 @@ async def test_the_model_of_a_session_is_an_alias_or_the_default(start: Start) -
     ("body", "code"),
     [
         ({}, "missing_message"),
-        ({"message": ""}, "missing_message"),
-        ({"message": None, "input": []}, "missing_message"),
+        ({"message": ""}, "empty_message"),
+        ({"message": None, "input": []}, "empty_message"),
         ({"message": "x", "system_message": ["x"]}, "invalid_system_message"),
         ({"message": "x", "instructions": 5}, "invalid_system_message"),
         ({"message": [{"type": "input_audio"}]}, "unsupported_content_type"),

@@ -105,6 +105,7 @@ SAMPLES: dict[str, Any] = {
     "session_key": "k",
     "history": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": None, "tool_calls": [call("c")]}],
     "verbatim": True,
+    "continues": True,
     "user_name": "Ada",
     "instructions": "Be kind.",
     "route": RouteChoice("m", "p", "http://127.0.0.1:1/v1", "chat_completions"),

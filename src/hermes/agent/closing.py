@@ -142,6 +142,7 @@ async def _close(
         row = Row(
             transcript, "assistant", answered.text, log.run_id, finish_reason=finish, told=((event, "partial_row"),)
         )
+        row.continues, row.active = bool(turn.begun), not turn.begun
         row.api_content = as_said(answered.text) if turn.media else None
         after = [event]
         if answered.message.usage is None:  # what the provider told is counted already; the rest is estimated
@@ -156,6 +157,9 @@ async def _close(
         return said.row
     else:
         row = Row(transcript, "assistant", words, log.run_id, finish_reason=finish, synthetic=True)
+        if turn.begun:  # it stays as it was
+            turn.messages.append({"role": "assistant", "content": turn.begun})
+            turn.begun = ""
         annotate = None
         if faulty is not None:
             await log.settle()
@@ -166,7 +170,7 @@ async def _close(
         left = _unanswered(turn, transcript)
         turn.messages += (tool_row.as_message() for tool_row in left)
         await log.append(event, rows=[*left, row], annotate=annotate)
-    turn.messages.append(row.as_message())
+    turn.take_in(row)
     return row
 
 

@@ -122,13 +122,14 @@ class TurnLoop:
         while picked_up is not None or self._log.step < turn.steps_max + repairs:
             if picked_up is None:
                 self._log.step += 1
+            begun = turn.begun
             answered = picked_up or await self._ask(turn, tools=self._may_call())
             picked_up = None
             if answered.failure is not None:
                 return await self._fail(answered)
             calls = answered.message.tool_calls
             if not calls:
-                fault = self._structure_fault(answered.text)
+                fault = self._structure_fault(begun + answered.text)
                 if not fault:
                     return await close_completed(turn, answered, [])
                 if repairs:
@@ -216,6 +217,9 @@ class TurnLoop:
         answered.message_id = turn.message_id
         turn.nudges = []
         if answered.failure is None:
+            if turn.client_tools:
+                # What is kept is what the client is shown and sends again.
+                answered.message.tool_calls = [self._settled(call) for call in answered.message.tool_calls]
             await self._record(turn, answered)
         return answered
 
@@ -232,6 +236,7 @@ class TurnLoop:
             tool_calls=calls or None,
             opaque=opaque,
         )
+        row.continues, row.active = bool(turn.begun), not turn.begun
         row.finish_reason = message.finish_reason
         row.api_content = as_said(answered.text) if turn.media else None
         usage = turn.usage_event(message.usage, answered.text)
@@ -249,7 +254,7 @@ class TurnLoop:
             hold=True,
         )
         answered.row = row
-        turn.messages.append(row.as_message())
+        turn.take_in(row)
         if message.usage is not None and message.usage.input_tokens:
             turn.counted_tokens = message.usage.input_tokens + (message.usage.output_tokens or 0)
             turn.counted_messages = len(turn.messages)
@@ -303,18 +308,37 @@ class TurnLoop:
             if name not in self._turn.client_tools:
                 server.append(call)
                 continue
-            parsed = arguments.parse(call.arguments)
             if self._spec.allowed_tools is not None and name not in self._spec.allowed_tools:
                 refused[call.id] = {"error": f"{name} may not be called now.", "code": "not_allowed"}
                 server.append(call)
-            elif parsed.value is None:
-                refused[call.id] = {"error": f"The arguments are {parsed.fault}.", "code": "invalid_arguments"}
+            elif (shown := self._shown(call, name)) is None:
+                fault = arguments.parse(call.arguments).fault or "not valid JSON: a number is out of range"
+                refused[call.id] = {"error": f"The arguments are {fault}.", "code": "invalid_arguments"}
                 server.append(call)
             else:
-                # What goes to the client is kept and shown: the server's own credentials are no part of it.
-                value = redact_tree(parsed.value, self._live.secrets.mask)
-                client.append(ToolCall(call.id, name, json.dumps(value, ensure_ascii=False), call.extra))
+                client.append(shown)
         return client, server, refused
+
+    def _shown(self, call: ToolCall, name: str) -> ToolCall | None:
+        """A call as its client is shown it: the server's own credentials are no part of it. None: it cannot be shown."""
+        value = redact_tree(arguments.parse(call.arguments).value, self._live.secrets.mask)
+        try:
+            text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        except ValueError:
+            return None
+        return None if value is None else ToolCall(call.id, name, text, call.extra)
+
+    def _settled(self, call: ToolCall) -> ToolCall:
+        """A call with the name and the arguments that its client is shown, where the model wrote something else."""
+        name = arguments.settle_name(call.name, [*self._turn.client_tools, *self._turn.tools])
+        shown = self._shown(call, name) if name is not None and name in self._turn.client_tools else None
+        if shown is None:
+            return call
+        try:
+            same = json.loads(self._live.secrets.mask(call.arguments)) == json.loads(shown.arguments)
+        except (ValueError, RecursionError):
+            same = False
+        return call if same and call.name == name else shown
 
     def _structure_fault(self, text: str) -> str:
         """What is wrong with the final text where a format was asked for."""

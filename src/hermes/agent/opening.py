@@ -64,7 +64,9 @@ async def open_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | 
             "bad_request", None, "", f"The request is malformed: {error!r}", False, "provider_rejected_request"
         )
     new = [said] if said["content"] else []
-    turn = Turn(live, services, settings, found, [*before.messages, *new], len(before.messages))
+    history, begun = _begun(spec, before.messages)
+    turn = Turn(live, services, settings, found, [*history, *new], len(history))
+    turn.begun = begun
     turn.stored = spec.persist and (spec.history is None or spec.base_id is not None)
     turn.user_message = new[0] if new else None
     if spec.verbatim and spec.persist:
@@ -97,8 +99,18 @@ async def reopen_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure 
             [*(spec.history or ()), *_results(spec)], services, spec.folder_id, redaction(live.secrets, settings)
         )
         messages = [*before.messages, *own]
+    begun = ""
+    if spec.continues:
+        before_own = len(messages) - len(own)
+        answers = any(message["role"] == "assistant" for message in own)
+        if not answers:
+            messages, begun = _begun(spec, messages)
+        elif not (stored and not spec.verbatim):
+            history, text = _begun(spec, messages[:before_own])
+            own = [{**own[0], "content": f"{text}{own[0]['content'] or ''}"}, *own[1:]]
+            messages = [*history, *own]
     turn = Turn(live, services, settings, found, messages, len(messages) - len(own))
-    turn.stored = stored
+    turn.stored, turn.begun = stored, begun
     turn.user_row = next((row for row in rows if row.role == "user"), None)
     turn.user_message = next((m for m in messages[turn.history_length :] if m["role"] == "user"), None)
     turn.message_id, turn.said = (
@@ -279,8 +291,7 @@ async def _record(turn: Turn, record: Mapping[str, Any], before: Arrived, *, beg
     rows: list[Row] = []
     if spec.persist and turn.stored:
         # What the store does not hold yet: a history that the session begins with, and a client's answers to calls.
-        unknown = turn.history_length if begins else len(spec.results)
-        told = turn.messages[turn.history_length - unknown : turn.history_length]
+        told = before.messages if begins else before.messages[len(before.messages) - len(spec.results) :]
         rows += (before.row(live.transcript_id, message) for message in told)
     if said is not None:
         turn.user_row = row = before.row(live.transcript_id, said)
@@ -289,6 +300,14 @@ async def _record(turn: Turn, record: Mapping[str, Any], before: Arrived, *, beg
         if not names_session(turn):
             record = {**record, "auto_title": plain_title(first_words(turn.messages))}
     await live.log.append(started, rows=rows, session=record, hold=not before.saved)
+
+
+def _begun(spec: RunSpec, messages: list[Message]) -> tuple[list[Message], str]:
+    """The messages without the last one, and its text, where the model is to go on with that."""
+    last = messages[-1] if messages and spec.continues else {}
+    if last.get("role") != "assistant" or last.get("tool_calls") or not isinstance(last.get("content"), str):
+        return messages, ""
+    return messages[:-1], last["content"]
 
 
 def _results(spec: RunSpec) -> list[Message]:

@@ -21,7 +21,7 @@ from hermes.agent.parts import Assembled
 from hermes.agent.turn import Turn
 from hermes.limits import PRIMARY_REST_S
 from hermes.providers.base import Credential, Message, Prompt
-from hermes.providers.registry import available, is_private
+from hermes.providers.registry import available, is_private, prefill_of
 from hermes.runs.control import Stopped
 from hermes.runs.events import Event
 from hermes.store.base import Row
@@ -104,7 +104,7 @@ class ModelStep:
     # --- one attempt --------------------------------------------------------------------------------------------
 
     async def _attempt(self) -> Attempt:
-        turn, before = self._turn, self._text
+        turn, before = self._turn, self._turn.begun + self._text
         self._attempts += 1
         request = self._prompt(before)
         self._offered = bool(request.tools)
@@ -120,8 +120,7 @@ class ModelStep:
             tools_count=len(request.tools),
         )
         identity = f"{turn.live.spec.run_id}:{self._log.step}"
-        # A provider may not take trailing white space in a beginning; then the model writes it again.
-        again = before[len(before.rstrip()) :] if request.prefill and turn.provider.strips_prefill else ""
+        again = self._written_again(before) if request.prefill else ""
         assembler = Assembler(identity, before, again)
         credential = self._credential = turn.credential()
         if not available(turn.route.api_mode):
@@ -140,7 +139,7 @@ class ModelStep:
         tail: list[Message] = [{"role": "user", "content": text} for text in self._turn.nudges]
         prefill = ""
         if before:
-            if self._turn.capabilities.prefill and not self._nudge and not self._dropped_tools:
+            if prefill_of(self._turn.route) is not None and not self._nudge and not self._dropped_tools:
                 prefill = before
             else:
                 words = f"{prompt.go_on(self._dropped_tools)} {self._nudge}".strip()
@@ -148,6 +147,14 @@ class ModelStep:
         elif self._nudge:
             tail.append({"role": "user", "content": self._nudge})
         return self._turn.prompt(tools=self._tools, tail=tail, prefill=prefill)
+
+    def _written_again(self, before: str) -> str:
+        """What of a beginning the model's answer starts with: all of it where the provider says it again, or the white
+        space at its end where that is not sent."""
+        how = prefill_of(self._turn.route)
+        if how is not None and how.echoes:
+            return before
+        return before[len(before.rstrip()) :] if self._turn.provider.strips_prefill else ""
 
     def _is_text(self, text: str) -> bool:
         """Whether it can be written without looking at a file."""
@@ -215,7 +222,8 @@ class ModelStep:
             drafting=assembler.drafting,
         )
         bad = message.finish_reason in ("length", "content_filter", "error") or cut
-        return facts if bad or not (self._text or message.tool_calls) else None
+        said = self._text or message.tool_calls or (self._turn.begun and message.finish_reason == "stop")
+        return facts if bad or not said else None
 
     # --- what to do ---------------------------------------------------------------------------------------------
 

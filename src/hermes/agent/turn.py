@@ -118,7 +118,8 @@ class Totals:
 
 @dataclass(slots=True)
 class Turn:
-    """One turn at work. `given` is what a caller brought that has its own history."""
+    """One turn at work. `given` is what a caller brought that has its own history. `begun` is the beginning of the
+    message that the model goes on with, which is not among the messages until then."""
 
     live: LiveRun
     services: Services
@@ -132,6 +133,7 @@ class Turn:
     user_message: Message | None = None
     message_id: str = ""
     said: Row | None = None
+    begun: str = ""
     media: Deliverables | None = None
     system: str = ""
     instructions: str = ""
@@ -224,6 +226,14 @@ class Turn:
             stream=self.stream,
             dropped=self.services.learnt.dropped(self.route),
         )
+
+    def take_in(self, row: Row) -> None:
+        """Put what the model has said behind the other messages, with what it went on from."""
+        message = row.as_message()
+        if self.begun:
+            message["content"] = f"{self.begun}{message['content'] or ''}"
+            self.begun = ""
+        self.messages.append(message)
 
     def fixed_tokens(self) -> int:
         """What goes along with the messages: prompt and schemas."""

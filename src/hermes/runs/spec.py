@@ -49,7 +49,8 @@ class RunSpec(msgspec.Struct, frozen=True):
 
     With `count_only` nothing is asked either: the result tells how many tokens the first request would have.
 
-    With `verbatim` the model is given `history` whatever the session holds.
+    With `verbatim` the model is given `history` whatever the session holds. With `continues` nothing new is said: the
+    model goes on with the last message, which is its own.
 
     `tool_policy` (toolsets) and `allowed_models` (names) are ceilings: whatever else the spec asks for stays within
     them, after a restart too. None is no ceiling.
@@ -64,6 +65,7 @@ class RunSpec(msgspec.Struct, frozen=True):
     session_key: str | None = None
     history: list[dict[str, Any]] | None = None
     verbatim: bool = False
+    continues: bool = False
     user_name: str | None = None
     instructions: str | None = None
     route: RouteChoice | None = None

@@ -12,7 +12,7 @@ from aiohttp import web
 from hermes.providers.chat_completions import reasoning_of
 from hermes.runs.spec import RunSpec
 from hermes.server.bodies import Body, read
-from hermes.server.content import content, newest, result, text_of
+from hermes.server.content import check_said, content, newest, result, text_of
 from hermes.server.errors import ApiError, answer, invalid
 from hermes.server.idempotency import asked_at
 from hermes.server.models import ChatMessage, ChatRequest
@@ -41,6 +41,7 @@ class Said:
     results: tuple[Message, ...]
     first: str
     name: str | None = None
+    continues: bool = False
 
 
 async def complete(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
@@ -189,12 +190,13 @@ def _turn(adapter: APIServerAdapter, request: web.Request, body: Body[ChatReques
         allowed_tools=tools.allowed,
         results=said.results,
         persist=persist,
+        continues=said.continues,
         **wished.fields(adapter, announces=announces),
         **parameters(adapter, body),
     )
     if not wished.session_id:
         return Turn(adapter, request, spec, wished, bind=persist)
-    if not (wished.seed and said.history):
+    if not (said.history and (wished.seed or said.continues)):
         spec = spec.replace(history=None, base_id=None)
     return Turn(adapter, request, spec, wished, ignored_messages=len(said.history))
 
@@ -237,17 +239,28 @@ def parted(messages: list[ChatMessage], text_chars_max: int, where: str = "messa
             system.append(text_of(known["content"]))
         else:
             told.append((at, known))
+    while told and told[-1][1]["role"] == "assistant" and not _begins(*told[-1], where):
+        told.pop()
     users = [message for _, message in told if message["role"] == "user"]
     before, outputs, asked = newest([message for _, message in told])
     if not users and not outputs:
-        raise ApiError(400, "No user message was found in messages.", "missing_user_message", where)
-    if not outputs and not asked:
-        words = "The last message is the assistant's; an answer cannot be begun for it."
-        raise invalid(f"{where}[{told[-1][0]}].role", words, "unsupported_value")
+        words = f"No user message was found in {where}; send one, as {{'role': 'user', 'content': '...'}}."
+        raise ApiError(400, words, "missing_user_message", where)
+    if asked:
+        check_said(asked[-1]["content"], f"{where}[{max(at for at, m in told if m['role'] == 'user')}].content")
     prompt = asked[-1] if asked else {"content": ""}
     first = text_of(users[0]["content"]) if users else ""
     joined = "\n".join(system) if system else None
-    return Said(joined, before, prompt["content"], tuple(map(result, outputs)), first, prompt.get("name"))
+    continues = not outputs and not asked
+    return Said(joined, before, prompt["content"], tuple(map(result, outputs)), first, prompt.get("name"), continues)
+
+
+def _begins(at: int, message: Message, where: str) -> bool:
+    """Whether the assistant's last message says anything that it can go on with; calls wait for their outputs."""
+    if isinstance(message["content"], list):
+        words = "The assistant's last message is gone on with, which only text can be."
+        raise invalid(f"{where}[{at}].content", words, "unsupported_value")
+    return bool(message["content"].strip() or message.get("tool_calls"))
 
 
 def message_of(message: ChatMessage, where: str, text_chars_max: int) -> Message:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hermes.ids import random_hex
-from hermes.server.content import content, newest, result, text_of
+from hermes.server.content import check_said, content, newest, result, text_of
 from hermes.server.errors import ApiError, invalid
 from hermes.server.sealing import Broken, Seal
 
@@ -21,19 +21,24 @@ SUMMARY = "Summary of the conversation so far:"
 
 @dataclass(slots=True)
 class Given:
-    """What a request's items say: system text, messages, and the items themselves as they are kept."""
+    """What a request's items say: system text, messages, and the items themselves as they are kept. `_speaks`: the user
+    has said something since the last answer, which a summary is not; `_asked_at` names the field of that."""
 
     system: list[str] = field(default_factory=list)
     messages: list[Json] = field(default_factory=list)
     items: list[Json] = field(default_factory=list)
     _opaque: Any = None
+    _asked_at: str = ""
+    _speaks: bool = False
 
     def parted(self) -> tuple[list[Json], Any, tuple[Json, ...]]:
         """What was said before, what is said now, and the results of calls that what was said before leaves open."""
         before, outputs, asked = newest(self.messages)
-        if not outputs and not asked:
+        if not outputs and not (asked and self._speaks):
             words = "The last item of input must be a message of the user or the output of a function call."
             raise ApiError(400, words, "missing_user_message", "input")
+        if asked:
+            check_said(asked[-1]["content"], self._asked_at)
         return before, asked[-1]["content"] if asked else "", tuple(map(result, outputs))
 
 
@@ -55,7 +60,8 @@ class Reader:
         return out
 
     async def _item(self, item: Any, where: str, out: Given) -> None:
-        if isinstance(item, str):
+        bare = isinstance(item, str)
+        if bare:
             item = {"type": "message", "role": "user", "content": content(item, where, self.text_chars_max)}
         if not isinstance(item, Mapping):
             raise invalid(where, f"Invalid type for {where!r}: an item is an object.", "invalid_type")
@@ -70,6 +76,8 @@ class Reader:
         if read is None:
             raise invalid(f"{where}.type", f"Items of the type {kind!r} are not taken.")
         await read(self, item, where, out)
+        if bare:
+            out._asked_at = where
         item_id = item.get("id")
         known = item_id if isinstance(item_id, str) and item_id else f"{_PREFIX[kind]}_{random_hex(12)}"
         kept = {**item, "type": kind, "id": known}
@@ -90,8 +98,9 @@ class Reader:
         message: Json = {"role": role, "content": said}
         if role == "assistant":
             message |= _opaque_of(out)
-        elif not said:
-            raise invalid(f"{where}.content", f"{where!r} says nothing.")
+            out._speaks = False
+        else:
+            out._asked_at, out._speaks = f"{where}.content", True
         out.messages.append(message)
 
     async def _call(self, item: Mapping[str, Any], where: str, out: Given) -> None:
@@ -104,6 +113,7 @@ class Reader:
                 f"{where}.arguments", f"Invalid type for {where + '.arguments'!r}: text is expected.", "invalid_type"
             )
         call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments or "{}"}}
+        out._speaks = False
         last = out.messages[-1] if out.messages else None
         if last is not None and last["role"] == "assistant":
             last.setdefault("tool_calls", []).append(call)

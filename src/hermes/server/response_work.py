@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from hermes.limits import TRUNCATED_MESSAGES
+from hermes.runs.engine import Refused
 from hermes.runs.spec import RunSpec, new_run_id
+from hermes.server import outcome
 from hermes.server.bodies import Body
 from hermes.server.chat import message_of, structure
 from hermes.server.errors import ApiError, invalid
@@ -19,7 +21,7 @@ from hermes.server.render_responses import Shows
 from hermes.server.response_items import Json, Reader, cut_to
 from hermes.server.response_kept import Kept, blank
 from hermes.server.sealing import Seal, seal_of
-from hermes.server.turns import Message, Turn, client_tools, parameters, with_unseen
+from hermes.server.turns import Message, Turn, answered_again, client_tools, parameters, with_unseen
 from hermes.server.wishes import wishes
 from hermes.store.sessions import new_session_id
 
@@ -51,10 +53,16 @@ class Work:
         """Admit the turn; one that goes on from a response which is not its session's last branches off there."""
         turn = self.turn
         await self.branch()
-        await turn.gain()
-        if joined() is None and await self._is_behind():  # another turn was quicker
+        try:
+            await turn.gain(after_run=self._follows)
+        except ApiError as error:
+            if error.code != "session_busy" or self._follows is None:
+                raise
+            await self._fork(error)
+            await turn.gain()
+        if await self._is_behind():  # another turn was quicker
             await turn.release()
-            await self.branch()
+            await self._fork()
             await turn.gain()
         await turn.look_back()
         if joined() is not None:
@@ -62,25 +70,53 @@ class Work:
             self.kept.known = found is not None
         self.settle()
 
+    @property
+    def _follows(self) -> str | None:
+        """The run that the turn goes on from in the run's own session."""
+        if joined() is not None or self.chain is None or self.turn.spec.history is not None:
+            return None
+        return self.chain.get("run_id") or None
+
     async def _is_behind(self) -> bool:
-        """Whether something has been said in the session since the response that is gone on from."""
-        run_id = (self.chain or {}).get("run_id")
-        if not run_id or self.turn.spec.history is not None:
+        """Whether something else has been said in the session since, or is about to be."""
+        run_id, session_id = self._follows, self.turn.session_id
+        if run_id is None:
             return False
         app = await self.turn.adapter.app()
-        return await app.store.runs.newest(self.turn.session_id) not in (None, run_id)
+        if self.turn.admission is None and app.engine.others(session_id, run_id):
+            return True
+        return await app.store.runs.newest(session_id) not in (None, run_id)
 
     async def branch(self) -> None:
         """Go on in a session of its own where the chain's has gone on with something else; that is not waited for."""
-        if joined() is not None or self.chain is None or not await self._is_behind():
-            return
+        if await self._is_behind():
+            await self._fork()
+
+    async def _fork(self, busy: ApiError | None = None) -> None:
+        """Make the turn's own session, which begins like the chain's; `busy` is why it is made only now."""
         turn, chain = self.turn, self.chain
+        assert chain is not None
+        if (chain.get("response") or {}).get("status") in ("queued", "in_progress"):
+            chain = await self._ended(chain, busy)
         try:
             made = await turn.adapter.database().fork_session(turn.session_id, after_run=chain["run_id"])
             turn.spec = turn.spec.replace(session_id=made)
         except KeyError:  # its messages were compacted since; the response has kept them
             made, history = new_session_id(), list(chain.get("conversation_history") or ())
             turn.spec, turn.bind = turn.spec.replace(session_id=made, base_id=made, history=history), True
+
+    async def _ended(self, chain: Json, busy: ApiError | None) -> Json:
+        """The chain's record once its run has ended: before that there is nothing to branch off from."""
+        adapter, run_id, session_id = self.turn.adapter, chain["run_id"], self.turn.session_id
+        app = await adapter.app()
+        if busy is not None and not app.engine.others(session_id, run_id):  # that run was waited for already
+            raise busy
+        await app.engine.wait(run_id, adapter.option("session_wait_seconds"))
+        if any(record.spec.run_id == run_id for record in await app.store.runs.unfinished(session_id)):
+            words = "The response that this one goes on from has not ended yet."
+            raise busy or outcome.refusal(Refused("session_busy", words, run_id))
+        found: Json | None = await adapter.stored_responses.get(chain["response"]["id"], self.kept.owner)
+        return found or chain
 
     def settle(self) -> None:
         """What is known only now: the session, and what was said in it."""
@@ -229,6 +265,9 @@ async def _placed(
     if chain is None and spec.results and wished.tool_items == "none":
         history = await with_unseen(adapter, spec, history)
     whole = [*before, *history]
+    if chain is not None and not spec.user_message and (again := answered_again(whole, spec.results)) is not None:
+        whole, results = again
+        spec = spec.replace(results=results)
     if truncates and len(whole) > TRUNCATED_MESSAGES:
         return Turn(adapter, request, spec.replace(history=cut_to(whole, TRUNCATED_MESSAGES)), wished)
     if chain is not None and spec.persist and not history and await _is_kept(adapter, chain):

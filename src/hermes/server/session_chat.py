@@ -10,7 +10,7 @@ from aiohttp import web
 
 from hermes.runs.spec import RunSpec
 from hermes.server.bodies import Body, read
-from hermes.server.content import content
+from hermes.server.content import check_said, content
 from hermes.server.errors import ApiError, answer, invalid
 from hermes.server.models import SessionChatRequest
 from hermes.server.outcome import Outcome
@@ -126,7 +126,9 @@ async def _turn(
 def _message(asked: SessionChatRequest, text_chars_max: int) -> Any:
     for name in ("message", "input"):
         given = getattr(asked, name)
-        if given is not None and (said := content(given, name, text_chars_max)):
+        if given is not None:
+            said = content(given, name, text_chars_max)
+            check_said(said, name)
             return said
     raise ApiError(400, "The request has no message.", "missing_message", "message")
 

@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -192,8 +193,9 @@ class Turn:
         await self.gain()
         await self.look_back()
 
-    async def gain(self) -> None:
-        """Gain a permit and the session. One whose run an earlier server has begun has both, and only follows."""
+    async def gain(self, after_run: str | None = None) -> None:
+        """Gain a permit and the session, with `after_run` waiting for no other run's end than that one's. One whose run
+        an earlier server has begun has both, and only follows."""
         app = await self.adapter.app()
         if self.adapter.seen_by(self.request) is None and not self.bind:
             # Who sees all sessions works in another owner's for that owner.
@@ -201,7 +203,9 @@ class Turn:
             if session is not None and session["owner"] != self.spec.owner:
                 self.spec = self.spec.replace(owner=session["owner"])
         try:
-            self.admission = joined() or await app.engine.admit(self.spec, bind=self.bind, charged=True)
+            self.admission = joined() or await app.engine.admit(
+                self.spec, bind=self.bind, charged=True, after_run=after_run
+            )
         except Refused as error:
             raise outcome.refusal(error) from None
         self.spec = self.admission.spec
@@ -223,6 +227,8 @@ class Turn:
 
     async def _look_back(self) -> None:
         spec = self.spec
+        if spec.continues and self.admission is not None and (begun := self.admission.lease.begun) is not None:
+            await self.adapter.database().hide_last_notes(spec.session_id, lease_token=begun.token)
         if spec.history is not None and not self._seeds():
             self.history = [*spec.history]
         else:
@@ -242,6 +248,7 @@ class Turn:
             self.ignored_messages = 0 if seeded else self.ignored_messages
         if joined() is None:
             await self._answer_calls()
+            self._check_continued()
         self.history += ({"role": "tool", **result} for result in self.spec.results)
 
     def _seeds(self) -> bool:
@@ -256,8 +263,13 @@ class Turn:
             fresh = tuple(result for result in self.spec.results if result["tool_call_id"] not in known)
             self.spec = self.spec.replace(results=fresh)
         given = {str(result["tool_call_id"]) for result in self.spec.results}
+        if given - set(asked) and await self._answer_again():
+            return
         if unknown := sorted(given - set(asked)):
-            words = f"No tool call found for the output of {unknown[0]!r}."
+            words = (
+                f"No tool call found for the output of {unknown[0]!r}. Continue from the response that made the call, "
+                "or send the call along."
+            )
             raise ApiError(400, words, "tool_call_not_found", "tool_call_id")
         missing = [call_id for call_id in asked if call_id not in given]
         if missing and (given or self.spec.verbatim or await self.adapter.waits(missing, self.spec.owner)):
@@ -267,6 +279,26 @@ class Turn:
             # Nobody waits for them any more; the model is told so.
             late = tuple({"tool_call_id": call_id, "content": UNANSWERED} for call_id in missing)
             self.spec = self.spec.replace(results=(*self.spec.results, *late))
+
+    def _check_continued(self) -> None:
+        last = self.history[-1] if self.history else {}
+        if self.spec.continues and (last.get("role") != "assistant" or not isinstance(last.get("content"), str)):
+            words = "The session does not end with an answer that can be gone on with; send a user message."
+            raise ApiError(400, words, "missing_user_message", "messages")
+
+    async def _answer_again(self) -> bool:
+        """Go back to calls that were answered before, if those are what the outputs are for."""
+        spec, begun = self.spec, self.admission.lease.begun if self.admission else None
+        if spec.user_message or begun is None or self.history_source != "stored":
+            return False
+        if (found := answered_again(self.history, spec.results)) is None:
+            return False
+        self.history, results = found
+        self.spec = spec.replace(results=results)
+        call_ids = [result["tool_call_id"] for result in results]
+        await self.adapter.database().rewind_to_calls(spec.session_id, call_ids, lease_token=begun.token)
+        begun.said = [*self.history]
+        return True
 
     # --- running ----------------------------------------------------------------------------------------------------
 
@@ -452,6 +484,28 @@ def open_calls(messages: Sequence[Mapping[str, Any]]) -> list[str]:
             return [str(call["id"]) for call in calls if call.get("id") not in answered]
         answered.add(message.get("tool_call_id"))
     return []
+
+
+def answered_again(
+    messages: Sequence[Message], results: Sequence[Mapping[str, Any]]
+) -> tuple[list[Message], tuple[Mapping[str, Any], ...]] | None:
+    """The conversation as it was before the client's outputs of the last calls came, and all of these: as they are given
+    now, else as they were then. None: the results are of other calls, or the user has spoken since."""
+    given = {str(result["tool_call_id"]): result for result in results}
+    for at in range(len(messages) - 1, -1, -1):
+        if messages[at].get("role") == "user":
+            return None
+        calls = messages[at].get("tool_calls") or ()
+        if not given.keys() & {str(call["id"]) for call in calls}:
+            continue
+        outputs = list(takewhile(lambda message: message.get("role") == "tool", messages[at + 1 :]))
+        own = [message for message in outputs if message.get("tool_name")]
+        clients = {str(message["tool_call_id"]): message for message in outputs if not message.get("tool_name")}
+        if not given.keys() <= clients.keys():
+            return None
+        again = [given.get(i) or {k: v for k, v in output.items() if k != "role"} for i, output in clients.items()]
+        return [*messages[: at + 1], *own], tuple(again)
+    return None
 
 
 def preview(args: Any) -> str:

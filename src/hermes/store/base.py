@@ -71,7 +71,10 @@ class SessionBusy(HermesError):
 
 @dataclass(slots=True)
 class Row:
-    """A message of a transcript. The store sets `id`, and names it in the events of `told`, each in the given field."""
+    """A message of a transcript. The store sets `id`, and names it in the events of `told`, each in the given field.
+
+    One that `continues` is the rest of the session's last message: that one is made longer, and this is kept for the log.
+    """
 
     session_id: str
     role: str
@@ -94,6 +97,7 @@ class Row:
     digest: str | None = None
     id: int | None = None
     told: tuple[tuple[Event, str], ...] = ()
+    continues: bool = False
 
     def as_message(self) -> dict[str, Any]:
         """The canonical message that goes to a model."""

@@ -53,6 +53,8 @@ def add(tx: Tx, rows: Iterable[Row], *, counted: bool = False) -> None:
     """Put rows at the end of their session, each with its new id, and move the session's counters unless that is done."""
     by_session: dict[str, list[Row]] = {}
     for row in rows:
+        if row.continues:
+            _make_longer(tx, row)
         row.id = _insert(tx, row)
         by_session.setdefault(row.session_id, []).append(row)
     for session_id, added in by_session.items() if not counted else ():
@@ -94,6 +96,27 @@ def _insert(tx: Tx, row: Row) -> int:
     return int(row_id)
 
 
+def _make_longer(tx: Tx, rest: Row) -> None:
+    """Put the rest of the session's last message behind its beginning."""
+    found = read(tx, "session_id = ? AND active ORDER BY id DESC LIMIT 1", (rest.session_id,))
+    last = found[0] if found else None
+    if last is None or last.role != "assistant" or last.tool_calls or not isinstance(last.content, str):
+        rest.active = True
+        return
+    rest.active, rest.copy_of = False, last.copy_of or last.id
+    content = clean_or_none(f"{last.content}{text_of(rest.content) or ''}")
+    said = None
+    if last.api_content is not None or rest.api_content is not None:
+        parts = (row.content if row.api_content is None else row.api_content for row in (last, rest))
+        said = pack_content("".join(text_of(part) or "" for part in parts), {})
+    told = (content, search_text(content), said, pack_or_none(rest.tool_calls), clean_or_none(rest.finish_reason))
+    tx.execute(
+        "UPDATE messages SET content = ?, search_text = iif(synthetic OR copy_of IS NOT NULL, NULL, ?), api_content = ?, "
+        "tool_calls = ?, finish_reason = ?, opaque = coalesce(?, opaque), digest = NULL WHERE id IN (?, ?)",
+        (*told, pack_or_none(rest.opaque), last.id, rest.copy_of),
+    )
+
+
 def keep_blobs(tx: Tx, row_id: int, blobs: Blobs) -> None:
     """Keep what was taken out of a row, once however many rows hold it."""
     for digest, (media_type, data) in blobs.items():
@@ -123,7 +146,7 @@ def tally(rows: Sequence[Row], digest: str | None = None) -> dict[str, Any]:
         digest = continued(digest, digest_of_row(row))
     return {
         "message_count": sum(row.active for row in rows),
-        "tool_call_count": sum(len(row.tool_calls or ()) for row in rows if row.copy_of is None),
+        "tool_call_count": sum(len(row.tool_calls or ()) for row in rows if row.copy_of is None or row.continues),
         "preview": preview_of(text_of(asked[0].content)) if asked else None,
         "transcript_digest": digest if asked else None,
     }

@@ -202,8 +202,9 @@ class Runs(Part):
 
     @reads
     def rows(self, tx: Tx, run_id: str) -> list[Row]:
-        """The messages of the run that are live, in order."""
-        return list(messages.in_call_order(messages.read(tx, f"{_OWN} AND active ORDER BY id", (run_id,) * 3)))
+        """The messages of the run that are live, in order; of one that it went on with, its own part."""
+        where = f"{_OWN} AND (active OR (copy_of IS NOT NULL AND NOT compacted)) ORDER BY id"
+        return list(messages.in_call_order(messages.read(tx, where, (run_id,) * 3)))
 
     @reads
     def row(self, tx: Tx, run_id: str, row_id: int) -> Row | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from hermes.limits import COMPACTIONS_KEPT_S
@@ -168,17 +169,46 @@ class Transcripts(Part):
         found = rows.read(tx, where, (session_id, message_id, message_id))
         if not found or found[0].role != "user":
             raise ValueError(f"{message_id} is no live message of the user in this session.")
-        # What was said then, and has been summarised since, is hidden with it.
-        origin = found[0].copy_of or found[0].id
-        tx.execute(
-            "UPDATE messages SET compacted = 0 WHERE session_id = ? AND copy_of IS NULL AND id >= ?",
-            (session_id, origin),
-        )
-        hidden = "UPDATE messages SET active = 0 WHERE session_id = ? AND active AND id >= ?"
-        count = tx.execute(hidden, (session_id, found[0].id))
-        rows.recount(tx, session_id)
+        count = _hide_from(tx, session_id, found[0])
         head = tx.value("SELECT max(id) FROM messages WHERE session_id = ? AND active", (session_id,))
         return {"rewound_count": count, "target_message": _shown(found[0]), "new_head_id": head}
+
+    @writes
+    def rewind_to_calls(
+        self, tx: Tx, session_id: str, call_ids: Sequence[str], *, lease_token: int | None = None
+    ) -> int:
+        """Hide the outputs that a client gave for its calls, and all that followed, so that it can give them again."""
+        if lease_token is not None:
+            check_token(tx, session_id, lease_token)
+        found, wanted = rows.read(tx, "session_id = ? AND active ORDER BY id", (session_id,)), set(call_ids)
+        asked = [at for at, row in enumerate(found) if wanted & {call.get("id") for call in row.tool_calls or ()}]
+        if not asked:
+            return 0
+        behind = found[asked[-1] + 1 :]
+        first = next((row for row in behind if row.role != "tool" or row.tool_call_id in wanted), None)
+        return _hide_from(tx, session_id, first) if first is not None else 0
+
+    @writes
+    def hide_last_notes(self, tx: Tx, session_id: str, *, lease_token: int | None = None) -> None:
+        """Hide what was written behind the last message where a turn had no answer, so that it can be gone on with."""
+        if lease_token is not None:
+            check_token(tx, session_id, lease_token)
+        found = rows.read(tx, "session_id = ? AND active ORDER BY id", (session_id,))
+        notes = list(takewhile(lambda row: row.synthetic and row.role == "assistant", reversed(found)))
+        if notes:
+            _hide_from(tx, session_id, notes[-1])
+
+
+def _hide_from(tx: Tx, session_id: str, first: Row) -> int:
+    """Hide a live row and all behind it; what was said then, and has been summarised since, is hidden with it."""
+    tx.execute(
+        "UPDATE messages SET compacted = 0 WHERE session_id = ? AND copy_of IS NULL AND id >= ?",
+        (session_id, first.copy_of or first.id),
+    )
+    hidden = "UPDATE messages SET active = 0 WHERE session_id = ? AND active AND id >= ?"
+    count = tx.execute(hidden, (session_id, first.id))
+    rows.recount(tx, session_id)
+    return count
 
 
 def _check_kinds(content: Any, api_content: Any, tool_calls: Any, token_count: Any, timestamp: Any) -> None:
