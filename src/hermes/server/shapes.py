@@ -273,6 +273,13 @@ class ItemList(Struct, kw_only=True):
     has_more: bool
 
 
+class ConversationItem(Struct, kw_only=True):
+    """An item; what else it has depends on its type."""
+
+    id: str
+    type: str
+
+
 class Compaction(Struct, kw_only=True):
     """A conversation made short: an item that stands for it as input."""
 
