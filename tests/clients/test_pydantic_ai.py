@@ -108,9 +108,7 @@ def test_deferred_tools(hermes: Hermes, model: Any, api: str, chain: bool, appro
         assert isinstance(waiting, DeferredToolRequests)
         (held,), (outside,) = waiting.approvals, waiting.calls
         assert (held.tool_name, outside.tool_name) == ("delete", "research")
-        results = DeferredToolResults(
-            approvals={held.tool_call_id: approval}, calls={outside.tool_call_id: "because"}
-        )
+        results = DeferredToolResults(approvals={held.tool_call_id: approval}, calls={outside.tool_call_id: "because"})
         second = await agent.run(
             message_history=first.all_messages(), deferred_tool_results=results, model_settings=settings
         )
@@ -131,9 +129,7 @@ def test_a_deferred_result_beside_a_new_question(hermes: Hermes, model: Any, api
         first = await agent.run("Look it up.")
         (outside,) = first.output.calls
         results = DeferredToolResults(calls={outside.tool_call_id: "because"})
-        second = await agent.run(
-            "And be brief.", message_history=first.all_messages(), deferred_tool_results=results
-        )
+        second = await agent.run("And be brief.", message_history=first.all_messages(), deferred_tool_results=results)
         return str(second.output)
 
     assert asyncio.run(flow()) == "because"

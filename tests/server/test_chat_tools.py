@@ -250,6 +250,7 @@ STRICT = [
     {"User_Agent": "AsyncOpenAI/Python 1.2"},
     {"User_Agent": "node ai-sdk/openai/2.0"},
     {"User_Agent": "langchain-x"},
+    {"X_OpenWebUI_User_Id": "ann"},
 ]
 
 

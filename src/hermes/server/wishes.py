@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _IDEMPOTENCY_KEY = re.compile(rf"[\x21-\x7e]{{1,{IDEMPOTENCY_KEY_CHARS_MAX}}}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+# Sent by generated SDKs, and by Open WebUI, whose User-Agent is that of any program.
+_STRICT_CLIENT_HEADERS = ("X-Stainless-Lang", "X-OpenWebUI-User-Id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ def session_key_fault(value: str) -> str:
 
 def is_strict(adapter: APIServerAdapter, request: web.Request) -> bool:
     """Whether the client is known to stumble over events of ours."""
-    if "X-Stainless-Lang" in request.headers:
+    if any(name in request.headers for name in _STRICT_CLIENT_HEADERS):
         return True
     agent = request.headers.get("User-Agent", "")
     return bool(agent) and any(p.search(agent) for p in _patterns(tuple(adapter.option("strict_clients") or ())))
