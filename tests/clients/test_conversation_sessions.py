@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import openai
-from agents import Agent, OpenAIConversationsSession, OpenAIResponsesModel, RunConfig, Runner, function_tool
+import pytest
+from agents import (
+    Agent,
+    OpenAIConversationsSession,
+    OpenAIResponsesModel,
+    RunConfig,
+    Runner,
+    ToolOutputImage,
+    function_tool,
+)
 from agents.memory import SessionSettings
 
 from clients.drivers import MODEL, weather
 from clients.scenes import WEATHER
 from clients.server import Hermes
+from support.model_server import Call, Reply, Request
 
 Flow = Callable[[openai.AsyncOpenAI], Awaitable[None]]
 
@@ -21,10 +31,20 @@ def run(hermes: Hermes, flow: Flow) -> None:
     """Run the flow with a client of its own."""
 
     async def main() -> None:
-        async with openai.AsyncOpenAI(base_url=hermes.url, api_key=hermes.key, max_retries=0) as client:
+        # Takes nothing that it does not know.
+        place = {"base_url": hermes.url, "api_key": hermes.key, "max_retries": 0}
+        async with openai.AsyncOpenAI(**place, _strict_response_validation=True) as client:
             await flow(client)
 
     asyncio.run(main())
+
+
+@pytest.fixture
+def model(hermes: Hermes) -> Iterator[Any]:
+    """The model, to be given an answer for one test."""
+    before = hermes.model.handler
+    yield hermes.model
+    hermes.model.handler = before
 
 
 def session_of(client: openai.AsyncOpenAI, **more: Any) -> OpenAIConversationsSession:
@@ -119,4 +139,55 @@ def test_items_are_read_and_deleted_by_id(hermes: Hermes) -> None:
         made = await client.responses.create(model=MODEL, input="count", conversation=begun.id)
         assert made.output_text == "2 questions so far."
 
+    run(hermes, flow)
+
+
+def test_a_conversation_that_the_server_goes_on_with(hermes: Hermes) -> None:
+    """The runner sends what is new only: a question, or the output of its function."""
+
+    async def flow(client: openai.AsyncOpenAI) -> None:
+        begun = await client.conversations.create()
+        agent = Agent(name="tester", model=OpenAIResponsesModel(MODEL, client), tools=[function_tool(weather)])
+        for stream, prompt, told in [
+            (False, "use my weather", f"It is {WEATHER}."),
+            (True, "use my weather twice", f"{WEATHER} and {WEATHER}"),
+            (False, "count", "3 questions so far."),
+        ]:
+            more: Any = {"conversation_id": begun.id, "run_config": RunConfig(tracing_disabled=True)}
+            if stream:
+                streamed = Runner.run_streamed(agent, prompt, **more)
+                async for _ in streamed.stream_events():
+                    pass
+                assert streamed.final_output == told
+            else:
+                assert (await Runner.run(agent, prompt, **more)).final_output == told
+        items = [item async for item in client.conversations.items.list(begun.id, order="asc")]
+        assert [item.type for item in items].count("function_call_output") == 3
+
+    run(hermes, flow)
+
+
+def test_an_image_of_a_function_stays_in_the_session(hermes: Hermes, model: Any) -> None:
+    def pictures(request: Request) -> list[str]:
+        contents = [message.get("content") for message in request.body["messages"]]
+        parts = [part for content in contents if isinstance(content, list) for part in content]
+        return [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
+
+    def reply(request: Request) -> Reply:
+        if not any(turn.role == "tool" for turn in request.turns):
+            return Reply(tool_calls=[Call("photo", {})], continues=False)
+        return Reply(text=f"{len(pictures(request))} pictures", continues=False)
+
+    async def flow(client: openai.AsyncOpenAI) -> None:
+        def photo() -> ToolOutputImage:
+            """A photo of the garden."""
+            return ToolOutputImage(image_url="data:image/png;base64,iVBORw0KGgo=")
+
+        session = session_of(client)
+        agent = Agent(name="tester", model=OpenAIResponsesModel(MODEL, client), tools=[function_tool(photo)])
+        for _ in range(2):
+            result = await Runner.run(agent, "Look.", session=session, run_config=RunConfig(tracing_disabled=True))
+            assert result.final_output == "1 pictures"
+
+    model.handler = reply
     run(hermes, flow)

@@ -225,6 +225,55 @@ async def test_items_that_come_again_get_ids_of_their_own(api: Api) -> None:
     assert len({item["id"] for item in items}) == 5 and items[2]["id"] == added["id"]
 
 
+PICTURE = "data:image/png;base64,iVBORw0KGgo="
+CALL = {"type": "function_call", "call_id": "c1", "name": "photo", "arguments": "{}"}
+
+
+@pytest.mark.parametrize(
+    ("given", "listed"),
+    [
+        (CALL, {**CALL, "status": "completed"}),
+        ({**CALL, "status": "incomplete"}, {**CALL, "status": "incomplete"}),
+        (
+            {"type": "function_call_output", "call_id": "c1", "output": "done"},
+            {"type": "function_call_output", "call_id": "c1", "output": "done", "status": "completed"},
+        ),
+        (
+            {
+                "type": "function_call_output",
+                "call_id": "c1",
+                "output": [
+                    {"type": "input_image", "image_url": PICTURE, "detail": None},
+                    {"type": "input_text", "text": "A dot."},
+                ],
+            },
+            {
+                "type": "function_call_output",
+                "call_id": "c1",
+                "output": [
+                    {"type": "input_image", "image_url": PICTURE, "detail": "auto"},
+                    {"type": "input_text", "text": "A dot."},
+                ],
+                "status": "completed",
+            },
+        ),
+        (
+            {"role": "user", "content": [{"type": "input_image", "image_url": PICTURE, "detail": "low"}]},
+            {
+                "type": "message",
+                "role": "user",
+                "content": [{"type": "input_image", "image_url": PICTURE, "detail": "low"}],
+                "status": "completed",
+            },
+        ),
+    ],
+)
+async def test_items_are_listed_with_all_that_clients_expect(api: Api, given: Json, listed: Json) -> None:
+    """The types of the official package need a status, and a detail of images."""
+    (found,) = (await look(api, await begin(api, given)))["data"]
+    assert {**found, "id": ""} == {**listed, "id": ""}
+
+
 # ---- how long a response is kept
 
 
