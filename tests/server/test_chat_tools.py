@@ -257,6 +257,7 @@ STRICT = [
     {"User_Agent": "langchain-x"},
     {"User_Agent": "openai-fetch"},
     *({"User_Agent": agent} for agent in RUNTIMES),
+    {"X_OpenWebUI_User_Id": "ann"},
 ]
 LENIENT = ["curl/8.0", "Mozilla/5.0 (X11) nodes", "python-requests/2", "Abundant/1.0", "my-go-http-client/1"]
 

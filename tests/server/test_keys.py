@@ -87,6 +87,10 @@ async def _things(api: Api, key: str) -> Json:
         ids = {"response_id": (await told(response))["id"]}
     async with api.post("/v1/conversations", {}, **more) as response:
         ids["conversation_id"] = (await told(response))["id"]
+    async with api.post(
+        f"/v1/conversations/{ids['conversation_id']}/items", BODIES["conversation_items_add"], **more
+    ) as response:
+        ids["item_id"] = (await told(response))["data"][0]["id"]
     async with api.post("/v1/runs", {"input": "hi", "session_id": f"of-{key[3:7]}"}, **more) as response:
         run = await told(response, 202)
     ids |= {"run_id": run["run_id"], "session_id": run["session_id"]}

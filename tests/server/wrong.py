@@ -247,6 +247,8 @@ BY_ID = [
     ("DELETE", "/v1/conversations/{}", None, "conversation_not_found"),
     ("GET", "/v1/conversations/{}/items", None, "conversation_not_found"),
     ("POST", "/v1/conversations/{}/items", {"items": [{"role": "user", "content": "x"}]}, "conversation_not_found"),
+    ("GET", "/v1/conversations/{}/items/x", None, "conversation_not_found"),
+    ("DELETE", "/v1/conversations/{}/items/x", None, "conversation_not_found"),
     ("GET", "/v1/runs/{}", None, "run_not_found"),
     ("DELETE", "/v1/runs/{}", None, "run_not_found"),
     ("GET", "/v1/runs/{}/events", None, "run_not_found"),

@@ -534,6 +534,8 @@ class APIServerAdapter:
     _handle_delete_conversation = endpoint(conversations.delete)
     _handle_conversation_items = endpoint(conversations.items)
     _handle_add_conversation_items = endpoint(conversations.add_items)
+    _handle_get_conversation_item = endpoint(conversations.get_item)
+    _handle_delete_conversation_item = endpoint(conversations.delete_item)
 
     _handle_list_sessions = endpoint(session_routes.list_sessions)
     _handle_create_session = endpoint(session_routes.create)

@@ -54,6 +54,8 @@ ANSWERS: dict[str, type[msgspec.Struct]] = {
     "conversation_delete": shapes.ConversationDeleted,
     "conversation_items": shapes.ItemList,
     "conversation_items_add": shapes.ItemList,
+    "conversation_item": shapes.ConversationItem,
+    "conversation_item_delete": shapes.Conversation,
     "jobs": kept.JobList,
     "job_create": kept.JobKept,
     "job": kept.JobKept,

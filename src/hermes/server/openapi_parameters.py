@@ -141,6 +141,7 @@ PATHS: dict[str, tuple[str, Json]] = {
     "session_id": ("the id of a session", {"minLength": 1, "maxLength": SESSION_ID_CHARS_MAX}),
     "response_id": ("the id of a response", {"minLength": 1}),
     "conversation_id": ("the id of a conversation", {"minLength": 1}),
+    "item_id": ("the id of an item", {"minLength": 1}),
     "run_id": ("the id of a run", {"minLength": 1}),
     "job_id": ("the id of a job", {"pattern": "^[0-9a-f]{12}$"}),
     "file_id": ("the id of a file", {"minLength": 1}),

@@ -16,6 +16,9 @@ Find = Callable[[str], Awaitable[Json | None]]
 _ROLES = ("user", "assistant", "system", "developer")
 _PREFIX = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "mcp_call": "mcp"}
 _PREFIX |= {"reasoning": "rs", "compaction": "cmp"}
+_WITH_STATUS = ("message", "function_call", "function_call_output", "mcp_call")
+# What clients expect of a part that is listed, also where it was not sent.
+_ADDED: dict[Any, Json] = {"output_text": {"annotations": []}, "input_image": {"detail": "auto"}}
 SUMMARY = "Summary of the conversation so far:"
 
 
@@ -83,7 +86,10 @@ class Reader:
         kept = {**item, "type": kind, "id": known}
         if kind == "message":
             kept["content"] = _kept_content(item.get("content"), item.get("role"))
-            kept.setdefault("status", "completed")
+        elif isinstance(item.get("output"), list):
+            kept["output"] = _kept_content(item["output"], "user")
+        if kind in _WITH_STATUS and kept.get("status") is None:
+            kept["status"] = "completed"
         out.items.append(kept)
 
     async def _message(self, item: Mapping[str, Any], where: str, out: Given) -> None:
@@ -185,7 +191,7 @@ def _kept_content(given: Any, role: Any) -> Any:
     if isinstance(given, str):
         given = [given]
     parts = [{"type": kind, "text": part} if isinstance(part, str) else dict(part) for part in given or ()]
-    return [{**p, "annotations": p.get("annotations", [])} if p.get("type") == "output_text" else p for p in parts]
+    return [_ADDED.get(p.get("type"), {}) | {name: v for name, v in p.items() if v is not None} for p in parts]
 
 
 def cut_to(messages: list[Json], count: int) -> list[Json]:

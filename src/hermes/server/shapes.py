@@ -280,6 +280,13 @@ class InputTokens(Struct, kw_only=True):
     input_tokens: int
 
 
+class ConversationItem(Struct, kw_only=True):
+    """An item; what else it has depends on its type."""
+
+    id: str
+    type: str
+
+
 class Compaction(Struct, kw_only=True):
     """A conversation made short: an item that stands for it as input."""
 

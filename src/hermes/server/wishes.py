@@ -29,6 +29,8 @@ USER_HEADER = "X-OpenWebUI-User-Id"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 # A client with tools of its own gets these only on request: its model would take the server's files for the client's.
 ON_REQUEST = frozenset({"terminal", "file", "code_execution"})
+# Sent by generated SDKs, and by Open WebUI, whose User-Agent is that of any program.
+_STRICT_CLIENT_HEADERS = ("X-Stainless-Lang", USER_HEADER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ def user_scope(request: web.Request, user: str | None) -> tuple[str | None, ApiE
 
 def is_strict(adapter: APIServerAdapter, request: web.Request) -> bool:
     """Whether the client is known to stumble over events of ours."""
-    if "X-Stainless-Lang" in request.headers:
+    if any(name in request.headers for name in _STRICT_CLIENT_HEADERS):
         return True
     agent = request.headers.get("User-Agent", "")
     return bool(agent) and any(p.search(agent) for p in _patterns(tuple(adapter.option("strict_clients") or ())))
