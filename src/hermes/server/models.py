@@ -80,14 +80,29 @@ class ChatTool(Struct, kw_only=True):
     function: Function | None = None
 
 
-class ResponseTool(Struct, kw_only=True):
-    """A tool of a response."""
+class NamespacedTool(Struct, kw_only=True):
+    """A tool of a namespace: a function, or a custom tool."""
 
     type: str
     name: FunctionName | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    format: dict[str, Any] | None = None
+
+
+class ResponseTool(NamespacedTool, kw_only=True):
+    """A tool of a response. What types without an equivalent here bring besides is not looked at."""
+
+    tools: Annotated[list[NamespacedTool], Meta(max_length=CLIENT_TOOLS_MAX)] | None = None
+    environment: dict[str, Any] | None = None
+    execution: str | None = None
+
+
+class AdditionalTools(Struct, kw_only=True):
+    """Tools that stand in the input of a response."""
+
+    tools: Annotated[list[ResponseTool], Meta(max_length=CLIENT_TOOLS_MAX)]
 
 
 class CalledFunction(Struct, kw_only=True):
