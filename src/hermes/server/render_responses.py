@@ -28,7 +28,8 @@ _REASONS = {
     "max_iterations": "max_iterations",
 }
 _ERRORS = {"provider_rate_limited": "rate_limit_exceeded", "context_length_exceeded": "invalid_prompt"}
-_ERRORS |= {"content_policy_violation": "invalid_prompt", "rate_limit_exceeded": "rate_limit_exceeded"}
+_ERRORS |= {"content_policy_violation": "invalid_prompt", "provider_rejected_request": "invalid_prompt"}
+_ERRORS |= {"rate_limit_exceeded": "rate_limit_exceeded"}
 _DELTA = "response.output_text.delta"
 _encode = msgspec.json.Encoder().encode
 
