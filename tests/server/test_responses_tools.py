@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from support.model_server import Call, Reply, Request
+from support.model_server import Call, ModelServer, Reply, Request
 
 from .clients import Json, flat, frames, function, offered, sent, system_of, told
-from .conftest import Api, Start
+from .conftest import PROVIDER_KEY, Api, Start
 
 PATH = "/v1/responses"
 GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: /[a-z]+/"}
@@ -188,6 +188,35 @@ async def test_a_long_namespaced_name_is_shortened_and_reported_whole(api: Api) 
     api.model.handler = call_all
     calls = (await create(api, tools=[tool]))["output"]
     assert {(call["namespace"], call["name"]) for call in calls} == {("n" * 40, name) for name in names}
+
+
+async def test_a_grammar_is_described_to_a_provider_that_takes_none_and_named(api: Api) -> None:
+    api.model.script = [Reply(text="a"), Reply(text="b")]
+    tool = {"type": "custom", "name": "poem", "description": "Writes.", "format": GRAMMAR}
+    assert await ignored(api, input="hi", tools=[tool]) == ["tools.format"]
+    sent_tool = next(t for t in api.model.requests[0].body["tools"] if t["function"]["name"] == "poem")
+    assert "start: /[a-z]+/" in sent_tool["function"]["description"]
+    assert set(sent_tool["function"]) == {"name", "description", "parameters"}
+    assert await ignored(api, input="hi", tools=[{**tool, "format": {"type": "text"}}]) == []
+
+
+async def test_a_grammar_is_passed_on_to_a_model_that_takes_it(start: Start) -> None:
+    """The call comes as text, and goes back so."""
+    call = Call("poem", "größe", id="call_1", custom=True)
+    async with ModelServer(Reply(tool_calls=[call]), Reply(text="Done.")) as model:
+        route = {"base_url": f"{model.url}/v1", "api_mode": "codex_responses", "api_key": PROVIDER_KEY}
+        api = await start(settings={"model": {"default": "gpt-5.5", **route}})
+        tool = {"type": "custom", "name": "poem", "description": "Writes.", "format": GRAMMAR}
+        made = await create(api, tools=[tool], tool_choice={"type": "custom", "name": "poem"})
+        assert shown(made["output"][0]) == {**CLIENT_TOOLS[0][4], "input": "größe"}
+        output = {"type": "custom_tool_call_output", "call_id": "call_1", "output": "done"}
+        again = {"input": [output], "tools": [tool], "previous_response_id": made["id"]}
+        assert await ignored(api, **again) == []
+    first, second = model.requests
+    assert next(entry for entry in first.body["tools"] if entry["name"] == "poem") == tool
+    assert first.body["tool_choice"] == {"type": "custom", "name": "poem"}
+    told_call = {"type": "custom_tool_call", "call_id": "call_1", "name": "poem", "input": "größe"}
+    assert second.body["input"][-2:] == [told_call, output]
 
 
 CHOICES: list[tuple[list[Json], Any, Any]] = [

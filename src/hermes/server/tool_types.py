@@ -72,9 +72,12 @@ class ClientType:
 
     def schema(self, tool: NamespacedTool, name: str) -> Json:
         """The function that stands for a tool of this type."""
-        described = "\n\n".join(text for text in (tool.description or self.description, _grammar(tool)) if text)
         parameters = self.parameters or tool.parameters or {"type": "object", "properties": {}}
-        schema: Json = {"name": name, "description": described, "parameters": parameters}
+        schema: Json = {
+            "name": name,
+            "description": tool.description or self.description,
+            "parameters": parameters,
+        }
         if tool.type == "custom":
             schema["format"] = tool.format or {"type": "text"}
         return {"type": "function", "function": schema}
@@ -83,16 +86,6 @@ class ClientType:
         """The item of a call of the tool that `called` describes, before its payload is known."""
         named = {} if self.function else {key: called[key] for key in ("name", "namespace") if called.get(key)}
         return {"type": self.call, "id": item_id, "call_id": call_id, **named, **self.constant}
-
-
-def _grammar(tool: NamespacedTool) -> str:
-    """A grammar in words, for models whose provider does not enforce it."""
-    form = tool.format or {}
-    inner = form.get("grammar")
-    told = inner if isinstance(inner, Mapping) else form
-    if form.get("type") != "grammar" or not isinstance(told.get("definition"), str):
-        return ""
-    return f"The input must match this {told.get('syntax') or 'lark'} grammar:\n{told['definition']}"
 
 
 def _custom_input(arguments: str) -> str:
