@@ -148,7 +148,10 @@ async def test_a_call_streams_with_the_events_of_its_type(
     if stem:
         assert events[3]["delta"] == events[4][field] == item[field]
     assert shown(events[-2]["item"]) == item
-    assert events[-1]["response"]["output"] == [events[-2]["item"]]
+    made = events[-1]["response"]
+    assert made["output"] == [events[-2]["item"]]
+    async with api.get(f"{PATH}/{made['id']}?stream=true") as response:
+        assert [frame.data for frame in frames(await response.text())[:-1]] == events
 
 
 async def test_tools_found_by_a_search_are_offered_afterwards(api: Api) -> None:
@@ -344,3 +347,8 @@ async def test_hosted_calls_are_accepted_in_histories(
     ]
     assert made == calls
     assert sent(api.model.requests[0], "user") == [("user", "what is tea?"), ("user", "thanks")]
+
+
+async def test_client_metadata_is_known_and_without_effect(start: Start) -> None:
+    api = await start(Reply(text="ok"), strict_parameters=True)
+    assert await ignored(api, input="hi", client_metadata={"thread_id": "1"}) == ["client_metadata"]

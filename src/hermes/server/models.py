@@ -207,7 +207,7 @@ class ConversationRef(Struct, kw_only=True):
 class ResponseRequest(Parameters, kw_only=True):
     """A response."""
 
-    WITHOUT_EFFECT: ClassVar = ("prompt_cache_retention", "moderation")
+    WITHOUT_EFFECT: ClassVar = ("prompt_cache_retention", "moderation", "client_metadata")
 
     input: str | Annotated[list[str | dict[str, Any]], Meta(max_length=MESSAGES_MAX)]
     instructions: str | None = None
@@ -229,6 +229,7 @@ class ResponseRequest(Parameters, kw_only=True):
     top_logprobs: int | None = None
     prompt_cache_retention: Any = None
     moderation: Any = None
+    client_metadata: Any = None
 
 
 class SessionChatRequest(Parameters, kw_only=True):
