@@ -421,6 +421,7 @@ async def test_after_the_allowed_calls_the_model_must_answer(api: Api) -> None:
     ("reply", "status", "kind", "code"),
     [
         (Reply(status=401, error="no"), 502, "provider_auth_failed", "server_error"),
+        (Reply(status=400, error="no"), 502, "provider_rejected_request", "invalid_prompt"),
         (
             Reply(status=429, error="no", headers={"Retry-After": "7"}),
             503,

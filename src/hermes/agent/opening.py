@@ -326,6 +326,5 @@ def _check_answered(history: list[Message], content: Any) -> None:
 def _client_tool(tool: Mapping[str, Any]) -> ToolSchema:
     """A client's function, bare or in the envelope that chat completions use."""
     tool = tool.get("function", tool)
-    return ToolSchema(
-        str(tool["name"]), str(tool.get("description") or ""), dict(tool.get("parameters") or {"type": "object"})
-    )
+    parameters, form = dict(tool.get("parameters") or {"type": "object"}), tool.get("format")
+    return ToolSchema(str(tool["name"]), str(tool.get("description") or ""), parameters, dict(form) if form else None)

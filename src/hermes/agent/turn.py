@@ -307,7 +307,7 @@ def _in_order(shown: list[tuple[ToolSchema, int]]) -> tuple[tuple[ToolSchema, ..
 
 
 def _tokens(schema: ToolSchema) -> int:
-    return estimate({"n": schema.name, "d": schema.description, "p": schema.parameters})
+    return estimate({"n": schema.name, "d": schema.full_description, "p": schema.parameters})
 
 
 def _without_opaque(message: Message) -> Message:

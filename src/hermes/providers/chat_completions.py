@@ -174,7 +174,7 @@ def _alone(data: bytes) -> str | None:
 
 
 def _tool(tool: ToolSchema) -> JsonObject:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    function = {"name": tool.name, "description": tool.full_description, "parameters": tool.parameters}
     return {"type": "function", "function": function}
 
 

@@ -21,7 +21,8 @@ class ModelFacts:
 
     `thinking` is how reasoning is switched on in the messages protocol and `thinking_off` how it is switched off:
     by leaving the field out, by a value of its own, or never. `reasoning_content` says whether assistant messages of the
-    history may, or must, carry what was thought before them.
+    history may, or must, carry what was thought before them. `custom_tools`: the responses protocol takes tools whose
+    input is text in a grammar.
     """
 
     window: int = 32_768
@@ -41,6 +42,7 @@ class ModelFacts:
     json_schema: bool = False
     reasoning_content: Literal["refused", "accepted", "required"] = "refused"
     call_extra: Mapping[str, Any] | None = None
+    custom_tools: bool = False
 
 
 UNKNOWN = ModelFacts(reasoning_content="accepted")
@@ -59,7 +61,14 @@ _O_SERIES = ModelFacts(
     refused=_STEERING | {"verbosity", "parallel_tool_calls"},
     output_key="max_completion_tokens",
 )
-_GPT5 = replace(_O_SERIES, window=400 * _K, max_output=128 * _K, efforts=("minimal", *_LOW_TO_HIGH), refused=_STEERING)
+_GPT5 = replace(
+    _O_SERIES,
+    window=400 * _K,
+    max_output=128 * _K,
+    efforts=("minimal", *_LOW_TO_HIGH),
+    refused=_STEERING,
+    custom_tools=True,
+)
 _GPT5_LONG = replace(_GPT5, window=1_050 * _K, efforts=("none", *_LOW_TO_XHIGH))
 _GPT_CHAT = ModelFacts(128 * _K, 16_384, refused=_STEERING | {"verbosity"}, output_key="max_completion_tokens")
 

@@ -294,6 +294,17 @@ class APIServerAdapter:
             return narrowed & toolsets._get_platform_tools(runner._load_gateway_config(), "api_server")
         return frozenset(own) if narrowed is None else frozenset(own) & narrowed
 
+    async def offered(self, toolset: str, narrowed: frozenset[str] | None) -> frozenset[str]:
+        """The tools of a toolset that a turn of the present caller can use."""
+        app = await self.app()
+        sets, ceiling = self.toolsets(narrowed), CALLER.get().toolsets
+        if sets is None:
+            sets = frozenset(toolsets._get_platform_tools(app.settings.section(), "api_server"))
+        if toolset not in sets or (ceiling is not None and toolset not in ceiling):
+            return frozenset()
+        await app.services.outside.sandboxes.ready(app.settings)
+        return frozenset(app.services.registry().offered([toolset], app.settings))
+
     # --- who may come in --------------------------------------------------------------------------------------------
 
     @property

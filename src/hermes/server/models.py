@@ -83,14 +83,29 @@ class ChatTool(Struct, kw_only=True):
     function: Function | None = None
 
 
-class ResponseTool(Struct, kw_only=True):
-    """A tool of a response."""
+class NamespacedTool(Struct, kw_only=True):
+    """A tool of a namespace: a function, or a custom tool."""
 
     type: str
     name: FunctionName | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    format: dict[str, Any] | None = None
+
+
+class ResponseTool(NamespacedTool, kw_only=True):
+    """A tool of a response. What types without an equivalent here bring besides is not looked at."""
+
+    tools: Annotated[list[NamespacedTool], Meta(max_length=CLIENT_TOOLS_MAX)] | None = None
+    environment: dict[str, Any] | None = None
+    execution: str | None = None
+
+
+class AdditionalTools(Struct, kw_only=True):
+    """Tools that stand in the input of a response."""
+
+    tools: Annotated[list[ResponseTool], Meta(max_length=CLIENT_TOOLS_MAX)]
 
 
 class CalledFunction(Struct, kw_only=True):
@@ -195,7 +210,7 @@ class ConversationRef(Struct, kw_only=True):
 class ResponseRequest(Parameters, kw_only=True):
     """A response."""
 
-    WITHOUT_EFFECT: ClassVar = ("prompt_cache_retention", "moderation")
+    WITHOUT_EFFECT: ClassVar = ("prompt_cache_retention", "moderation", "client_metadata")
 
     input: str | Annotated[list[str | dict[str, Any]], Meta(max_length=MESSAGES_MAX)]
     instructions: str | None = None
@@ -217,6 +232,7 @@ class ResponseRequest(Parameters, kw_only=True):
     top_logprobs: int | None = None
     prompt_cache_retention: Any = None
     moderation: Any = None
+    client_metadata: Any = None
 
 
 class SessionChatRequest(Parameters, kw_only=True):

@@ -9,14 +9,20 @@ from typing import Any
 from hermes.ids import random_hex
 from hermes.server.content import check_said, content, newest, result, text_of
 from hermes.server.errors import ApiError, invalid
+from hermes.server.response_tools import additional
 from hermes.server.sealing import Broken, Seal
+from hermes.server.tool_types import CALL_ITEMS, HOSTED_ITEMS, IGNORED_ITEMS, OUTPUT_ITEMS, flat_name
+from hermes.text import spaced_json
 
 Json = dict[str, Any]
 Find = Callable[[str], Awaitable[Json | None]]
 _ROLES = ("user", "assistant", "system", "developer")
-_PREFIX = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "mcp_call": "mcp"}
-_PREFIX |= {"reasoning": "rs", "compaction": "cmp"}
-_WITH_STATUS = ("message", "function_call", "function_call_output", "mcp_call")
+_PREFIX = {"message": "msg", "mcp_call": "mcp", "reasoning": "rs", "compaction": "cmp", "additional_tools": "at"}
+_PREFIX |= {name: kind.prefix for name, kind in CALL_ITEMS.items()}
+_PREFIX |= {name: f"{kind.prefix}o" for name, kind in OUTPUT_ITEMS.items()}
+_PREFIX |= {name: kind.prefix for name, kind in HOSTED_ITEMS.items()}
+_PREFIX |= dict.fromkeys(IGNORED_ITEMS, "item")
+_WITH_STATUS = ("message", "mcp_call", *CALL_ITEMS, *OUTPUT_ITEMS)
 # What clients expect of a part that is listed, also where it was not sent.
 _ADDED: dict[Any, Json] = {"output_text": {"annotations": []}, "input_image": {"detail": "auto"}}
 SUMMARY = "Summary of the conversation so far:"
@@ -24,12 +30,14 @@ SUMMARY = "Summary of the conversation so far:"
 
 @dataclass(slots=True)
 class Given:
-    """What a request's items say: system text, messages, and the items themselves as they are kept. `_speaks`: the user
+    """What a request's items say: system text, messages, tools, and the items themselves as they are kept. `_speaks`: the user
     has said something since the last answer, which a summary is not; `_asked_at` names the field of that."""
 
     system: list[str] = field(default_factory=list)
     messages: list[Json] = field(default_factory=list)
     items: list[Json] = field(default_factory=list)
+    tools: list[Json] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
     _opaque: Any = None
     _asked_at: str = ""
     _speaks: bool = False
@@ -110,14 +118,16 @@ class Reader:
         out.messages.append(message)
 
     async def _call(self, item: Mapping[str, Any], where: str, out: Given) -> None:
-        call_id = _text(item, "call_id", where)
-        self._add_call(call_id, _text(item, "name", where), item.get("arguments"), where, out)
+        kind = CALL_ITEMS[item["type"]]
+        call_id, payload = _text(item, "call_id", where), item.get(kind.payload)
+        if not isinstance(payload, kind.payload_type):
+            place, wanted = f"{where}.{kind.payload}", "text" if kind.payload_type is str else "an object"
+            raise invalid(place, f"Invalid type for {place!r}: {wanted} is expected.", "invalid_type")
+        namespace = _text(item, "namespace", where) if item.get("namespace") is not None else None
+        name = kind.function or flat_name(namespace, _text(item, "name", where))
+        self._add_call(call_id, name, kind.unpack(payload), out)
 
-    def _add_call(self, call_id: str, name: str, arguments: Any, where: str, out: Given) -> None:
-        if not isinstance(arguments, str):
-            raise invalid(
-                f"{where}.arguments", f"Invalid type for {where + '.arguments'!r}: text is expected.", "invalid_type"
-            )
+    def _add_call(self, call_id: str, name: str, arguments: str, out: Given) -> None:
         call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments or "{}"}}
         out._speaks = False
         last = out.messages[-1] if out.messages else None
@@ -128,12 +138,39 @@ class Reader:
             out.messages.append({"role": "assistant", "content": "", "tool_calls": [call], **_opaque_of(out)})
 
     async def _output(self, item: Mapping[str, Any], where: str, out: Given) -> None:
-        said = content(item.get("output"), f"{where}.output", self.text_chars_max)
-        out.messages.append({"role": "tool", "content": said, "tool_call_id": _text(item, "call_id", where)})
+        said = content(OUTPUT_ITEMS[item["type"]].content(item), f"{where}.output", self.text_chars_max)
+        # The outputs of local_shell name their call by `id`.
+        named = "id" if item["type"] == "local_shell_call_output" and not item.get("call_id") else "call_id"
+        out.messages.append({"role": "tool", "content": said, "tool_call_id": _text(item, named, where)})
+        if item.get("tools") is not None:
+            await self._tools(item, where, out)
+
+    async def _tools(self, item: Mapping[str, Any], where: str, out: Given) -> None:
+        """Tools that can be called from here on."""
+        tools = item.get("tools")
+        if not isinstance(tools, list):
+            raise invalid(
+                f"{where}.tools", f"Invalid type for {where + '.tools'!r}: a list is expected.", "invalid_type"
+            )
+        additional(tools, where)
+        out.tools += tools
+
+    async def _hosted(self, item: Mapping[str, Any], where: str, out: Given) -> None:
+        """A call of a hosted tool, with as much of its result as the item holds."""
+        call_id = _text(item, "id", where)
+        name, arguments, result = HOSTED_ITEMS[item["type"]].given(item)
+        self._add_call(call_id, name, spaced_json(arguments), out)
+        out.messages.append({"role": "tool", "content": result, "tool_call_id": call_id})
+
+    async def _ignored(self, item: Mapping[str, Any], where: str, out: Given) -> None:
+        out.ignored.append(f"input.{item['type']}")
 
     async def _mcp(self, item: Mapping[str, Any], where: str, out: Given) -> None:
-        call_id = _text(item, "id", where)
-        self._add_call(call_id, _text(item, "name", where), item.get("arguments"), where, out)
+        call_id, arguments = _text(item, "id", where), item.get("arguments")
+        if not isinstance(arguments, str):
+            place = f"{where}.arguments"
+            raise invalid(place, f"Invalid type for {place!r}: text is expected.", "invalid_type")
+        self._add_call(call_id, _text(item, "name", where), arguments, out)
         told = item.get("output") if item.get("output") is not None else item.get("error") or ""
         if isinstance(told, Mapping):
             told = text_of(told.get("content")) if isinstance(told.get("content"), list) else told.get("message") or ""
@@ -165,11 +202,14 @@ class Reader:
 
     _READ = {  # noqa: RUF012  (a table of methods)
         "message": _message,
-        "function_call": _call,
-        "function_call_output": _output,
         "mcp_call": _mcp,
         "reasoning": _reasoning,
         "compaction": _compaction,
+        "additional_tools": _tools,
+        **dict.fromkeys(CALL_ITEMS, _call),
+        **dict.fromkeys(OUTPUT_ITEMS, _output),
+        **dict.fromkeys(HOSTED_ITEMS, _hosted),
+        **dict.fromkeys(IGNORED_ITEMS, _ignored),
     }
 
 

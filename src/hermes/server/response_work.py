@@ -16,12 +16,13 @@ from hermes.server.bodies import Body
 from hermes.server.chat import message_of, structure
 from hermes.server.errors import ApiError, invalid
 from hermes.server.idempotency import asked_at, joined
-from hermes.server.models import ConversationRef, JsonSchema, ResponseRequest
+from hermes.server.models import ConversationRef, JsonSchema, ResponseRequest, ResponseTool
 from hermes.server.render_responses import Shows
 from hermes.server.response_items import Json, Reader, cut_to
 from hermes.server.response_kept import Kept, blank
+from hermes.server.response_tools import additional, response_tools, stand_in
 from hermes.server.sealing import Seal, seal_of
-from hermes.server.turns import Message, Turn, answered_again, client_tools, parameters, with_unseen
+from hermes.server.turns import Message, Turn, answered_again, parameters, with_unseen
 from hermes.server.wishes import wishes
 from hermes.store.sessions import new_session_id
 
@@ -131,15 +132,24 @@ async def prepare(
     request: web.Request,
     body: Body[ResponseRequest],
     memory: Mapping[str, Json] | None = None,
+    *,
+    generate: bool = True,
 ) -> Work:
-    """All of a request that can be refused without a turn, and the turn that it asks for."""
+    """All of a request that can be refused without a turn, and the turn that it asks for.
+
+    Without `generate` the turn is not to be run, so the input needs no prompt.
+    """
     asked, owner = body.model, adapter.owner_of(request)
     _check_supported(asked, body)
-    tools = client_tools(asked.tools, asked.tool_choice)
-    wished = wishes(adapter, request, client_tools=bool(tools.schemas), user=asked.user)
     name, chain, added = await _chain(adapter, asked, owner, memory or {})
     given = await reader(adapter, owner).read(asked.input)
-    history, prompt, results = given.parted()
+    body.ignored += dict.fromkeys(given.ignored)
+    added_tools = [*((chain or {}).get("added_tools") or ()), *given.tools]
+    further = additional(added_tools, "input") if added_tools else []
+    tools = response_tools(asked.tools or (), further, asked.tool_choice, body.ignored)
+    wished = wishes(adapter, request, client_tools=bool(tools.schemas), user=asked.user)
+    await stand_in(adapter, tools, wished.toolsets, body.ignored)
+    history, prompt, results = given.parted() if generate else (given.messages, "", ())
     if chain is None and asked.conversation_history:
         chars = adapter.option("max_text_chars")
         told = [message_of(m, f"conversation_history[{at}]", chars) for at, m in enumerate(asked.conversation_history)]
@@ -147,7 +157,8 @@ async def prepare(
     instructions = asked.instructions
     if instructions is None and chain is not None:
         instructions = chain.get("instructions")
-    system = "\n".join(text for text in (*given.system, instructions) if text) or None
+    said_to_system = [*((chain or {}).get("system") or ()), *given.system]
+    system = "\n".join(text for text in (*said_to_system, instructions) if text) or None
     form = asked.text.format if asked.text else None
     announces = asked.stream and not wished.strict
     fields = {"run_id": new_run_id(), **wished.fields(adapter, announces=announces)}
@@ -187,6 +198,7 @@ async def prepare(
             _ENCRYPTED in (asked.include or ()),
             not wished.strict,
             tuple(tool["function"]["name"] for tool in tools.schemas),
+            tools.reported,
         ),
         user_message=prompt,
         instructions=instructions,
@@ -196,6 +208,8 @@ async def prepare(
         owner=owner,
         run_id=spec.run_id,
         input_items=given.items,
+        system=said_to_system,
+        added_tools=added_tools,
     )
     return Work(body, kept, turn, chain)
 
@@ -325,7 +339,7 @@ def _template(
         "status": "queued" if asked.background else "in_progress",
         "previous_response_id": asked.previous_response_id,
         "instructions": instructions,
-        "tools": [_tool(tool) for tool in asked.tools or ()],
+        "tools": [_tool(tool, given) for tool, given in zip(asked.tools or (), raw.get("tools") or (), strict=True)],
         "tool_choice": _tool_choice(asked.tool_choice),
         "parallel_tool_calls": asked.parallel_tool_calls is not False,
         "max_tool_calls": asked.max_tool_calls,
@@ -357,7 +371,9 @@ def _tool_choice(given: Any) -> Any:
     return "auto" if given is None else given
 
 
-def _tool(tool: Any) -> Json:
+def _tool(tool: ResponseTool, given: Json) -> Json:
+    if tool.type != "function":
+        return dict(given)
     told = {"type": "function", "name": tool.name, "description": tool.description}
     return {**told, "parameters": tool.parameters, "strict": tool.strict}
 

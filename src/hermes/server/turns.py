@@ -22,7 +22,7 @@ from hermes.server.bodies import Body
 from hermes.server.errors import ApiError, invalid
 from hermes.server.idempotency import joined
 from hermes.server.keys import CALLER
-from hermes.server.models import ChatTool, Parameters, ResponseTool
+from hermes.server.models import ChatTool, Parameters
 from hermes.server.outcome import Outcome
 from hermes.server.sse import TurnQueue
 from hermes.server.wishes import Wishes
@@ -45,11 +45,17 @@ _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 @dataclass(slots=True)
 class Tools:
-    """A client's functions, and how they may be chosen."""
+    """A client's functions, and how they may be chosen.
+
+    `reported` tells what the client knows a tool as, where that is no plain function; `hosted` are the types of tools
+    that the server is to have.
+    """
 
     schemas: tuple[Message, ...] = ()
     choice: str | Message | None = None
     allowed: frozenset[str] | None = None
+    reported: dict[str, Message] = field(default_factory=dict)
+    hosted: tuple[str, ...] = ()
 
 
 def parameters(adapter: APIServerAdapter, body: Body[Any]) -> dict[str, Any]:
@@ -109,7 +115,7 @@ def _check_allowed(adapter: APIServerAdapter, name: str) -> None:
         raise ApiError(403, words, "model_not_allowed", "model")
 
 
-def client_tools(tools: Sequence[ChatTool | ResponseTool] | None, choice: str | Message | None) -> Tools:
+def client_tools(tools: Sequence[ChatTool] | None, choice: str | Message | None) -> Tools:
     """The functions that a client brings, checked."""
     schemas: list[Message] = []
     names: set[str] = set()
@@ -118,21 +124,20 @@ def client_tools(tools: Sequence[ChatTool | ResponseTool] | None, choice: str | 
         if tool.type != "function":
             words = f"Tools of the type {tool.type!r} are not taken; only functions of the client are."
             raise invalid(f"{where}.type", words, "unsupported_tool_type")
-        function = tool.function if isinstance(tool, ChatTool) else tool
-        where += ".function" if isinstance(tool, ChatTool) else ""
-        if function is None or function.name is None:
-            param = where if function is None else f"{where}.name"
-            raise invalid(param, f"Missing required parameter: {param!r}.", "missing_required_parameter")
+        function = tool.function
+        where += ".function"
+        if function is None:
+            raise invalid(where, f"Missing required parameter: {where!r}.", "missing_required_parameter")
         if function.name in names:
             raise invalid(f"{where}.name", f"There are two tools named {function.name!r}.")
         names.add(function.name)
         schema: Message = {"name": function.name, "description": function.description or ""}
         schema["parameters"] = function.parameters or {"type": "object", "properties": {}}
         schemas.append({"type": "function", "function": schema})
-    return Tools(tuple(schemas), *_choice(choice, names))
+    return Tools(tuple(schemas), *choice_of(choice, names))
 
 
-def _choice(given: str | Message | None, names: set[str]) -> tuple[str | Message | None, frozenset[str] | None]:
+def choice_of(given: str | Message | None, names: set[str]) -> tuple[str | Message | None, frozenset[str] | None]:
     """How a tool is to be chosen, in the form of chat completions, and which calls are allowed."""
     if given is None or isinstance(given, str):
         if given not in (None, "auto", "none", "required"):
