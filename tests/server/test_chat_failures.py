@@ -260,3 +260,43 @@ async def test_a_stopped_turn_keeps_its_text(start: Start) -> None:
         async with api.post(f"/v1/runs/{run['run_id']}/stop") as stopped:
             await told(stopped)
         await refused(await plain, 409, "turn_cancelled")
+
+
+# ---- clients that look for an error in a frame of its own only
+
+BROKEN = [
+    pytest.param([Reply(status=500, error="oops")], "", "provider_unavailable", id="refused"),
+    pytest.param([Reply(text="Half", cut_at=10**6, error_event={})], "Half", "provider_unavailable", id="mid-text"),
+    pytest.param(
+        [Reply(tool_calls=[TODO]), Reply(status=401, error="x")], "", "provider_auth_failed", id="after tools"
+    ),
+]
+
+
+@pytest.mark.parametrize("agent", ["Go-http-client/2.0", "node", "Bun/1.2", "OpenAI/JS 5.0"])
+@pytest.mark.parametrize(("script", "text", "code"), BROKEN)
+async def test_strict_clients_get_the_error_of_a_failed_stream_as_a_frame_of_its_own(
+    api: Api, agent: str, script: list[Reply], text: str, code: str
+) -> None:
+    api.model.script, api.model.repeat = list(script), True
+    async with api.post(CHAT, user("x", stream=True), headers={"User-Agent": agent}) as response:
+        seen = await stream_of(response)
+    *before, error, finish, done = seen
+    assert chat_text([*before, finish, done]) == text
+    assert (error.event, list(error.data), error.data["error"]["code"]) == (None, ["error"], code)
+    assert finish.data["choices"][0]["finish_reason"] == "error"
+    assert finish.data["error"] == error.data["error"]
+    assert done.data == "[DONE]"
+    assert all(frame.event is None for frame in seen)
+
+
+@pytest.mark.parametrize(("script", "text", "code"), BROKEN)
+async def test_other_clients_get_the_error_in_the_finish_chunk_alone(
+    api: Api, script: list[Reply], text: str, code: str
+) -> None:
+    api.model.script, api.model.repeat = list(script), True
+    async with api.post(CHAT, user("x", stream=True), headers={"User-Agent": "curl/8.0"}) as response:
+        seen = await stream_of(response)
+    chunks = [frame.data for frame in seen[:-1] if frame.event is None]
+    assert all(chunk["object"] == "chat.completion.chunk" for chunk in chunks)
+    assert chunks[-1]["error"]["code"] == code

@@ -244,13 +244,17 @@ async def test_progress_may_be_told_in_chunks(api: Api) -> None:
     check_progress([chunk["hermes"]["tool_progress"] for chunk in marked])
 
 
+# What libraries send that leave the header to their runtime: go-openai, xsai, openai-fetch.
+RUNTIMES = ["Go-http-client/1.1", "Go-http-client/2.0", "node", "node-fetch/1.0", "undici", "Bun/1.2.3", "Deno/2.1.4"]
 STRICT = [
     {"X_Stainless_Lang": "python"},
     {"User_Agent": "OpenAI/Python 1.2"},
     {"User_Agent": "AsyncOpenAI/Python 1.2"},
     {"User_Agent": "node ai-sdk/openai/2.0"},
     {"User_Agent": "langchain-x"},
+    *({"User_Agent": agent} for agent in RUNTIMES),
 ]
+LENIENT = ["curl/8.0", "Mozilla/5.0 (X11) nodes", "python-requests/2", "Abundant/1.0", "my-go-http-client/1"]
 
 
 @pytest.mark.parametrize("client", STRICT)
@@ -260,6 +264,11 @@ async def test_strict_clients_see_nothing_of_it_unless_they_ask(api: Api, client
     assert not any("hermes" in frame.data for frame in seen[:-1])
     asked = await progress(api, X_Hermes_Tool_Progress="event", **client)
     assert sum(frame.event == "hermes.tool.progress" for frame in asked) == 2
+
+
+@pytest.mark.parametrize("agent", LENIENT)
+async def test_other_clients_get_the_events(api: Api, agent: str) -> None:
+    assert sum(frame.event is not None for frame in await progress(api, User_Agent=agent)) == 2
 
 
 @pytest.mark.parametrize(("setting", "header", "events"), [("off", None, 0), ("off", "event", 2), ("event", "off", 0)])
