@@ -199,13 +199,33 @@ async def test_only_the_start_of_a_call_with_an_effect_is_synced_to_disk(
 # ---- names
 
 
-@pytest.mark.parametrize("name", ["look_up", "Look_Up", "look-up", "LOOK.UP", "look up"])
-async def test_a_name_is_found_whatever_its_case_and_dashes(house: House, server: ModelServer, name: str) -> None:
+NEAR_NAMES = [
+    *("look_up", "Look_Up", "look-up", "LOOK.UP", "look up", "LookUp", "lookUp", "Look-Up"),
+    *("look_up_tool", "LookUpTool", "functions.look_up", "functions.look_up:0", "tool.lookUp"),
+]
+
+
+@pytest.mark.parametrize("name", NEAR_NAMES)
+async def test_a_name_is_repaired_before_it_is_recorded(house: House, server: ModelServer, name: str) -> None:
     calls: list[Json] = []
     house.offer(tool("look_up", recording(calls)))
     ran = await one_round(house, server, Call(name))
     assert calls == [{}]
     assert ran.one("tool.finished")["name"] == "look_up"
+    assert [call["name"] for call in ran.of("message.completed")[0]["tool_calls"]] == ["look_up"]
+    (again,) = [m["tool_calls"] for m in server.requests[1].body["messages"] if m.get("tool_calls")]
+    assert [call["function"]["name"] for call in again] == ["look_up"], "some providers refuse other names"
+
+
+@each_protocol
+@pytest.mark.parametrize("name", ["LookUp", "look_up_tool", "functions.look_up"])
+async def test_a_client_tools_name_is_repaired(
+    house: House, server: ModelServer, name: str, protocol: Protocol
+) -> None:
+    server.script = [Reply(tool_calls=[Call(name, id="c1")])]
+    ran = await house.run(server, protocol=protocol, client_tools=(client_tool("look_up"),))
+    assert [call["function"]["name"] for call in ran.result["pending_calls"]] == ["look_up"]
+    assert [call["name"] for call in ran.one("message.completed")["tool_calls"]] == ["look_up"]
 
 
 async def test_an_unknown_name_is_answered_with_the_five_nearest(house: House, server: ModelServer) -> None:

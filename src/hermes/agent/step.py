@@ -189,12 +189,18 @@ class ModelStep:
             task.exception()  # a notice that could not be kept harms nobody
 
     def _message(self, assembler: Assembler) -> Assembled:
-        """The answer so far. Calls of tools that were not offered are none."""
+        """The answer so far, its calls under the names that were offered. Without an offer there are no calls."""
         message = assembler.message()
         if not self._offered and message.tool_calls:
             reason = "stop" if message.finish_reason == "tool_calls" else message.finish_reason
-            message = replace(message, tool_calls=[], finish_reason=reason)
+            return replace(message, tool_calls=[], finish_reason=reason)
+        for call in message.tool_calls:
+            # Here, so that the log, the client and the next request all have the name that exists.
+            call.name = self._tool_name(call.name) or call.name
         return message
+
+    def _tool_name(self, name: str) -> str | None:
+        return arguments.settle_name(name, (*self._turn.client_tools, *self._turn.tools))
 
     async def _count(self, message: Assembled) -> None:
         """What an attempt that was not enough has cost counts all the same."""
