@@ -244,6 +244,11 @@ class Assembler:
         return self._error
 
     @property
+    def call_missing(self) -> bool:
+        """Whether the answer ends to make a call and holds none."""
+        return self._finish == "tool_calls" and not self.drafting
+
+    @property
     def finished(self) -> bool:
         """Whether the provider has said that the answer is whole."""
         return self._finish is not None and self._error is None
