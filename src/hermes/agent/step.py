@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from hermes.agent import images, prompt
 from hermes.agent.assembler import Assembler, Delta, ReasoningDelta, TextDelta, ToolDrafted
@@ -130,7 +131,7 @@ class ModelStep:
         identity = f"{turn.live.spec.run_id}:{self._log.step}"
         # A provider may not take trailing white space in a beginning; then the model writes it again.
         again = before[len(before.rstrip()) :] if request.prefill and turn.provider.strips_prefill else ""
-        assembler = Assembler(identity, before, again)
+        assembler = Assembler(identity, before, again, self._accept_leaked)
         credential = self._credential = turn.credential()
         if not available(turn.route.api_mode):
             return Attempt(assembler, FailureFacts("connect", code="local_unavailable"))
@@ -206,6 +207,17 @@ class ModelStep:
             # Here, so that the log, the client and the next request all have the name that exists.
             call.name = self._tool_name(call.name) or call.name
         return message
+
+    def _accept_leaked(self, name: str, args: dict[str, Any] | str) -> tuple[str, str] | None:
+        """A call that stood in the text, under the name of an offered tool and with arguments of the types it takes."""
+        known = self._tool_name(name) if self._offered else None
+        schema = next((schema for schema in self._turn.schemas if schema.name == known), None)
+        if schema is None:
+            return None
+        value = args if isinstance(args, dict) else arguments.parse(args).value
+        if value is None:
+            return schema.name, str(args)
+        return schema.name, json.dumps(arguments.check(value, schema.parameters)[0], ensure_ascii=False)
 
     def _tool_name(self, name: str) -> str | None:
         return arguments.settle_name(name, (*self._turn.client_tools, *self._turn.tools))
