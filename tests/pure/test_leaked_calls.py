@@ -39,7 +39,7 @@ def read(pieces: list[str], *parts: ToolDelta, before: str = "") -> tuple[str, C
 
 A1 = ("f", {"a": 1})
 SECTION = "<|tool_calls_section_begin|><|tool_call_begin|>f<|tool_call_argument_begin|>"
-DEEPSEEK = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
+WIDE = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
 BLOCKS: list[tuple[str, str, Calls]] = [
     ('<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>', "", [A1]),
     ('Look:<tool_call>{"name":"f","arguments":{"a":1}}</tool_call>\nDone', "Look:\nDone", [A1]),
@@ -68,7 +68,6 @@ BLOCKS: list[tuple[str, str, Calls]] = [
         "",
         [("f", {}), ("g", {})],
     ),
-    ('<minimax:tool_call>\n<invoke name="f">\n</invoke>\n</minimax:tool_call>', "", [("f", {})]),
     ("<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>", "", [("f", {"a": "1"})]),
     ("<tool_call>f</tool_call>", "", [("f", {})]),
     ('[TOOL_CALLS][{"name":"f","arguments":{"a":1}}]', "", [A1]),
@@ -78,8 +77,8 @@ BLOCKS: list[tuple[str, str, Calls]] = [
     ('<|tool_call|>[{"name":"f","arguments":{"a":1}}]<|/tool_call|>Yes', "Yes", [A1]),
     ('<|python_tag|>{"name":"f","parameters":{"a":1}}', "", [A1]),
     (SECTION + '{"a":1}<|tool_call_end|><|tool_calls_section_end|>', "", [A1]),
-    (DEEPSEEK + 'f<｜tool▁sep｜>{"a":1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>', "", [A1]),
-    (DEEPSEEK + 'function<｜tool▁sep｜>f\n```json\n{"a":1}\n```<｜tool▁call▁end｜>', "", [A1]),
+    (WIDE + 'f<｜tool▁sep｜>{"a":1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>', "", [A1]),
+    (WIDE + 'function<｜tool▁sep｜>f\n```json\n{"a":1}\n```<｜tool▁call▁end｜>', "", [A1]),
     ('`x` <tool_call>{"name":"f"}</tool_call>', "`x` ", [("f", {})]),
     ('```\ncode\n```\n<tool_call>{"name":"f"}</tool_call>', "```\ncode\n```\n", [("f", {})]),
     ('<think>hm</think><tool_call>{"name":"f"}</tool_call>', "", [("f", {})]),

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
-from hermes.agent import leaked_calls
 from hermes.agent.inline import InlineMarkup, Piece
+from hermes.agent.leaked_calls import parse as parse_leaked_calls
 from hermes.agent.parts import (
     Assembled,
     Finish,
@@ -250,7 +250,7 @@ class Assembler:
 
     def _make_leaked_calls(self, block: str, out: list[Delta]) -> str:
         """Begin the calls that a block of the text tells; what of the block is text after all."""
-        calls, rest = leaked_calls.parse(block)
+        calls, rest = parse_leaked_calls(block)
         accepted = [call for name, args in calls if self._accept and (call := self._accept(name, args))]
         self._call_refused = self._call_refused or not accepted
         for name, arguments in accepted:

@@ -46,7 +46,7 @@ _TAG_END = r"\s?(?:>\s{0,40}(?:<[/a-z]{0,9})?)?"
 OPENINGS: dict[str, Opening] = {
     **{
         f"<{tag}>": _opening(f"</{tag}>", _STARTS, _MAY_START)
-        for tag in ("tool_call", "tool_calls", "function_call", "function_calls", "minimax:tool_call")
+        for tag in ("tool_call", "tool_calls", "function_call", "function_calls")
     },
     "<function=": _opening(
         "</function>",
@@ -68,10 +68,10 @@ CLOSINGS = frozenset(opening.closing for opening in OPENINGS.values() if opening
 _XML_HEAD = re.compile(r"(?:<[a-z_:]{1,20}>\s{0,40}){0,3}<(?:function|invoke)[ =]")
 _XML = re.compile(r"<(/)?(function|invoke|parameter)\b([^<>]{0,200})>")
 _XML_NAME = re.compile(rf"\s?(?:=|name\s?=)\s?[\"']?({_NAME})")
-_GLM = re.compile(r"<(/)?arg_(key|value)>")
-_GLM_NAME = re.compile(rf"<tool_call>\s{{0,40}}({_NAME})\s{{0,8}}(?=<|\Z)")
-_KIMI = re.compile(rf"<\|tool_call_begin\|>\s{{0,40}}({_NAME})\s{{0,40}}<\|tool_call_argument_begin\|>")
-_DEEPSEEK = re.compile(
+_ARG_TAG = re.compile(r"<(/)?arg_(key|value)>")
+_NAME_BEFORE_KEYS = re.compile(rf"<tool_call>\s{{0,40}}({_NAME})\s{{0,8}}(?=<|\Z)")
+_CALL_TOKENS = re.compile(rf"<\|tool_call_begin\|>\s{{0,40}}({_NAME})\s{{0,40}}<\|tool_call_argument_begin\|>")
+_WIDE_CALL_TOKENS = re.compile(
     rf"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?({_NAME})(?:<｜tool▁sep｜>|\s{{0,8}})(?:```json)?(?=\s{{0,8}}\{{)"
 )
 _ARGS = r"(?:\[CALL_ID\][\w-]{1,64})?(?:\[ARGS\])?"
@@ -84,9 +84,9 @@ def parse(block: str) -> tuple[list[LeakedCall], str]:
     """The calls in a block, and the text behind them where nothing but the message's end closes such a block."""
     if _XML_HEAD.match(block):
         return _xml(block), ""
-    if named := _GLM_NAME.match(block):
-        return [(named[1], _glm(block, named.end()))], ""
-    for head in (_KIMI, _DEEPSEEK):
+    if named := _NAME_BEFORE_KEYS.match(block):
+        return [(named[1], _keyed(block, named.end()))], ""
+    for head in (_CALL_TOKENS, _WIDE_CALL_TOKENS):
         if found := list(head.finditer(block)):
             return _tokens(block, found)
     return _json(block)
@@ -125,10 +125,10 @@ def _xml(block: str) -> list[LeakedCall]:
     return calls
 
 
-def _glm(block: str, at: int) -> dict[str, Any]:
+def _keyed(block: str, at: int) -> dict[str, Any]:
     args: dict[str, Any] = {}
     key = ""
-    for tag in _GLM.finditer(block, at):
+    for tag in _ARG_TAG.finditer(block, at):
         closes, kind = tag.groups()
         if closes and kind == "key":
             key = block[at : tag.start()].strip()
