@@ -232,6 +232,7 @@ _SERVER = (
     _number("api_server.approval_timeout_seconds", None, follows="approvals.timeout"),
     _whole("api_server.max_body_bytes", 32_000_000, 1000),
     _whole("api_server.max_text_chars", 1_048_576, 1),
+    _whole("api_server.max_event_bytes", 100_000, 4_000),
     _whole("api_server.max_concurrent_runs", 256, 0),
     _number("api_server.session_wait_seconds", 30),
     _number("api_server.run_queue_seconds", 600),

@@ -72,6 +72,10 @@ PIXELS_PER_TOKEN = 750
 BYTES_PER_IMAGE_TOKEN = 250
 SUMMARY_TOKENS_MAX = 10_000
 THOUGHT_CHARS_MAX = 500
+REASONING_EXCERPT_CHARS_MAX = 2_000
+# A tool call in the text of an answer: how much of it decides that it is one, and how long it may become.
+LEAKED_CALL_HEAD_CHARS_MAX = 120
+LEAKED_CALL_CHARS_MAX = 1_000_000
 
 # Tools
 TOOL_TIMEOUT_S = 120.0

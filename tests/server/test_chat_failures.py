@@ -312,3 +312,20 @@ async def test_other_clients_get_the_error_in_the_finish_chunk_alone(
     chunks = [frame.data for frame in seen[:-1] if frame.event is None]
     assert all(chunk["object"] == "chat.completion.chunk" for chunk in chunks)
     assert chunks[-1]["error"]["code"] == code
+
+
+# ---- reasoning without an answer
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_reasoning_without_an_answer_gives_a_labelled_excerpt(api: Api, path: str, stream: bool) -> None:
+    api.model.script, api.model.repeat = [Reply(reasoning="It must be four.")], True
+    body = {**(user("x") if path == CHAT else {"input": "x"}), "stream": stream}
+    async with api.post(path, body, headers={"User-Agent": "curl/8.0"}) as response:
+        text = (await response.text()).replace('": ', '":')
+        assert response.status == 200, text
+    assert "The model ended without an answer" in text
+    assert "It must be four." in text
+    assert ('"finish_reason":"stop"' if path == CHAT else '"status":"completed"') in text
+    assert '"error":' not in text.replace('"error":null', "")

@@ -113,6 +113,30 @@ async def test_calls_are_streamed_in_pieces_by_index(api: Api) -> None:
     assert seen[-1].data == "[DONE]"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_that_the_model_wrote_as_text_is_a_call(api: Api, stream: bool) -> None:
+    text = 'One moment. <tool_call>{"name": "Lamp", "arguments": {"room": "hall"}}</tool_call>'
+    api.model.script = [Reply(text=[*text])]
+    async with api.post(CHAT, user("light", tools=[LAMP], stream=stream), headers=PLAIN) as response:
+        answer = chat_message(await stream_of(response)) if stream else said(await told(response))
+    message, finish = answer
+    (call,) = message["tool_calls"]
+    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("lamp", {"room": "hall"})
+    assert (message["content"], finish) == ("One moment. ", "tool_calls")
+
+
+def chat_message(seen: list[Frame]) -> tuple[Json, str]:
+    """The message that a stream makes up, and how it ended."""
+    choices = [choice for frame in seen[:-1] for choice in frame.data["choices"]]
+    pieces = [piece for choice in choices for piece in choice["delta"].get("tool_calls", [])]
+    calls: dict[int, Json] = {}
+    for piece in pieces:
+        function = calls.setdefault(piece["index"], {"function": {"name": "", "arguments": ""}})["function"]
+        function["name"] += piece["function"].get("name", "")
+        function["arguments"] += piece["function"].get("arguments", "")
+    return {"content": chat_text(seen), "tool_calls": [*calls.values()]}, choices[-1]["finish_reason"]
+
+
 async def test_a_client_tool_hides_the_servers_of_that_name(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[TODO])]
     answer = await ask(api, user("x", tools=[function("todo")]))

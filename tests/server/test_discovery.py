@@ -378,6 +378,7 @@ async def test_limits_are_those_in_force(start: Start) -> None:
     assert (limits["max_body_bytes"], limits["responses_max_stored"]) == (5000, 7)
     assert (limits["approval_timeout_seconds"], limits["drain_seconds"]) == (17, 30)
     assert (limits["max_text_chars"], limits["max_concurrent_runs"]) == (1_048_576, 256)
+    assert limits["max_event_bytes"] == 100_000
     assert (limits["max_header_bytes"], limits["max_client_tools"]) == (16384, 128)
     assert (limits["clarify_timeout_seconds"], limits["idempotency_seconds"]) == (3600, 86400)
     assert all(isinstance(value, int | float) for value in limits.values())

@@ -409,6 +409,60 @@ async def test_a_provider_gets_the_reasoning_that_it_wants(start: Start, model: 
     assert ("messages.reasoning_content" in ignored) == (sent == [None, None])
 
 
+WANTS_REASONING = ["deepseek-chat", "deepseek-reasoner", "kimi-k2-thinking", "moonshotai/Kimi-K2.5", "moonshot-v1-32k"]
+
+
+def reasoning_sent(request: Request) -> list[str | None]:
+    return [m.get("reasoning_content") for m in got(request) if m["role"] == "assistant"]
+
+
+@pytest.mark.parametrize("model", WANTS_REASONING)
+async def test_every_answer_that_is_replayed_has_its_reasoning_or_a_space(start: Start, model: str) -> None:
+    """In a stored session, after server tools and after a client's, and where the model did not reason."""
+    api = await start(model_routes={"m": {"model": model}})
+    api.model.script = [
+        Reply(text="One.", reasoning="Hm."),
+        Reply(tool_calls=[TODO], reasoning="Note it."),
+        Reply(tool_calls=[HALL]),
+        Reply(text="Three.", reasoning="Lit."),
+        Reply(text="Four."),
+    ]
+    _, session_id = await ask(api, said("user", "one"), model="m", tools=[LAMP])
+    there = {"headers": {"X-Hermes-Session-Id": session_id}, "model": "m", "tools": [LAMP]}
+    await ask(api, said("user", "two"), **there)
+    await ask(api, output("call_lamp", "on"), **there)
+    await ask(api, said("user", "four"), **there)
+    assert [reasoning_sent(request) for request in api.model.requests] == [
+        [],
+        ["Hm."],
+        ["Hm.", "Note it."],
+        ["Hm.", "Note it.", " "],
+        ["Hm.", "Note it.", " ", "Lit."],
+    ]
+
+
+@pytest.mark.parametrize("model", WANTS_REASONING)
+async def test_a_chain_of_responses_replays_the_reasoning_as_well(start: Start, model: str) -> None:
+    api = await start(model_routes={"m": {"model": model}})
+    api.model.script = [Reply(text="One."), Reply(text="Two.", reasoning="Hm."), Reply(text="Three.")]
+    before = None
+    for words in ("one", "two", "three"):
+        body = {"input": words, "model": "m", "previous_response_id": before}
+        async with api.post("/v1/responses", body) as response:
+            before = (await told(response))["id"]
+    assert [reasoning_sent(request) for request in api.model.requests] == [[], [" "], [" ", "Hm."]]
+
+
+@pytest.mark.parametrize("model", WANTS_REASONING)
+async def test_a_history_of_the_clients_with_tools_gets_reasoning_everywhere(start: Start, model: str) -> None:
+    api = await start(model_routes={"m": {"model": model}})
+    always(api)
+    asked = {**calls(call("c1")), "reasoning_content": "Light it."}
+    history = [said("user", "a"), asked, output("c1", "on"), said("assistant", "b"), said("user", "c")]
+    await ask(api, *history, model="m", tools=[LAMP])
+    assert reasoning_sent(api.model.requests[-1]) == ["Light it.", " "]
+
+
 async def test_a_session_begins_with_the_history_it_was_made_for(api: Api) -> None:
     always(api)
     picture = said("user", [text("look"), image("cat")])

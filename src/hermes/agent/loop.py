@@ -343,7 +343,7 @@ class TurnLoop:
     def _structure_fault(self, text: str) -> str:
         """What is wrong with the final text where a format was asked for."""
         wanted = self._spec.response_format or {}
-        if wanted.get("type") not in ("json_object", "json_schema"):
+        if not self._turn.wants_json:
             return ""
         try:
             value = json.loads(text)

@@ -213,6 +213,11 @@ def is_foreign(message: Mapping[str, Any]) -> bool:
 
 GO_ON = "Your answer was cut off. Go on exactly where it ended; do not repeat anything and do not comment on the break."
 ANSWER_VISIBLY = "Your last answer was empty. Answer the user visibly now, in text, or call a tool."
+REASONING_EXCERPT = "[The model ended without an answer. The end of its reasoning:]"
+CALL_MISSING = (
+    "You announced a tool call, but none arrived in a form that could be read. Make the call now through the tool "
+    "interface, or finish your answer."
+)
 SMALLER_PIECES = (
     "Your last tool call was too long and was cut off. Make it shorter, or do the work in several smaller calls."
 )

@@ -188,6 +188,11 @@ class Turn:
         """Whether the caller itself limits the length of answers."""
         return self.live.spec.max_output_tokens is not None
 
+    @property
+    def wants_json(self) -> bool:
+        """Whether the caller asked for JSON as the answer."""
+        return (self.live.spec.response_format or {}).get("type") in ("json_object", "json_schema")
+
     def equip(self, tools: dict[str, ToolDef]) -> None:
         """The server's tools for this turn; a client's tool hides a server's of the same name."""
         self.tools = tools

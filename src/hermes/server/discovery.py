@@ -254,6 +254,7 @@ _DESCRIPTION = (
 _OPTIONS = {
     "max_body_bytes": "max_body_bytes",
     "max_text_chars": "max_text_chars",
+    "max_event_bytes": "max_event_bytes",
     "max_concurrent_runs": "max_concurrent_runs",
     "session_wait_seconds": "session_wait_seconds",
     "run_queue_seconds": "run_queue_seconds",

@@ -13,6 +13,7 @@ import msgspec
 from hermes.ids import random_hex
 from hermes.runs.events import Event
 from hermes.server.errors import error_body
+from hermes.server.event_size import shorten_outputs
 from hermes.server.outcome import STATUS, Outcome, usage_object
 from hermes.server.render_chat import DONE, approval_request, clarify_request
 from hermes.server.sse import Item
@@ -80,7 +81,9 @@ class ResponseRenderer:
         after: int = -1,
         frame: Callable[[str, Json], bytes] = sse_frame,
         seal: Callable[[Any], str] | None = None,
+        event_bytes_max: int | None = None,
     ) -> None:
+        self._event_bytes_max = event_bytes_max
         self._template = dict(template)
         self._shows = shows or Shows()
         self._after, self._frame, self._seal = after, frame, seal
@@ -459,11 +462,20 @@ class ResponseRenderer:
         shown = self.snapshot()
         shown["output"] = [_streamed(item) for item in shown["output"]]
         self._emit(kind, response=shown)
+        if self._event_bytes_max is None or self._seq <= self._after:
+            return
+        excess_bytes = len(self._out[-1]) - self._event_bytes_max
+        if excess_bytes > 0:
+            shown["output"] = shorten_outputs(shown["output"], excess_bytes)
+            self._out[-1] = self._framed(kind, response=shown)
 
     def _emit(self, kind: str, /, **payload: Any) -> None:
         self._seq += 1
         if self._seq > self._after:
-            self._out.append(self._frame(kind, {"type": kind, "sequence_number": self._seq, **payload}))
+            self._out.append(self._framed(kind, **payload))
+
+    def _framed(self, kind: str, /, **payload: Any) -> bytes:
+        return self._frame(kind, {"type": kind, "sequence_number": self._seq, **payload})
 
     def _taken(self) -> bytes:
         out, self._out = self._out, []

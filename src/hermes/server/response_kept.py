@@ -77,7 +77,8 @@ class Kept:
         """What builds it."""
         seal = await seal_of(adapter) if self.shows.encrypted else None
         closed = (lambda opaque: seal.close("reasoning", self.owner, opaque)) if seal is not None else None
-        return ResponseRenderer(self.template, self.shows, seal=closed, **how)
+        limit = adapter.option("max_event_bytes")
+        return ResponseRenderer(self.template, self.shows, seal=closed, event_bytes_max=limit, **how)
 
     async def begin(self, adapter: APIServerAdapter, response: Json) -> None:
         """Store the response for the first time; one that is stored already is further on than this."""
