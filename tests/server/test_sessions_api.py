@@ -248,6 +248,29 @@ async def test_messages_show_reasoning_and_hidden_rows_only_when_asked(api: Api)
     ]
 
 
+async def test_a_compaction_does_not_show(api: Api) -> None:
+    await made(api, id="s")
+    db = db_of(api)
+    ids = [db.append_message("s", "assistant" if n % 2 else "user", f"word{n}") for n in range(6)]
+    seen = db.get_messages_as_conversation("s")
+    for text in ("summary one", "summary two"):
+        db.archive_and_compact("s", [seen[0], {"role": "user", "content": text}, seen[-1]])
+    found = await got(api, f"{SESSIONS}/s/messages")
+    assert [(m["id"], m["content"]) for m in found["data"]] == [(ids[n], f"word{n}") for n in range(6)]
+    assert (found["total"], (await got(api, f"{SESSIONS}/s"))["session"]["message_count"]) == (6, 6)
+    everything = (await got(api, f"{SESSIONS}/s/messages?include_inactive=1"))["data"]
+    assert [m["content"] for m in everything if m["model_only"]] == ["summary one", "summary two"]
+    assert [m["id"] for m in everything if not m["model_only"]] == ids
+    exported = await got(api, f"{SESSIONS}/s/export")
+    assert [m["id"] for m in exported["messages"]] == ids
+    async with api.get(f"{SESSIONS}/s/export?format=markdown") as response:
+        text = await response.text()
+    assert [text.count(f"word{n}") for n in range(6)] == [2, 1, 1, 1, 1, 1]  # the first one is the heading too
+    assert "summary" not in text
+    hits = (await got(api, f"{SESSIONS}/search?q=word3+OR+summary"))["data"]
+    assert [hit["message_id"] for hit in hits] == [ids[3]]
+
+
 # ---- search
 
 

@@ -99,7 +99,7 @@ QUERIES: dict[str, tuple[Json, ...]] = {
         _whole("before", "only those before this message"),
         _whole("after", "only those after this message"),
         _choice("order", "which way they go", "asc", "desc"),
-        _flag("include_inactive", "those too that compression has put aside"),
+        _flag("include_inactive", "also messages that were taken back and those that only the model sees"),
     ),
     "session_files": (_whole("limit", "how many files", 1, 1000, 200), _CURSOR),
     "session_export": (_choice("format", "the form", "json", "jsonl", "markdown"),),

@@ -252,6 +252,9 @@ class StoredMessage(Struct, kw_only=True):
     run_id: str | None
     reasoning: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType | None = UNSET
+    active: bool | UnsetType = UNSET
+    compacted: bool | UnsetType = UNSET
+    model_only: bool | UnsetType = UNSET
 
 
 class MessageList(Struct, kw_only=True):

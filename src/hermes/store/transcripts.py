@@ -30,6 +30,7 @@ _SHOWN = (
     "active",
     "compacted",
     "synthetic",
+    "model_only",
     "run_id",
 )
 
@@ -95,12 +96,13 @@ class Transcripts(Part):
         after_id: int | None = None,
         order: str = "asc",
     ) -> list[dict[str, Any]]:
-        """Messages as they are shown to people, in the order they were stored."""
+        """What was said, each message once under its first id, whatever was compacted since; with `include_inactive` also
+        what was taken back and what only the model sees."""
         if order not in ("asc", "desc"):
             raise ValueError("`order` is 'asc' or 'desc'.")
         where, params = "session_id = ?", [session_id]
         if not include_inactive:
-            where += " AND active"
+            where += f" AND {rows.SAID}"
         for sql, value in (("id < ?", before_id), ("id > ?", after_id)):
             if value is not None:
                 where += f" AND {sql}"
@@ -113,7 +115,7 @@ class Transcripts(Part):
     @reads
     def count_messages(self, tx: Tx, session_id: str, include_inactive: bool = False) -> int:
         """How many there are."""
-        where = "session_id = ?" if include_inactive else "session_id = ? AND active"
+        where = "session_id = ?" if include_inactive else f"session_id = ? AND {rows.SAID}"
         return int(tx.value(f"SELECT count(*) FROM messages WHERE {where}", (session_id,)))
 
     @reads
@@ -121,7 +123,7 @@ class Transcripts(Part):
         """A message and those around it; nothing when it is not of this session."""
         if tx.value("SELECT 1 FROM messages WHERE session_id = ? AND id = ?", (session_id, message_id)) is None:
             return []
-        where = "session_id = ? AND (active OR compacted OR id = ?) AND copy_of IS NULL AND id"
+        where = f"session_id = ? AND (({rows.SAID}) OR id = ?) AND id"
         before = rows.read(
             tx, f"{where} <= ? ORDER BY id DESC LIMIT ?", (session_id, message_id, message_id, window + 1)
         )
@@ -133,9 +135,17 @@ class Transcripts(Part):
         """What goes to a model: live rows, results in the order of their calls. Nothing is invented or repaired."""
         return [row.as_message() for row in rows.live(tx, session_id)]
 
+    @reads
+    def conversation_until(self, tx: Tx, session_id: str, run_id: str, *, with_it: bool) -> list[dict[str, Any]]:
+        """What the model sees of the conversation before a run, or up to the run's end; all where it has no rows there."""
+        found = rows.live(tx, session_id)
+        of_run = [at for at, row in enumerate(found) if row.run_id == run_id]
+        end = len(found) if not of_run else of_run[-1] + 1 if with_it else of_run[0]
+        return [row.as_message() for row in found[:end]]
+
     @writes
     def archive_and_compact(self, tx: Tx, session_id: str, messages: Sequence[Mapping[str, Any]]) -> int:
-        """Put these in the place of the live rows, which stay searchable. How many were archived."""
+        """Have the model see these instead of the live rows, which stay in the transcript. How many were archived."""
         require(tx, session_id)
         return rows.archive(tx, session_id, [rows.row_of_message(session_id, dict(message)) for message in messages])
 
@@ -162,23 +172,26 @@ class Transcripts(Part):
 
     @writes
     def rewind_to_message(self, tx: Tx, session_id: str, message_id: int) -> dict[str, Any]:
-        """Hide a message of the user and all that followed it."""
+        """Take back a message of the user and all that followed it."""
         require(tx, session_id)
-        where = "session_id = ? AND active AND (id = ? OR copy_of = ?)"
-        found = rows.read(tx, where, (session_id, message_id, message_id))
-        if not found or found[0].role != "user":
-            raise ValueError(f"{message_id} is no live message of the user in this session.")
-        # What was said then, and has been summarised since, is hidden with it.
-        origin = found[0].copy_of or found[0].id
-        tx.execute(
-            "UPDATE messages SET compacted = 0 WHERE session_id = ? AND copy_of IS NULL AND id >= ?",
-            (session_id, origin),
-        )
-        hidden = "UPDATE messages SET active = 0 WHERE session_id = ? AND active AND id >= ?"
-        count = tx.execute(hidden, (session_id, found[0].id))
+        held = rows.read(tx, f"session_id = ? AND {rows.SAID} ORDER BY id", (session_id,))
+        at = next((at for at, row in enumerate(held) if row.id == message_id), None)
+        if at is None or held[at].role != "user":
+            raise ValueError(f"{message_id} is no message of the user in this session.")
+        said, rest = held[:at], held[at:]
+        seen = {row.id for row in rows.live_up_to(said, rest, rows.live(tx, session_id))}
+        hidden = "UPDATE messages SET active = 0, compacted = 0 WHERE session_id = ? AND id >= ? AND NOT model_only"
+        tx.execute(hidden, (session_id, message_id))
+        tx.execute("UPDATE messages SET active = 0 WHERE session_id = ? AND active AND model_only", (session_id,))
+        tx.many("UPDATE messages SET active = 1, compacted = 0 WHERE id = ?", [(row_id,) for row_id in seen])
+        if any(not row.active for row in said if row.id in seen):  # the order of what was said is that of its ids
+            tx.execute("UPDATE messages SET position = NULL WHERE session_id = ? AND active", (session_id,))
         rows.recount(tx, session_id)
-        head = tx.value("SELECT max(id) FROM messages WHERE session_id = ? AND active", (session_id,))
-        return {"rewound_count": count, "target_message": _shown(found[0]), "new_head_id": head}
+        return {
+            "rewound_count": len(rest),
+            "target_message": _shown(rest[0]),
+            "new_head_id": said[-1].id if said else None,
+        }
 
 
 def _check_kinds(content: Any, api_content: Any, tool_calls: Any, token_count: Any, timestamp: Any) -> None:
