@@ -23,6 +23,7 @@ FIELDS = {
     "tool_call_count", "input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens",
     "estimated_cost_usd", "actual_cost_usd", "api_call_count", "parent_session_id", "forked_at_message_id",
     "has_system_prompt", "has_model_config", "archived", "last_active", "preview", "active_run_id",
+    "pinned", "workdir", "toolsets", "max_iterations",
 }  # fmt: skip
 MESSAGE = {
     "id", "session_id", "role", "content", "tool_call_id", "tool_calls", "tool_name", "timestamp", "token_count",
@@ -226,6 +227,25 @@ async def test_the_latest_messages_come_in_order(api: Api) -> None:
     assert await page(f"?limit=4&after={ids[1]}") == (ids[2:], False)
     assert await page(f"?limit=2&order=desc&before={ids[4]}") == ([ids[3], ids[2]], True)
     assert await page(f"?after={ids[-1]}") == ([], False)
+    for order in ("asc", "oldest"):
+        assert await page(f"?limit=2&order={order}") == (ids[:2], True)
+        assert await page(f"?limit=2&offset=4&order={order}") == (ids[4:], False)
+        assert await page(f"?limit=2&order={order}&before={ids[4]}") == (ids[2:4], True)
+        assert await page(f"?limit=2&order={order}&after={ids[0]}") == (ids[1:3], True)
+    for order in ("desc", "latest"):
+        assert await page(f"?limit=2&order={order}") == (ids[:3:-1], True)
+        assert await page(f"?limit=2&offset=3&order={order}") == ([ids[2], ids[1]], True)
+    assert await page("?limit=2&offset=2") == (ids[2:4], True)
+    assert await page("?offset=6") == ([], False)
+
+
+@pytest.mark.parametrize(
+    ("query", "param"), [("order=newest", "order"), ("offset=-1", "offset"), ("offset=x", "offset")]
+)
+async def test_a_page_that_cannot_be_is_refused(api: Api, query: str, param: str) -> None:
+    await made(api, id="s")
+    async with api.get(f"{SESSIONS}/s/messages?{query}") as response:
+        assert (response.status, (await response.json())["error"]["param"]) == (400, param)
 
 
 async def test_messages_show_reasoning_and_hidden_rows_only_when_asked(api: Api) -> None:

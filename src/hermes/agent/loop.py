@@ -51,7 +51,8 @@ async def run_turn(live: LiveRun, services: Services) -> Result:
             with TurnLoop(turn) as work:
                 done = await work.close_off(resumed)
         else:
-            failure = fault or (await fit(turn, "start") if resumed is None else None)
+            begins = resumed is None and live.spec.compact is None
+            failure = fault or (await fit(turn, "start") if begins else None)
             if failure is not None:
                 done = await close_failed(turn, failure)
             elif live.spec.compact is not None:

@@ -42,7 +42,8 @@ class RouteChoice:
 class RunSpec(msgspec.Struct, frozen=True):
     """One turn to be run. With `compact` nothing is asked: the conversation is made shorter, minding what it names.
 
-    With `verbatim` the model is given `history` whatever the session holds.
+    With `verbatim` the model is given `history` whatever the session holds. With `toolsets_by_default` nobody has asked
+    for these toolsets: those that the session keeps come first.
 
     `tool_policy` (toolsets) and `allowed_models` (aliases) are ceilings: whatever else the spec asks for stays within
     them, after a restart too. None is no ceiling.
@@ -65,6 +66,7 @@ class RunSpec(msgspec.Struct, frozen=True):
     response_format: Mapping[str, Any] | None = None
     max_output_tokens: int | None = None
     toolsets: frozenset[str] | None = None
+    toolsets_by_default: bool = False
     disabled_toolsets: frozenset[str] = frozenset()
     tool_policy: frozenset[str] | None = None
     allowed_models: frozenset[str] | None = None

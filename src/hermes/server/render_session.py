@@ -43,6 +43,10 @@ _SESSION = (
     "api_call_count",
     "forked_at_message_id",
     "archived",
+    "pinned",
+    "workdir",
+    "toolsets",
+    "max_iterations",
     "last_active",
     "preview",
 )

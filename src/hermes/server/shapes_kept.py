@@ -207,6 +207,10 @@ class Session(Struct, kw_only=True):
     has_system_prompt: bool
     has_model_config: bool
     archived: bool
+    pinned: bool
+    workdir: str | None
+    toolsets: list[str] | None
+    max_iterations: int | None
     last_active: float | None
     preview: str | None
     active_run_id: str | None
@@ -233,6 +237,19 @@ class SessionDeleted(Struct, kw_only=True):
     object: Literal["hermes.session.deleted"]
     id: str
     deleted: bool
+
+
+class SessionCompacted(Struct, kw_only=True):
+    """What a compaction came to; the counts of tokens are missing where there was nothing to make shorter."""
+
+    object: Literal["hermes.session.compaction"]
+    session_id: str
+    run_id: str
+    compacted: bool
+    messages_archived: int
+    tokens_before: int | None
+    tokens_after: int | None
+    usage: Object
 
 
 class StoredMessage(Struct, kw_only=True):

@@ -157,6 +157,7 @@ class Turn:
     bind: bool = False
     history: list[Message] = field(default_factory=list)
     history_source: str = "request"
+    wait_s: float | None = -1.0
     ignored_messages: int = 0
     admission: Admission | None = None
     queue: TurnQueue = field(default_factory=TurnQueue)
@@ -182,7 +183,9 @@ class Turn:
             if session is not None and session["owner"] != self.spec.owner:
                 self.spec = self.spec.replace(owner=session["owner"])
         try:
-            self.admission = joined() or await app.engine.admit(self.spec, bind=self.bind, charged=True)
+            self.admission = joined() or await app.engine.admit(
+                self.spec, wait_s=self.wait_s, bind=self.bind, charged=True
+            )
         except Refused as error:
             raise outcome.refusal(error) from None
         self.spec = self.admission.spec

@@ -43,7 +43,10 @@ from hermes.store.transcripts import Transcripts
 from hermes.store.transfer import Transfer
 from hermes.store.upkeep import Upkeep
 
-_CHANGED = ("model", "model_config", "instructions", "cwd", "archived", "system_prompt", "prompt_digest")
+_CHANGED = (
+    *("model", "model_config", "instructions", "cwd", "archived", "system_prompt", "prompt_digest"),
+    *("pinned", "workdir", "toolsets", "max_iterations"),
+)
 # Rows of turns that have come to their end.
 _FINISHED = "NOT EXISTS (SELECT 1 FROM runs r WHERE r.run_id = messages.run_id AND r.ended_at IS NULL)"
 _FILE_NAME = "state.db"
@@ -231,9 +234,9 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):
         archived: bool | None = None,
         dry_run: bool = False,
     ) -> list[str]:
-        """Remove sessions that ended and have long been left alone; with `dry_run`, only say which."""
+        """Remove sessions that ended, have long been left alone and are not pinned; with `dry_run`, only say which."""
         conditions: list[tuple[str, Any]] = [
-            ("ended_at IS NOT NULL AND last_active < ?", time.time() - older_than_days * 86_400)
+            ("NOT pinned AND ended_at IS NOT NULL AND last_active < ?", time.time() - older_than_days * 86_400)
         ]
         for sql, value in (
             ("source = ?", source),
@@ -296,7 +299,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):
         if after_run is not None:
             said = _up_to_run(said, after_run)
         live = messages.live_up_to(said, held[len(said) :], messages.live(tx, source_id, f"AND {_FINISHED}"))
-        kept = {name: source[name] for name in CREATED_WITH if name not in ("title", "base_id", "kind")}
+        kept = {name: source[name] for name in CREATED_WITH if name not in ("title", "base_id", "kind", "pinned")}
         kept |= {"owner": owner, **fields, "title": wanted, "kind": "branch", "parent_session_id": source_id}
         open_session(tx, made_id, source["source"], kept)
         tx.execute(

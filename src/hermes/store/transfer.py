@@ -73,6 +73,10 @@ _OF_SESSION: dict[str, tuple[type, ...]] = {
     "ended_at": (*_NUMBERS, type(None)),
     "end_reason": _TEXTS,
     "archived": (bool,),
+    "pinned": (bool,),
+    "workdir": _TEXTS,
+    "toolsets": (list, type(None)),
+    "max_iterations": (int, type(None)),
     "message_count": (int,),
     "tool_call_count": (int,),
     "api_call_count": (int,),
@@ -89,7 +93,7 @@ _OF_SESSION: dict[str, tuple[type, ...]] = {
 # What a document cannot decide: to whom the session belongs, where it works, and what the model is told besides the
 # conversation. Digests are made anew from what came in.
 _NOT_IMPORTED = frozenset(
-    {"owner", "session_key", "cwd", "instructions", "system_prompt", "prompt_digest", "transcript_digest"}
+    {"owner", "session_key", "cwd", "workdir", "instructions", "system_prompt", "prompt_digest", "transcript_digest"}
 )
 
 
@@ -228,6 +232,8 @@ def _check(item: Any, seen: set[str]) -> None:
         if name in item and (not isinstance(item[name], types) or (isinstance(item[name], bool) and bool not in types)):
             raise ValueError(f"`{name}` is not of the right type.")
         _check_number(name, item.get(name))
+    if not all(isinstance(name, str) for name in item.get("toolsets") or ()):
+        raise ValueError("`toolsets` is a list of names.")
     if item.get("end_reason") is not None:
         end_reason(item["end_reason"])
     if item.get("parent_session_id") is not None:
