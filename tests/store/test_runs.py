@@ -113,6 +113,7 @@ SAMPLES: dict[str, Any] = {
     "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}},
     "max_output_tokens": 17,
     "toolsets": frozenset({"web", "files"}),
+    "toolsets_by_default": True,
     "disabled_toolsets": frozenset({"terminal"}),
     "tool_policy": frozenset(),
     "allowed_models": frozenset({"fast"}),

@@ -76,11 +76,12 @@ async def compact(adapter: APIServerAdapter, request: web.Request) -> web.Stream
         await turn.release()
     if ended.code is not None:
         raise ended.failure()
-    done = [e.data for e in await (await adapter.app()).engine.durable(spec.run_id) if e.type == "context.compacted"]
+    run_id = turn.spec.run_id
+    done = [e.data for e in await (await adapter.app()).engine.durable(run_id) if e.type == "context.compacted"]
     told = {
         "object": "hermes.session.compaction",
         "session_id": session["id"],
-        "run_id": spec.run_id,
+        "run_id": run_id,
         "compacted": bool(done),
         "messages_archived": sum(data["messages_archived"] for data in done),
         "tokens_before": done[0]["tokens_before"] if done else None,

@@ -47,10 +47,11 @@ class Wishes:
 
     def fields(self, adapter: APIServerAdapter, *, announces: bool) -> dict[str, Any]:
         """The fields of a spec that follow. Questions are asked where somebody hears them, or is said to wait for them."""
+        toolsets = adapter.toolsets(self.toolsets)
         return {
             "session_key": self.session_key,
-            "toolsets": adapter.toolsets(self.toolsets),
-            "toolsets_by_default": self.toolsets is None,
+            "toolsets": toolsets,
+            "toolsets_by_default": self.toolsets is None and toolsets is not None,
             "tool_policy": CALLER.get().toolsets,
             "allowed_models": CALLER.get().models,
             **({"run_id": recording.run_id} if (recording := RECORDING.get()) else {}),

@@ -231,7 +231,7 @@ def archive(tx: Tx, session_id: str, rows: Sequence[Row], places: Sequence[int |
             row.id = _insert(tx, row)
             continue
         tx.execute("UPDATE messages SET position = ? WHERE id = ?", (position, old.id))
-        if not _same(old, row):
+        if old.as_message()["content"] != row.content:
             set_api_content(tx, old.id, row.content)
         row.id, row.content = old.id, old.content
     tx.execute("UPDATE sessions SET last_active = max(last_active, ?) WHERE id = ?", (time.time(), session_id))
