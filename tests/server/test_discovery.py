@@ -57,6 +57,7 @@ FEATURES = [
     "session_chat",
     "session_chat_streaming",
     "session_fork",
+    "session_compact",
     "session_fork_at_message",
     "session_export",
     "session_import",

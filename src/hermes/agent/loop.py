@@ -51,8 +51,8 @@ async def run_turn(live: LiveRun, services: Services) -> Result:
             with TurnLoop(turn) as work:
                 done = await work.close_off(resumed)
         else:
-            fits = resumed is None and not live.spec.count_only
-            failure = fault or (await fit(turn, "start") if fits else None)
+            begins = resumed is None and live.spec.compact is None and not live.spec.count_only
+            failure = fault or (await fit(turn, "start") if begins else None)
             if failure is not None:
                 done = await close_failed(turn, failure)
             elif live.spec.count_only:

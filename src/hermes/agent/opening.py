@@ -43,6 +43,7 @@ async def open_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | 
             services.forget([spec.session_id])
     else:
         session = await live.store.sessions.get_session(live.transcript_id)
+    live.spec = spec = _kept_by(session, spec, settings)
     found, fault = _routes(live, services, settings, session)
     stored = await _stored(live, session)
     empty = not stored and not (spec.verbatim and session is not None and session["message_count"])
@@ -88,6 +89,7 @@ async def reopen_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure 
     assert resumed is not None
     settings, _ = services.settings()
     session = await live.store.sessions.get_session(live.transcript_id)
+    live.spec = spec = _kept_by(session, spec, settings)
     found, fault = _routes(live, services, settings, session)
     rows = await live.store.runs.rows(spec.run_id)
     own = [row.as_message() for row in rows]
@@ -127,6 +129,21 @@ async def reopen_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure 
         turn.totals.add(usage)
     live.log.step = resumed.step
     return turn, fault
+
+
+def _kept_by(session: Mapping[str, Any] | None, spec: RunSpec, settings: Settings) -> RunSpec:
+    """The spec with what its session keeps for its turns, where whoever asked for the turn has said nothing of it."""
+    if session is None:
+        return spec
+    changes: dict[str, Any] = {}
+    if spec.workdir is None and session["workdir"] is not None:
+        changes["workdir"] = session["workdir"]
+    if spec.max_iterations is None and session["max_iterations"] is not None:
+        changes["max_iterations"] = min(session["max_iterations"], int(settings.get("agent.max_turns")))
+    if session["toolsets"] is not None and (spec.toolsets is None or spec.toolsets_by_default):
+        usual = _configured(settings, spec.source) if spec.toolsets is None else spec.toolsets
+        changes["toolsets"] = usual & frozenset(session["toolsets"])
+    return spec.replace(**changes) if changes else spec
 
 
 def _routes(

@@ -50,7 +50,8 @@ class RunSpec(msgspec.Struct, frozen=True):
     With `count_only` nothing is asked either: the result tells how many tokens the first request would have.
 
     With `verbatim` the model is given `history` whatever the session holds. With `continues` nothing new is said: the
-    model goes on with the last message, which is its own.
+    model goes on with the last message, which is its own. With `toolsets_by_default` nobody has asked for these toolsets:
+    those that the session keeps come first.
 
     `tool_policy` (toolsets) and `allowed_models` (names) are ceilings: whatever else the spec asks for stays within
     them, after a restart too. None is no ceiling.
@@ -74,6 +75,7 @@ class RunSpec(msgspec.Struct, frozen=True):
     response_format: Mapping[str, Any] | None = None
     max_output_tokens: int | None = None
     toolsets: frozenset[str] | None = None
+    toolsets_by_default: bool = False
     disabled_toolsets: frozenset[str] = frozenset()
     tool_policy: frozenset[str] | None = None
     allowed_models: frozenset[str] | None = None

@@ -560,6 +560,7 @@ class APIServerAdapter:
     _handle_session_files = endpoint(session_routes.files)
     _handle_session_file = endpoint(session_routes.file)
     _handle_fork_session = endpoint(session_routes.fork)
+    _handle_compact_session = endpoint(session_chat.compact)
     _handle_session_chat = endpoint(session_chat.chat)
     _handle_session_chat_stream = endpoint(session_chat.stream)
 

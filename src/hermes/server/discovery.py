@@ -215,6 +215,7 @@ _BY_ROUTE = {
     "session_chat": "session_chat",
     "session_chat_streaming": "session_chat_stream",
     "session_fork": "session_fork",
+    "session_compact": "session_compact",
     "session_fork_at_message": "session_fork",
     "session_export": "session_export",
     "session_import": "session_import",

@@ -268,6 +268,7 @@ class RunRequest(Parameters, kw_only=True):
     toolsets: list[str] | None = None
     tools: Any = None
     workdir: str | None = None
+    max_iterations: Count | None = None
     cli: CommandLine | None = None
 
 
@@ -301,9 +302,10 @@ class ConversationItems(Struct, kw_only=True):
 
 
 class SteerRequest(Struct, kw_only=True):
-    """Words for a run that is at work."""
+    """Words for a run that is at work, under either name."""
 
-    text: str
+    text: str | None = None
+    input: str | None = None
 
 
 class ApprovalRequest(Struct, kw_only=True):
@@ -330,16 +332,31 @@ class SessionRequest(Struct, kw_only=True):
     title: Any = None
     model: str | None = None
     system_prompt: Any = None
+    pinned: bool = False
+    workdir: str | None = None
+    toolsets: Names | None = None
+    max_iterations: Count | None = None
 
 
 class SessionPatch(Struct, kw_only=True):
-    """What of a session is to be changed; null clears a title, a model or a prompt."""
+    """What of a session is to be changed; null clears what need not be there."""
 
     title: Any = UNSET
     end_reason: str | UnsetType = UNSET
     archived: bool | UnsetType = UNSET
     model: str | UnsetType | None = UNSET
     system_prompt: Any = UNSET
+    pinned: bool | UnsetType = UNSET
+    workdir: str | UnsetType | None = UNSET
+    toolsets: Names | UnsetType | None = UNSET
+    max_iterations: Count | UnsetType | None = UNSET
+
+
+class SessionCompactRequest(Struct, kw_only=True):
+    """A session whose conversation is to be made shorter; what is said of `focus` is kept most fully."""
+
+    focus: str | None = None
+    instructions: str | None = None
 
 
 class ForkRequest(Struct, kw_only=True):

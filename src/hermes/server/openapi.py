@@ -83,6 +83,7 @@ ANSWERS: dict[str, type[msgspec.Struct]] = {
     "session_messages": kept.MessageList,
     "session_files": kept.FileList,
     "session_fork": kept.SessionAnswer,
+    "session_compact": kept.SessionCompacted,
     "session_chat": kept.SessionTurn,
 }
 FAULTS = {

@@ -45,6 +45,7 @@ def _items(default_order: str) -> tuple[Json, ...]:
     )
 
 
+_ORDERS = ["asc", "desc", "oldest", "latest"]
 _CURSOR = _query("cursor", "the place to go on from, as `next_cursor` gave it")
 _STATUSES = ("queued", "running", "waiting_for_approval", "waiting_for_input", "stopping")
 _FINISHED = ("completed", "failed", "cancelled")
@@ -77,6 +78,7 @@ QUERIES: dict[str, tuple[Json, ...]] = {
         _query("source", "only sessions that were begun there"),
         _flag("include_children", "sessions of subagents too"),
         _choice("archived", "whether archived ones are shown", "false", "true", "all"),
+        _query("pinned", "only those that are pinned, or are not", type="boolean"),
         _choice("order", "what comes first", "last_active", "started_at"),
     ),
     "session_search": (
@@ -98,8 +100,9 @@ QUERIES: dict[str, tuple[Json, ...]] = {
         _whole("limit", "how many messages", 1, 2000, 500),
         _whole("before", "only those before this message"),
         _whole("after", "only those after this message"),
-        _choice("order", "which way they go", "asc", "desc"),
-        _flag("include_inactive", "those too that compression has put aside"),
+        _whole("offset", "how many to pass over"),
+        _query("order", "from the first on, or from the latest back; without it the latest, in order", enum=_ORDERS),
+        _flag("include_inactive", "also messages that were taken back and those that only the model sees"),
     ),
     "session_files": (_whole("limit", "how many files", 1, 1000, 200), _CURSOR),
     "session_export": (_choice("format", "the form", "json", "jsonl", "markdown"),),
@@ -132,6 +135,7 @@ HEADERS: dict[str, tuple[Json, ...]] = {
     "responses_compact": _WISHES,
     "responses_input_tokens": (_SESSION_ID, *_WISHES),
     "session_chat": _WISHES,
+    "session_compact": _WISHES,
     "session_chat_stream": _WISHES,
     "run_events": (_LAST_EVENT, _REASONING),
     "session_messages": (_REASONING,),
@@ -166,6 +170,7 @@ EXAMPLES: dict[str, Json] = {
     "session_import": {"sessions": []},
     "session_update": {"title": "Garden"},
     "session_fork": {"title": "Kitchen, otherwise"},
+    "session_compact": {"focus": "the shopping list"},
     "session_chat": {"message": "Which files are here?"},
     "session_chat_stream": {"message": "Which files are here?"},
 }

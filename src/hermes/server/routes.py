@@ -346,6 +346,16 @@ ROUTES: tuple[Route, ...] = (
         (404, 409),
     ),
     Route(
+        "session_compact",
+        "POST",
+        f"{_SESSION}/compact",
+        "_handle_compact_session",
+        _WRITE,
+        "Compact a session",
+        models.SessionCompactRequest,
+        faults=_TURN,
+    ),
+    Route(
         "session_chat",
         "POST",
         f"{_SESSION}/chat",
@@ -369,11 +379,11 @@ ROUTES: tuple[Route, ...] = (
 )
 _BEGIN_TURNS = frozenset(
     {"chat_completions", "responses", "responses_websocket", "responses_compact", "runs", "job_run"}
-    | {"session_chat", "session_chat_stream"}
+    | {"session_chat", "session_chat_stream", "session_compact"}
 )
 _ONCE = frozenset(
     {"chat_completions", "responses", "responses_compact", "runs", "session_create", "session_fork", "session_chat"}
-    | {"session_chat_stream", "session_import", "conversations", "job_create", "job_run"}
+    | {"session_chat_stream", "session_compact", "session_import", "conversations", "job_create", "job_run"}
 )
 _BY_PLACE = {(route.method, route.path): route for route in ROUTES}
 

@@ -7,7 +7,6 @@ import contextlib
 import os
 import time
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from aiohttp import web
@@ -15,8 +14,6 @@ from aiohttp import web
 from hermes.runs.engine import Refused
 from hermes.runs.events import Status
 from hermes.runs.spec import Control, ControlKind, RouteChoice, RunKind, RunSpec
-from hermes.sandbox.base import SandboxError
-from hermes.sandbox.choose import workspace_of
 from hermes.server import outcome
 from hermes.server.bodies import Body, read
 from hermes.server.chat import message_of
@@ -31,7 +28,7 @@ from hermes.server.response_work import reader
 from hermes.server.session_routes import unknown_session
 from hermes.server.sse import ClientGone, direct, logged, pump
 from hermes.server.turns import Message, check_model, open_calls, parameters
-from hermes.server.wishes import Wishes, at_door, session_id_of, toolsets_of, wishes
+from hermes.server.wishes import Wishes, at_door, max_iterations_of, session_id_of, toolsets_of, wishes, workdir_of
 from hermes.store.base import EventsExpired, RunRecord
 
 if TYPE_CHECKING:
@@ -127,13 +124,9 @@ async def _placed(adapter: APIServerAdapter, request: web.Request, asked: RunReq
     """The run where it is to work; that of a command line works for its user, in whatever folder that one is."""
     if asked.cli is None:
         if asked.workdir is not None:
-            app = await adapter.app()
-            place = (app.home, app.settings, spec.owner, spec.session_key, asked.workdir)
-            try:
-                await app.services.files.call(partial(workspace_of, *place))
-            except SandboxError as error:
-                raise invalid("workdir", str(error)) from None
-        return spec.replace(workdir=asked.workdir)
+            await workdir_of(adapter, spec.owner, spec.session_key, asked.workdir)
+        most = await max_iterations_of(adapter, asked.max_iterations)
+        return spec.replace(workdir=asked.workdir, max_iterations=most)
     if not at_door(adapter, request):
         raise invalid("cli", "Only a command line of the user who runs this server may ask for this.")
     if asked.workdir is None or not os.path.isabs(asked.workdir):
@@ -145,6 +138,7 @@ async def _placed(adapter: APIServerAdapter, request: web.Request, asked: RunReq
         workdir=asked.workdir,
         route=RouteChoice(model=cli.model, provider=cli.provider) if cli.model or cli.provider else None,
         toolsets=toolsets_of(asked.toolsets, "toolsets") if asked.toolsets is not None else None,
+        toolsets_by_default=asked.toolsets is None,
         answerable=cli.answerable,
         approvals="off" if cli.yolo else None,
         memory=cli.memory,
@@ -319,7 +313,12 @@ async def stop(adapter: APIServerAdapter, request: web.Request) -> web.StreamRes
 async def steer(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
     """POST /v1/runs/{run_id}/steer"""
     body = await read(adapter, request, SteerRequest)
-    text = _words(adapter, body.model.text, "text")
+    asked = body.model
+    if asked.text is None and asked.input is None:
+        raise invalid("text", "Missing required parameter: 'text'.", "missing_required_parameter")
+    if None not in (asked.text, asked.input) and asked.text != asked.input:
+        raise invalid("input", "text and input are the same and have different values.")
+    text = _words(adapter, *((asked.text, "text") if asked.text is not None else (asked.input or "", "input")))
     record = await _record(adapter, request)
     control = None if record.state.ended else await _tell(adapter, request, record, "steer", {"text": text})
     if control is None:

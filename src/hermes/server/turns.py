@@ -182,6 +182,7 @@ class Turn:
     bind: bool = False
     history: list[Message] = field(default_factory=list)
     history_source: str = "request"
+    wait_s: float | None = -1.0
     ignored_messages: int = 0
     admission: Admission | None = None
     queue: TurnQueue = field(default_factory=TurnQueue)
@@ -209,7 +210,7 @@ class Turn:
                 self.spec = self.spec.replace(owner=session["owner"])
         try:
             self.admission = joined() or await app.engine.admit(
-                self.spec, bind=self.bind, charged=True, after_run=after_run
+                self.spec, wait_s=self.wait_s, bind=self.bind, charged=True, after_run=after_run
             )
         except Refused as error:
             raise outcome.refusal(error) from None

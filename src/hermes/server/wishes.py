@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from hermes.limits import IDEMPOTENCY_KEY_CHARS_MAX, SESSION_KEY_CHARS_MAX, USER_ID_CHARS_MAX
+from hermes.sandbox.base import SandboxError
+from hermes.sandbox.choose import workspace_of
 from hermes.server.bodies import flag_of
 from hermes.server.errors import ApiError, invalid
 from hermes.server.idempotency import RECORDING
@@ -52,9 +54,11 @@ class Wishes:
 
     def fields(self, adapter: APIServerAdapter, *, announces: bool) -> dict[str, Any]:
         """The fields of a spec that follow. Questions are asked where somebody hears them, or is said to wait for them."""
+        toolsets = adapter.toolsets(self.toolsets)
         return {
             "session_key": self.session_key,
-            "toolsets": adapter.toolsets(self.toolsets),
+            "toolsets": toolsets,
+            "toolsets_by_default": self.toolsets is None and toolsets is not None,
             "disabled_toolsets": self.disabled_toolsets,
             "tool_policy": CALLER.get().toolsets,
             "allowed_models": CALLER.get().models,
@@ -168,6 +172,28 @@ def toolsets_of(names: list[str], where: str) -> frozenset[str]:
     if unknown := sorted(name for name in names if name not in DEFAULTS and not name.startswith(SERVER_PREFIX)):
         raise invalid(where, f"There is no toolset {unknown[0]!r}; there are {', '.join(sorted(DEFAULTS))}.")
     return frozenset(names)
+
+
+async def workdir_of(adapter: APIServerAdapter, owner: str, session_key: str | None, workdir: str) -> str:
+    """A folder that a request names to work in; one outside `terminal.workspaces` is refused."""
+    app = await adapter.app()
+    try:
+        await app.services.files.call(
+            functools.partial(workspace_of, app.home, app.settings, owner, session_key, workdir)
+        )
+    except SandboxError as error:
+        raise invalid("workdir", str(error)) from None
+    except ValueError:  # no path can have these characters
+        raise invalid("workdir", "workdir is not a path.") from None
+    return workdir
+
+
+async def max_iterations_of(adapter: APIServerAdapter, given: int | None) -> int | None:
+    """How many steps a turn may take: never more than are configured."""
+    most = int((await adapter.app()).settings.get("agent.max_turns"))
+    if given is not None and given > most:
+        raise invalid("max_iterations", f"max_iterations is a whole number from 1 to {most} (agent.max_turns).")
+    return given
 
 
 def _deadline(given: str | None, longest_s: float) -> float | None:
