@@ -12,7 +12,8 @@ Kind = Literal["int", "float", "bool", "str", "variable", "enum", "list", "items
 KeyPath = tuple[str, ...]
 
 ANY = "*"
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+# From least to most; a model offers some of them.
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 API_MODES = ("chat_completions", "codex_responses", "anthropic_messages", "local")
 TASK_TIMEOUTS_S = {"compression": 120, "vision": 120, "approval": 30, "title_generation": 30}
 

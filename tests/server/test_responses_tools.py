@@ -305,9 +305,10 @@ async def test_a_key_without_the_toolset_has_no_web_search(
     assert "web_search" not in offered(api.model.requests[0])
 
 
-async def test_code_interpreter_is_the_servers_own(api: Api) -> None:
+@pytest.mark.parametrize("beside", [[], [{"type": "function", "name": "weather", "parameters": {"type": "object"}}]])
+async def test_code_interpreter_is_the_servers_own(api: Api, beside: list[Json]) -> None:
     api.model.script = [Reply(tool_calls=[Call("execute_code", {"code": "print(6 * 7)"})]), Reply(text="42.")]
-    made = await create(api, tools=[{"type": "code_interpreter", "container": {"type": "auto"}}])
+    made = await create(api, tools=[{"type": "code_interpreter", "container": {"type": "auto"}}, *beside])
     call, _ = made["output"]
     assert (call["type"], call["code"], call["status"]) == ("code_interpreter_call", "print(6 * 7)", "completed")
     assert "42" in call["outputs"][0]["logs"]

@@ -9,10 +9,8 @@ from fnmatch import translate
 from functools import lru_cache
 from typing import Any, Literal
 
+from hermes.config_keys import EFFORTS
 from hermes.providers.base import Capabilities, JsonObject
-
-# From least to most; a model offers some of them.
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,8 +65,9 @@ def response_tools(
 
 async def stand_in(
     adapter: APIServerAdapter, tools: Tools, narrowed: frozenset[str] | None, ignored: list[str]
-) -> None:
-    """Let the server's own tools, as far as the request may use them, stand in for hosted ones."""
+) -> frozenset[str]:
+    """Let the server's own tools, as far as the request may use them, stand in for hosted ones: their toolsets."""
+    used: set[str] = set()
     own = {schema["function"]["name"] for schema in tools.schemas}
     for kind in tools.hosted:
         hosted = HOSTED_TYPES.get(kind)
@@ -74,8 +75,10 @@ async def stand_in(
         if hosted is None or hosted.needs not in offered:
             ignored.append(f"tools.{kind}")
             continue
+        used.add(hosted.toolset)
         # A client tool hides a server tool of the same name.
         tools.reported |= {name: {"type": kind} for name in hosted.fields if name in offered and name not in own}
+    return frozenset(used)
 
 
 def _functions(tool: ResponseTool, where: str) -> Iterator[tuple[str, Message, Message]]:

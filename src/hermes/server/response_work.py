@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -148,7 +148,8 @@ async def prepare(
     further = additional(added_tools, "input") if added_tools else []
     tools = response_tools(asked.tools or (), further, asked.tool_choice, body.ignored)
     wished = wishes(adapter, request, client_tools=bool(tools.schemas), user=asked.user)
-    await stand_in(adapter, tools, wished.toolsets, body.ignored)
+    used = await stand_in(adapter, tools, wished.toolsets, body.ignored)
+    wished = replace(wished, disabled_toolsets=wished.disabled_toolsets - used)
     history, prompt, results = given.parted() if generate else (given.messages, "", ())
     if chain is None and asked.conversation_history:
         chars = adapter.option("max_text_chars")
