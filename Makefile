@@ -7,12 +7,13 @@ STAMP  := $(VENV)/.installed
 WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) * 3 / 2 )))
 # The clients of the server, which nothing else needs.
 CLIENTS := tests/clients/.venv
+HEAVY   := tests/clients/heavy/.venv
 
-.PHONY: setup run test test-clients test-long test-crash soak check format lock sbom bench bench-guard eval-local clean help
+.PHONY: setup run test test-clients test-clients-heavy test-long test-crash soak check format lock sbom bench bench-guard eval-local clean help
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make run | test | test-clients | test-long | test-crash | soak | check | format | lock | sbom | bench | bench-guard | eval-local | setup | clean"
+	@echo "make run | test | test-clients | test-clients-heavy | test-long | test-crash | soak | check | format | lock | sbom | bench | bench-guard | eval-local | setup | clean"
 
 setup: $(STAMP)
 
@@ -33,6 +34,14 @@ test-clients: setup $(CLIENTS)/.installed
 
 $(CLIENTS)/.installed: pyproject.toml scripts/setup-clients tests/clients/node/package-lock.json
 	@PYTHON="$(PYTHON)" VENV="$(CLIENTS)" sh scripts/setup-clients
+	@touch $@
+
+# Clients that need a gigabyte and a minute to start: Semantic Kernel, CrewAI, Open WebUI.
+test-clients-heavy: setup $(HEAVY)/.installed
+	@$(HEAVY)/bin/python -m pytest -c tests/clients/pytest.ini -n auto --dist loadfile tests/clients/heavy $(ARGS)
+
+$(HEAVY)/.installed: pyproject.toml scripts/setup-clients-heavy
+	@PYTHON="$(PYTHON)" VENV="$(HEAVY)" sh scripts/setup-clients-heavy
 	@touch $@
 
 test-long: setup
@@ -76,5 +85,5 @@ eval-local: setup
 	@$(BIN)/python -m evals $(ARGS)
 
 clean:
-	@rm -rf $(VENV) $(CLIENTS) tests/clients/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist bench/.cache
+	@rm -rf $(VENV) $(CLIENTS) $(HEAVY) tests/clients/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist bench/.cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -76,7 +76,7 @@ def test_every_default_fits_its_own_setting(key: Any, home: Home) -> None:
         ("platform_toolsets", {}),
         ("fallback_providers", []),
         ("api_server.port", 8642),
-        ("api_server.max_body_bytes", 10_000_000),
+        ("api_server.max_body_bytes", 32_000_000),
         ("api_server.responses.max_stored", 1000),
         ("api_server.approval_timeout_seconds", 60),
         ("api_server.drain_seconds", 30),

@@ -12,7 +12,8 @@ Kind = Literal["int", "float", "bool", "str", "variable", "enum", "list", "items
 KeyPath = tuple[str, ...]
 
 ANY = "*"
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+# From least to most; a model offers some of them.
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 API_MODES = ("chat_completions", "codex_responses", "anthropic_messages", "local")
 TASK_TIMEOUTS_S = {"compression": 120, "vision": 120, "approval": 30, "title_generation": 30}
 
@@ -226,11 +227,13 @@ _SERVER = (
     _choice("api_server.tool_items", "auto", "auto", "function", "mcp", "none"),
     Key("api_server.strict_clients", "list"),
     _flag("api_server.show_reasoning", False),
+    _choice("api_server.memory_scope", "key", "key", "user"),
     _choice("api_server.on_disconnect", "interrupt", "interrupt", "detach"),
     _number("api_server.disconnect_grace_seconds", 0),
     _number("api_server.approval_timeout_seconds", None, follows="approvals.timeout"),
-    _whole("api_server.max_body_bytes", 10_000_000, 1000),
+    _whole("api_server.max_body_bytes", 32_000_000, 1000),
     _whole("api_server.max_text_chars", 1_048_576, 1),
+    _whole("api_server.max_event_bytes", 100_000, 4_000),
     _whole("api_server.max_concurrent_runs", 256, 0),
     _number("api_server.session_wait_seconds", 30),
     _number("api_server.run_queue_seconds", 600),

@@ -302,6 +302,42 @@ async def test_a_compacted_session_keeps_its_id_and_goes_on_from_the_summary(
     assert sent(server.requests[0]) == [*((row.role, row.content) for row in rows), ("user", "and now?")]
 
 
+async def test_the_transcript_is_what_was_said_however_often_it_is_compacted(
+    make_house: MakeHouse, server: ModelServer
+) -> None:
+    house = make_house(with_window(server, 8192))
+    house.offer(tool("look", lambda _, args: {"saw": words("seen", 1400)}, toolset="file"))
+    calls = iter(range(1_000))
+    said: list[tuple[str, str]] = []
+
+    def reply(request: Any) -> Reply:
+        if is_summary_request(request):
+            return Reply(text=f"SUMMARY {next(calls)}.")
+        if request.body["messages"][-1]["role"] == "tool":
+            return Reply(text=words(f"answer {len(said)}", 100), no_usage=True)
+        return Reply(tool_calls=[Call("look", {"a": "x"})], no_usage=True)
+
+    server.handler = reply
+    compactions, ids = [], list[int]()
+    sessions = house.app.store.sessions
+    for number in range(16):  # first it is enough to shorten results, then it is not
+        question = words(f"question {number}", 100 if number < 10 else 2400)
+        ran = await house.run(None, question, route=M, persist=True, session_id=SESSION)
+        compactions += [event["method"] for event in ran.of("context.compacted")]
+        said += [("user", question), ("assistant", ""), ("tool", ""), ("assistant", ran.result["final_response"])]
+        shown = await sessions.get_messages(SESSION)
+        assert [row["role"] for row in shown] == [role for role, _ in said]
+        assert all(row["content"] == text for row, (role, text) in zip(shown, said, strict=True) if text)
+        assert all("seen" in row["content"] for row in shown if row["role"] == "tool")
+        assert [row["id"] for row in shown][: len(ids)] == ids
+        ids = [row["id"] for row in shown]
+        everything = await sessions.get_messages(SESSION, include_inactive=True)
+        assert [row["id"] for row in everything if not row["model_only"]] == ids
+        assert all(row["role"] != "tool" for row in everything if row["model_only"])
+    assert {"prune", "summary"} <= set(compactions)
+    assert len(compactions) >= 3
+
+
 async def test_a_second_summary_is_made_from_the_first(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house(with_window(server, 8192))
     await fill(house, server, 5)

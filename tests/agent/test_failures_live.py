@@ -12,9 +12,9 @@ from urllib.parse import quote
 
 import pytest
 
-from hermes.agent import call
+from hermes.agent import call, prompt
 from hermes.guards.secrets import Secrets
-from hermes.limits import REDACTED_AT_ONCE_CHARS_MAX
+from hermes.limits import REASONING_EXCERPT_CHARS_MAX, REDACTED_AT_ONCE_CHARS_MAX
 from hermes.runs.spec import RouteChoice
 from support.model_server import Call, ModelServer, Protocol, Reply, Request
 
@@ -755,6 +755,96 @@ async def test_an_answer_that_stays_empty_is_a_failure(house: House, server: Mod
     assert_failed(ran, "empty", "agent_incomplete")
 
 
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("protocol", ["chat", "anthropic"])
+async def test_a_call_that_is_announced_and_not_sent_is_asked_for_again(
+    house: House, server: ModelServer, protocol: Protocol, streaming: bool
+) -> None:
+    calls: list[Any] = []
+    house.offer(tool("look", lambda _, args: calls.append(args) or {"ok": True}))
+    announced = Reply(text="Let me look.", finish="tool_calls", as_json=not streaming)
+    server.script = [announced, Reply(tool_calls=[Call("look")]), Reply(text="Done.")]
+    ran = await house.run(server, protocol=protocol)
+    assert ran.actions() == ["nudge"]
+    assert ran.one("model.retrying")["failure"] == "missing_call"
+    assert sent(server.requests[1])[-2][1].startswith("Let me look.")
+    assert sent(server.requests[1])[-1][0] == "user"
+    assert calls == [{}]
+    assert ran.text() == "Let me look.Done."
+    assert ran.result["final_response"] == "Done."
+
+
+@pytest.mark.parametrize("protocol", ["chat", "anthropic"])
+async def test_a_call_that_is_never_sent_leaves_the_text_as_the_answer(
+    house: House, server: ModelServer, protocol: Protocol
+) -> None:
+    house.offer(tool("look"))
+    server.script = [Reply(text="It is five.", finish="tool_calls"), Reply(text=" Indeed.", finish="tool_calls")]
+    ran = await house.run(server, protocol=protocol)
+    assert ran.actions() == ["nudge"]
+    assert ran.result["final_response"] == ran.text() == "It is five. Indeed."
+    assert ran.result["completed"] is True
+    assert (ran.result["api_calls"], ran.result["output_tokens"]) == (2, 10), "each answer is counted once"
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_call_that_is_never_sent_without_text_is_an_empty_answer(house: House, server: ModelServer) -> None:
+    house.offer(tool("look"))
+    server.repeat, server.script = True, [Reply(finish="tool_calls")]
+    ran = await house.run(server)
+    assert ran.actions() == ["nudge", "retry", "retry"]
+    assert_failed(ran, "empty", "agent_incomplete")
+
+
+async def test_a_call_is_not_missed_where_no_tools_are_offered(house: House, server: ModelServer) -> None:
+    server.script = [Reply(text="It is five.", finish="tool_calls")]
+    ran = await house.run(server)
+    assert (ran.result["final_response"], ran.actions()) == ("It is five.", [])
+
+
+# ---- reasoning and nothing else
+
+THOUGHT = "Two and two.\n" * 400 + "It must be four."
+
+
+@pytest.mark.usefixtures("quick")
+@each_protocol
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_an_answer_that_stays_reasoning_gives_an_excerpt_of_it(
+    house: House, server: ModelServer, protocol: Protocol, streaming: bool
+) -> None:
+    server.repeat, server.script = True, [Reply(reasoning=THOUGHT, as_json=not streaming)]
+    ran = await house.run(server, protocol=protocol)
+    assert ran.actions() == ["nudge", "retry", "retry"]
+    answer = ran.result["final_response"]
+    assert answer == ran.text()
+    assert answer.startswith(f"{prompt.REASONING_EXCERPT}\n\n… ")
+    assert answer.endswith("It must be four.")
+    assert len(answer) < REASONING_EXCERPT_CHARS_MAX + 100
+    assert (ran.result["completed"], ran.result["failed"]) == (True, False)
+    assert [(n["level"], n["code"]) for n in ran.of("notice")] == [("warn", "reasoning_only")]
+    assert ran.result["output_tokens"] == 20, "four answers, each counted once"
+
+
+@pytest.mark.usefixtures("quick")
+@each_protocol
+async def test_reasoning_that_used_up_the_output_gives_an_excerpt_marked_as_cut(
+    house: House, server: ModelServer, protocol: Protocol
+) -> None:
+    server.repeat, server.script = True, [Reply(reasoning="Hm, four?", finish="length")]
+    ran = await house.run(server, protocol=protocol)
+    assert ran.result["final_response"].endswith("Hm, four?")
+    assert (ran.final["type"], ran.result["error_code"]) == ("run.failed", "output_truncated")
+    assert (ran.result["partial"], ran.result["failed"]) == (True, False)
+
+
+@pytest.mark.usefixtures("quick")
+async def test_an_excerpt_is_no_answer_where_json_was_asked_for(house: House, server: ModelServer) -> None:
+    server.repeat, server.script = True, [Reply(reasoning="Hm.")]
+    ran = await house.run(server, response_format=FORMAT)
+    assert_failed(ran, "empty", "agent_incomplete")
+
+
 FORMAT = {
     "type": "json_schema",
     "json_schema": {"name": "n", "strict": True, "schema": schema(["n"], n={"type": "integer"})},
@@ -1008,6 +1098,40 @@ async def test_where_the_model_refuses_images_they_are_described_by_one_that_see
     ran = await house.run(server, PICTURE)
     assert ran.result["final_response"] == "A fox."
     assert "A red fox in snow." in json.dumps(server.requests[-1].body)
+
+
+IMAGE_REFUSALS = [
+    (400, "This model does not support image input."),
+    (400, "Invalid image data."),
+    (400, "image exceeds 5 MB maximum: 6 MB > 5 MB"),
+    (413, "Request entity too large."),
+]
+
+
+@each_protocol
+@pytest.mark.parametrize(("status", "words"), IMAGE_REFUSALS)
+async def test_an_image_that_the_provider_refuses_is_replaced_by_a_note(
+    house: House, server: ModelServer, protocol: Protocol, status: int, words: str
+) -> None:
+    def answer(request: Request) -> Reply:
+        shown = "iVBORw0KGgo" in json.dumps(request.body) or "image/jpeg" in json.dumps(request.body)
+        return Reply(status=status, error=words) if shown else Reply(text="I see no image.")
+
+    server.handler = answer
+    ran = await house.run(server, PICTURE, protocol=protocol)
+    assert ran.result["final_response"] == "I see no image."
+    (asked,) = [text for role, text in sent(server.requests[-1]) if role == "user"]
+    assert asked.startswith("What is this?") and "refused by the model's provider" in asked
+    (notice,) = ran.of("notice")
+    assert (notice["level"], notice["code"]) == ("warn", "image_rejected")
+
+
+async def test_an_image_in_the_history_is_replaced_as_well(house: House, server: ModelServer) -> None:
+    refusal = Reply(status=400, error="Unsupported image.")
+    server.handler = lambda r: refusal if "image_url" in json.dumps(r.body["messages"]) else Reply(text="Well.")
+    history = [{"role": "user", "content": PICTURE}, {"role": "assistant", "content": "A fox."}]
+    ran = await house.run(server, "Sure?", history=history)
+    assert ran.result["final_response"] == "Well."
 
 
 async def test_where_nobody_can_see_an_image_the_failure_says_so(house: House, server: ModelServer) -> None:

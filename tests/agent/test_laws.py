@@ -23,7 +23,9 @@ from support.model_server import Call, ModelServer, Reply
 from .house import KEY, House, nothing_left, product_tasks, tool
 
 ROOT = Path(hermes.__file__).parent
-PURE = [f"agent/{name}.py" for name in ("assembler", "failures", "prompt", "compress", "parts")]
+PURE = [
+    f"agent/{name}.py" for name in ("assembler", "inline", "leaked_calls", "failures", "prompt", "compress", "parts")
+]
 TRANSLATORS = [
     f"providers/{n}.py" for n in ("base", "table", "chat_completions", "codex_responses", "anthropic_messages")
 ]

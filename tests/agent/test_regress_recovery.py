@@ -231,7 +231,7 @@ async def test_a_summary_whose_provider_is_unknown_does_not_fail_the_run(
 async def test_a_title_whose_provider_is_unknown_is_made_without_it(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house({"auxiliary": {"title_generation": {"provider": "nonesuch", "model": "z"}}})
     server.handler = lambda _: Reply(text="Done.", continues=False)
-    ran = await house.run(server, "Where is the tea?", persist=True, session_id=SESSION)
+    ran = await house.run(server, "Where is the tea?", persist=True, session_id=SESSION, kind="session")
     assert ran.result["completed"] is True
     await nothing_left(server)
     session = await house.app.store.sessions.get_session(SESSION)

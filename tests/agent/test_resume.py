@@ -57,7 +57,9 @@ class Left:
         self.step += 1
         await self.add(self.event("model.started", attempt=1, message_id=message_id, model="m", provider="p"))
 
-    async def say(self, text: str, message_id: str = MESSAGE, calls: Sequence[Call] = ()) -> None:
+    async def say(
+        self, text: str, message_id: str = MESSAGE, calls: Sequence[Call] = (), *, continues: bool = False
+    ) -> None:
         """A message of the model, whole."""
         await self.ask(message_id)
         cuts = Cuts()
@@ -71,6 +73,7 @@ class Left:
         done = self.event("message.completed", message_id=message_id, row=None, text_length=len(text))
         done.data |= {"cuts": cuts.pack(), "tool_calls": [], "finish_reason": "tool_calls" if calls else "stop"}
         row = Row(SESSION, "assistant", text, self.spec.run_id, tool_calls=asked or None, told=((done, "row"),))
+        row.continues, row.active = continues, not continues
         await self.add(done, rows=[row])
 
     async def start(self, call: Call, effect: str) -> None:
@@ -159,6 +162,52 @@ async def test_text_that_was_shown_is_gone_on_with(house: House, server: ModelSe
     text = (await rows_of(house))[-1][1]
     assert text.startswith("Once upon") and done["text_length"] == len(text)
     assert [e["attempt"] for e in of(events, "model.started")] == [1, 2]
+
+
+async def going_on(house: House, server: ModelServer, verbatim: bool) -> Left:
+    """A run that goes on with the last message of its session."""
+    said = [{"role": "user", "content": "a story"}, {"role": "assistant", "content": "Once upon a "}]
+    await house.app.store.sessions.create_session(SESSION, "api_server")
+    for message in said:
+        await house.app.store.sessions.append_message(SESSION, message["role"], message["content"])
+    brought = {"history": said, "base_id": SESSION, "verbatim": True} if verbatim else {}
+    left = Left(house, server, continues=True, toolsets=frozenset({"x"}), **brought)
+    left.spec = left.spec.replace(user_message="")
+    await house.app.store.runs.create(left.spec)
+    await left.add(left.event("run.started", kind="run", model="m", provider="p", user_row=None, session_id=SESSION))
+    return left
+
+
+@pytest.mark.parametrize("verbatim", [True, False])
+async def test_a_message_that_was_gone_on_with_is_gone_on_with_again(
+    house: House, server: ModelServer, verbatim: bool
+) -> None:
+    server.script = [Reply(text="me.", continues=False)]
+    left = await going_on(house, server, verbatim)
+    await left.ask()
+    await left.leave_text("ti")
+    await left.taken_up()
+    assert sent(server.requests[0])[:2] == [("user", "a story"), ("assistant", "Once upon a ti")]
+    assert await rows_of(house) == [("user", "a story"), ("assistant", "Once upon a time.")]
+
+
+@pytest.mark.parametrize("verbatim", [True, False])
+async def test_calls_in_the_rest_of_a_message_are_made(house: House, server: ModelServer, verbatim: bool) -> None:
+    made: list[str] = []
+    house.offer(tool("act", lambda ctx, args: made.append(ctx.call_id) or {"ok": True}))
+    server.script = [Reply(text="The end.")]
+    left = await going_on(house, server, verbatim)
+    await left.say("time.", calls=[Call("act", {"a": "1"}, id="c1")], continues=True)
+    await left.taken_up()
+    assert made == ["c1"]
+    assert sent(server.requests[0])[:2] == [("user", "a story"), ("assistant", "Once upon a time.")]
+    told = [
+        ("user", "a story"),
+        ("assistant", "Once upon a time."),
+        ("tool", '{"ok": true}'),
+        ("assistant", "The end."),
+    ]
+    assert await rows_of(house) == told
 
 
 async def test_a_call_of_the_model_that_gave_nothing_is_made_again(house: House, server: ModelServer) -> None:
@@ -418,6 +467,7 @@ async def test_calls_of_a_run_that_is_closed_have_results(house: House, server: 
 
 async def test_a_run_that_was_made_and_never_begun_is_closed(house: House, server: ModelServer) -> None:
     left = Left(house, server)
+    left.spec = left.spec.replace(user_message="")
     await house.app.store.runs.create(left.spec)
     assert await house.engine.resume_all() == [], "it may be about to begin"
     await house.app.store.sessions.engine.write_soon(lambda tx: tx.execute("UPDATE runs SET created_at = 1"))
@@ -432,6 +482,7 @@ async def test_a_run_that_was_made_and_never_begun_is_closed(house: House, serve
 async def test_a_queued_run_is_queued_again(house: House, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
     left = Left(house, server)
+    left.spec = left.spec.replace(user_message="")
     await house.app.store.runs.create(left.spec)
     await left.add(left.event("run.queued", session_id=SESSION, source="api_server", position=0))
     assert await house.engine.resume_all() == [], "its process is alive and waits with it"
@@ -445,6 +496,7 @@ async def test_a_run_that_was_never_begun_is_closed_whoever_has_its_session(hous
     server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
     other = await house.begin(house.spec(server, persist=True, session_id=SESSION))
     left = Left(house, server)
+    left.spec = left.spec.replace(user_message="")
     await house.app.store.runs.create(left.spec)
     gone = f"{os.uname().nodename}:{2**22 + 1}:1.00"
     made = "UPDATE runs SET holder = ? WHERE run_id = ?"

@@ -199,13 +199,119 @@ async def test_only_the_start_of_a_call_with_an_effect_is_synced_to_disk(
 # ---- names
 
 
-@pytest.mark.parametrize("name", ["look_up", "Look_Up", "look-up", "LOOK.UP", "look up"])
-async def test_a_name_is_found_whatever_its_case_and_dashes(house: House, server: ModelServer, name: str) -> None:
+NEAR_NAMES = [
+    *("look_up", "Look_Up", "look-up", "LOOK.UP", "look up", "LookUp", "lookUp", "Look-Up"),
+    *("look_up_tool", "LookUpTool", "functions.look_up", "functions.look_up:0", "tool.lookUp"),
+]
+
+
+@pytest.mark.parametrize("name", NEAR_NAMES)
+async def test_a_name_is_repaired_before_it_is_recorded(house: House, server: ModelServer, name: str) -> None:
     calls: list[Json] = []
     house.offer(tool("look_up", recording(calls)))
     ran = await one_round(house, server, Call(name))
     assert calls == [{}]
     assert ran.one("tool.finished")["name"] == "look_up"
+    assert [call["name"] for call in ran.of("message.completed")[0]["tool_calls"]] == ["look_up"]
+    (again,) = [m["tool_calls"] for m in server.requests[1].body["messages"] if m.get("tool_calls")]
+    assert [call["function"]["name"] for call in again] == ["look_up"], "some providers refuse other names"
+
+
+@each_protocol
+@pytest.mark.parametrize("name", ["LookUp", "look_up_tool", "functions.look_up"])
+async def test_a_client_tools_name_is_repaired(
+    house: House, server: ModelServer, name: str, protocol: Protocol
+) -> None:
+    server.script = [Reply(tool_calls=[Call(name, id="c1")])]
+    ran = await house.run(server, protocol=protocol, client_tools=(client_tool("look_up"),))
+    assert [call["function"]["name"] for call in ran.result["pending_calls"]] == ["look_up"]
+    assert [call["name"] for call in ran.one("message.completed")["tool_calls"]] == ["look_up"]
+
+
+# ---- calls that the provider passed on as text
+
+LEAKED = [
+    '<tool_call>\n{"name": "look_up", "arguments": {"n": 5}}\n</tool_call>',
+    "<tool_call>\n<function=look_up>\n<parameter=n>\n5\n</parameter>\n</function>\n</tool_call>",
+    '<function=functions.look_up>{"n": "5"}</function>',
+    '[TOOL_CALLS][{"name": "LookUp", "arguments": {"n": 5}}]',
+    '<|tool_call|>[{"name": "look_up_tool", "arguments": {"n": 5}}]<|/tool_call|>',
+]
+NUMBER = schema(["n"], n={"type": "integer"})
+
+
+@each_protocol
+@pytest.mark.parametrize("how", ["whole", "by character", "by event", "not streamed"])
+@pytest.mark.parametrize("block", LEAKED)
+async def test_a_call_in_the_text_is_executed_and_not_shown(
+    house: House, server: ModelServer, protocol: Protocol, block: str, how: str
+) -> None:
+    calls: list[Json] = []
+    house.offer(tool("look_up", recording(calls), parameters=NUMBER))
+    text = f"Let me see. {block}"
+    server.script = [
+        Reply(
+            text=[*text] if how == "by event" else text,
+            packets=1 if how == "by character" else None,
+            as_json=how == "not streamed",
+        ),
+        Reply(text="Done."),
+    ]
+    ran = await house.run(server, protocol=protocol)
+    assert calls == [{"n": 5}]
+    assert ran.text() == "Let me see. Done."
+    assert ran.result["final_response"] == "Done."
+    assert [m["content"] for m in ran.result["messages"] if m["role"] == "assistant"] == ["Let me see. ", "Done."]
+    assert block not in json.dumps(server.requests[1].body, ensure_ascii=False)
+
+
+@each_protocol
+async def test_a_client_tools_call_in_the_text_is_handed_on(
+    house: House, server: ModelServer, protocol: Protocol
+) -> None:
+    server.script = [Reply(text="<function=ring><parameter=n>5</parameter></function>")]
+    shown = {"type": "function", "function": {"name": "ring", "parameters": NUMBER}}
+    ran = await house.run(server, protocol=protocol, client_tools=(shown,))
+    (call,) = ran.result["pending_calls"]
+    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("ring", {"n": 5})
+    assert (ran.text(), ran.final["finish_reason"]) == ("", "tool_calls")
+
+
+@each_protocol
+async def test_a_call_in_the_text_that_cannot_be_made_is_removed_and_asked_for_again(
+    house: House, server: ModelServer, protocol: Protocol
+) -> None:
+    house.offer(tool("look"))
+    server.script = [Reply(text='So.<tool_call>{"name": "nonsense"}</tool_call>'), Reply(text=" All done.")]
+    ran = await house.run(server, protocol=protocol)
+    assert ran.result["final_response"] == ran.text() == "So. All done."
+    assert ran.one("model.retrying")["failure"] == "missing_call"
+    assert ran.of("tool.started") == []
+
+
+async def test_a_call_in_the_text_is_removed_where_no_tools_are_offered(house: House, server: ModelServer) -> None:
+    server.script = [Reply(text='Five.<tool_call>{"name": "look"}</tool_call>')]
+    ran = await house.run(server)
+    assert (ran.result["final_response"], ran.actions()) == ("Five.", [])
+
+
+async def test_a_call_shown_in_a_code_block_is_text(house: House, server: ModelServer) -> None:
+    house.offer(tool("look"))
+    text = 'Write:\n```\n<tool_call>{"name": "look"}</tool_call>\n```\n'
+    server.script = [Reply(text=[*text])]
+    ran = await house.run(server)
+    assert (ran.result["final_response"], ran.of("tool.started")) == (text, [])
+
+
+async def test_a_call_in_the_text_is_lost_with_a_broken_stream_and_not_executed_twice(
+    house: House, server: ModelServer
+) -> None:
+    calls: list[Json] = []
+    house.offer(tool("look", recording(calls)))
+    block = '<tool_call>{"name": "look"}</tool_call>'
+    server.script = [Reply(text=["See. ", block], error_event={}), Reply(text=f"See. {block}"), Reply(text="Done.")]
+    ran = await house.run(server)
+    assert (len(calls), ran.text()) == (1, "See. Done.")
 
 
 async def test_an_unknown_name_is_answered_with_the_five_nearest(house: House, server: ModelServer) -> None:

@@ -474,7 +474,7 @@ async def test_a_session_of_another_day_keeps_its_prompt(
 async def test_a_title_is_made_behind_the_back_of_the_first_turn(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house({"auxiliary": {"title_generation": {"enabled": True}}})
     server.script = [Reply(text="Done."), Reply(text="Greeting a fox", usage={"input": 1000, "output": 9})]
-    ran = await turn(house, server, "Say hello to the fox")
+    ran = await turn(house, server, "Say hello to the fox", kind="session")
     async with asyncio.timeout(5):
         while True:
             session = await house.app.store.sessions.get_session(SESSION)
@@ -488,10 +488,43 @@ async def test_a_title_is_made_behind_the_back_of_the_first_turn(make_house: Mak
     assert session["input_tokens"] == 10
 
 
+@pytest.mark.parametrize("kind", ["chat", "response", "run", "job", "subagent"])
+async def test_other_turns_cost_no_second_call_and_have_the_first_words_as_title(
+    make_house: MakeHouse, server: ModelServer, kind: str
+) -> None:
+    house = make_house({"auxiliary": {"title_generation": {"enabled": True}}})
+    server.script = [Reply(text="Done."), Reply(text="Again.")]
+    history = [{"role": "user", "content": "Say hello  to the fox"}, {"role": "assistant", "content": "Hello."}]
+    await turn(house, server, "and the hen", kind=kind, history=history, base_id=SESSION)
+    await turn(house, server, "and the dog", kind=kind)
+    await nothing_left(server)
+    session = await house.app.store.sessions.get_session(SESSION)
+    assert session is not None and session["title"] == "Say hello to the fox"
+    assert len(server.requests) == 2
+
+
+async def test_a_session_that_was_made_without_a_title_gets_the_first_words_of_a_chat(
+    make_house: MakeHouse, server: ModelServer
+) -> None:
+    house = make_house({"auxiliary": {"title_generation": {"enabled": True}}})
+    await house.app.store.sessions.create_session(SESSION, "api_server")
+    server.script = [Reply(text="Done.")]
+    await turn(house, server, "Say hello to the fox", kind="chat")
+
+    async def title() -> str | None:
+        session = await house.app.store.sessions.get_session(SESSION)
+        return session["title"] if session else None
+
+    async with asyncio.timeout(5):
+        while await title() is None:
+            await asyncio.sleep(0.005)
+    assert await title() == "Say hello to the fox" and len(server.requests) == 1
+
+
 async def test_a_title_that_fails_fails_nothing(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house({"auxiliary": {"title_generation": {"enabled": True}}})
     server.handler = lambda request: Reply(text="Done.") if request.number == 1 else Reply(status=403)
-    ran = await turn(house, server)
+    ran = await turn(house, server, kind="cli")
     assert ran.result["completed"] is True
     await server.until(lambda: len(server.requests) >= 2)
     await nothing_left(server)
@@ -520,7 +553,7 @@ async def titled(make_house: MakeHouse, server: ModelServer, title: str) -> tupl
     """The title that a model's proposal becomes."""
     house = make_house({"auxiliary": {"title_generation": {"enabled": True}}})
     server.handler = lambda r: Reply(text="Done.", continues=False) if sent(r)[-1][1] == "hi" else Reply(text=title)
-    await turn(house, server)
+    await turn(house, server, kind="session")
     await server.until(lambda: len(server.requests) >= 2)
     await nothing_left(server)
     session = await house.app.store.sessions.get_session(SESSION)

@@ -29,19 +29,27 @@ def _say(text: str | list[str], **more: object) -> Reply:
     return Reply(text=text, continues=False, **more)  # type: ignore[arg-type]
 
 
+def _asked(request: Request) -> int:
+    """The place of the last question: images that a tool showed follow it in the user's name."""
+    turns = enumerate(request.turns)
+    return max(place for place, turn in turns if turn.role == "user" and turn.text.strip() in SCENES)
+
+
 def _using(*calls: Call, said: list[str], then: Callable[[list[str]], str | list[str]]) -> Callable[[Request], Reply]:
     """Call the tools, and answer with what their results make of it."""
 
     def reply(request: Request) -> Reply:
-        turns = request.turns
-        asked = max(place for place, turn in enumerate(turns) if turn.role == "user")
-        results = [turn.text for turn in turns[asked:] if turn.role == "tool"]
+        results = [turn.text for turn in request.turns[_asked(request) :] if turn.role == "tool"]
         if results:
             return _say(then(results))
-        # As with a real model no two calls have the same id: a conversation is known by them.
-        return _say(said, tool_calls=[replace(call, id=f"call_{secrets.token_hex(8)}") for call in calls])
+        return _say(said, tool_calls=[replace(call, id=_call_id()) for call in calls])
 
     return reply
+
+
+def _call_id() -> str:
+    """As with a real model no two calls have the same id: a conversation is known by them."""
+    return f"call_{secrets.token_hex(8)}"
 
 
 def _person(request: Request) -> Reply:
@@ -61,6 +69,28 @@ def _look_then_break(request: Request) -> Reply:
     return Reply(status=500, error=REFUSAL) if used else _say(LOOKING, tool_calls=[_TODO])
 
 
+def _break_once(reply: Callable[[Request], Reply]) -> Callable[[Request], Reply]:
+    """Fail when the result of a call comes for the first time."""
+    known: set[str] = set()
+
+    def breaking(request: Request) -> Reply:
+        call = str(request.body["messages"][-1].get("tool_call_id", ""))
+        if not call or call in known:
+            return reply(request)
+        known.add(call)
+        return Reply(status=500, error=REFUSAL)
+
+    return breaking
+
+
+def _count_pictures(request: Request) -> Reply:
+    """Those of all messages, wherever they stand."""
+    lists = [message["content"] for message in request.body["messages"] if isinstance(message["content"], list)]
+    return _say(f"{sum(part['type'] == 'image_url' for parts in lists for part in parts)} pictures.")
+
+
+_weather = _using(_WEATHER, said=[], then=lambda results: f"It is {results[-1]}.")
+
 SCENES: dict[str, Callable[[Request], Reply]] = {
     "say hello": lambda _: _say(HELLO),
     # Pieces that follow each other at once may be put together on their way.
@@ -69,12 +99,14 @@ SCENES: dict[str, Callable[[Request], Reply]] = {
     "say too much": lambda _: _say(HELLO, finish="length"),
     "use your list": _using(_TODO, said=LOOKING, then=lambda _: FOUND),
     "misuse your list": _using(_TWICE, said=LOOKING, then=lambda _: FOUND),
-    "use my weather": _using(_WEATHER, said=[], then=lambda results: f"It is {results[-1]}."),
+    "use my weather": _weather,
     "use my weather twice": _using(_WEATHER, _ELSEWHERE, said=[], then=" and ".join),
     "use both": _using(_TODO, _WEATHER, said=[], then=lambda results: f"{len(results)} results: {results[-1]}."),
     "name a person": _person,
     "count": _count,
     "look, then break": _look_then_break,
+    "use my weather, break once": _break_once(_weather),
+    "count pictures": _count_pictures,
     "break off": lambda _: _say(HELLO, error_event={"message": REFUSAL}),
     "be refused": lambda _: Reply(status=400, error=REFUSAL),
     "break": lambda _: Reply(status=500, error=REFUSAL),
@@ -83,5 +115,4 @@ SCENES: dict[str, Callable[[Request], Reply]] = {
 
 def answer(request: Request) -> Reply:
     """The answer to the last question of the request."""
-    asked = next(turn.text for turn in reversed(request.turns) if turn.role == "user")
-    return SCENES[asked.strip()](request)
+    return SCENES[request.turns[_asked(request)].text.strip()](request)

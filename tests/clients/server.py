@@ -34,14 +34,14 @@ class Hermes:
 
 
 @contextmanager
-def running(home: Path) -> Iterator[Hermes]:
-    """A server whose home is this folder."""
+def running(home: Path, **variables: str) -> Iterator[Hermes]:
+    """A server whose home is this folder, with these variables in its environment."""
     with serving() as model:
         model.handler = answer
         config = home / "config.yaml"
         config.write_text(_CONFIG.format(model=model.url, key=_KEY))
         config.chmod(0o600)
-        environment = {"PATH": os.environ["PATH"], "HOME": str(home), "HERMES_HOME": str(home)}
+        environment = {"PATH": os.environ["PATH"], "HOME": str(home), "HERMES_HOME": str(home), **variables}
         with (home / "stderr.txt").open("w") as errors:
             process = subprocess.Popen(
                 [_HERMES, "gateway", "run", "--port", str(_free_port())],

@@ -61,3 +61,18 @@ def test_responses_through_a_websocket(sdk: openai.OpenAI) -> None:
         connection.response.create(model=MODEL, input="count", store=False, previous_response_id=first.id)
         second = next(event.response for event in connection if event.type == "response.completed")
     assert second.output_text == "2 questions so far."
+
+
+def test_the_input_of_a_response_is_counted(sdk: openai.OpenAI) -> None:
+    few = sdk.responses.input_tokens.count(model=MODEL, input="say hello")
+    assert few.object == "response.input_tokens" and few.input_tokens > 0
+    more = sdk.responses.input_tokens.count(model=MODEL, input="say hello " * 500, instructions="Be brief.")
+    assert more.input_tokens > few.input_tokens + 500
+
+
+def test_azure_shows_its_key_in_a_header_of_its_own(hermes: Hermes) -> None:
+    with openai.AzureOpenAI(base_url=f"{hermes.url}//", api_key=hermes.key, api_version="preview") as azure:
+        assert azure.responses.create(model=MODEL, input="say hello").output_text == TEXT
+    wrong = openai.AzureOpenAI(base_url=hermes.url, api_key="wrong", api_version="preview")
+    with wrong, pytest.raises(openai.AuthenticationError):
+        wrong.responses.create(model=MODEL, input="say hello")

@@ -139,10 +139,10 @@ def messages_are_there(db: sqlite3.Connection, ledger: Ledger) -> None:
     lost = {row: told for row, told in ledger.rows.items() if found.get(row) != told}
     assert lost == {}, "rows that were told are not there, or are others"
     counted = db.execute(
-        "SELECT sessions.id, message_count, count(messages.id), total(messages.active)"
+        "SELECT sessions.id, message_count, total(NOT messages.model_only AND (messages.active OR messages.compacted))"
         " FROM sessions LEFT JOIN messages ON session_id = sessions.id GROUP BY sessions.id"
     ).fetchall()
-    assert [row for row in counted if row[1] not in row[2:]] == [], "a count and its rows differ"
+    assert [row for row in counted if row[1] != row[2]] == [], "a count and its rows differ"
 
 
 def logs_and_rows_agree(db: sqlite3.Connection, ledger: Ledger) -> None:
@@ -155,7 +155,7 @@ def logs_and_rows_agree(db: sqlite3.Connection, ledger: Ledger) -> None:
         announced |= {(run, event.data[name]) for name in ANNOUNCED if event.data.get(name) is not None}
         if kind == "message.completed":
             completed.add((run, event.data["message_id"]))
-    rows = set(db.execute("SELECT run_id, id FROM messages WHERE run_id IS NOT NULL AND copy_of IS NULL"))
+    rows = set(db.execute("SELECT run_id, id FROM messages WHERE run_id IS NOT NULL"))
     assert announced == rows, "an event without its row, or a row without its event"
 
     runs = dict(db.execute("SELECT run_id, status FROM runs"))
@@ -207,16 +207,21 @@ def compactions_are_whole(db: sqlite3.Connection, ledger: Ledger) -> None:
     found: set[tuple[str, str]] = set()
     sessions: dict[str, list[Any]] = defaultdict(list)
     for session, *row in db.execute(
-        "SELECT session_id, content, active, compacted FROM messages WHERE session_id GLOB 'compacted-*' ORDER BY id"
+        "SELECT session_id, id, content, active, compacted, model_only FROM messages"
+        " WHERE session_id GLOB 'compacted-*' ORDER BY coalesce(position, id)"
     ):
         sessions[session].append(row)
     for session, rows in sessions.items():
-        starts = [at for at, (content, *_) in enumerate(rows) if content.startswith("summary ")]
-        found |= {(session, digest(rows[at][0])) for at in starts}
-        assert all(rows[at + 1][0] == "Yes." for at in starts), "a compaction has a part of its rows"
-        live = starts[-1] if starts else 0
-        assert all(row[1:] == [0, 1] for row in rows[:live]), "rows before a summary are still live"
-        assert all(row[1:] == [1, 0] for row in rows[live:]), "rows were archived without their summary"
+        summaries = {row[0]: row[1] for row in rows if row[1].startswith("summary ")}
+        found |= {(session, digest(text)) for text in summaries.values()}
+        last = max(summaries, default=0)
+        begins = [summaries[last], "Yes."] if summaries else []
+        later = [row[1] for row in rows if not row[4] and row[0] > last]
+        assert [row[1] for row in rows if row[2]] == [*begins, *later], "a compaction has a part of its rows"
+        said = [row for row in rows if not row[4]]
+        assert all(row[2:4] == [int(row[0] > last), int(row[0] < last)] for row in said), (
+            "a row is gone, or twice there"
+        )
     assert ledger.summaries <= found
 
 

@@ -16,6 +16,7 @@ from hermes.home import Home
 from hermes.runs.events import Event
 from hermes.runs.spec import Control
 from local.conftest import of, text, turn
+from support.model_server import ModelServer, Reply
 
 Start = Callable[..., App]
 LONG = "Write a long story about a ship."
@@ -56,6 +57,17 @@ async def test_it_is_loaded_when_first_asked_and_streams(started: Start, home: H
     again = await turn(app, "Say hello.", max_output_tokens=4)
     assert of(again, "notice") == [] and len(workers(home)) <= 2
     assert of(again, "usage")[0]["cache_read_tokens"] > 0
+
+
+async def test_its_sessions_are_titled_without_any_call(started: Start) -> None:
+    async with ModelServer(Reply(text="A title")) as other:
+        aside = f"providers: {{aside: {{base_url: '{other.url}/v1', models: [m]}}}}"
+        title = "auxiliary: {title_generation: {provider: aside, model: m}}"
+        app = started(f"local: {{context: 2048}}\n{aside}\n{title}\n")
+        assert text(await turn(app, "Say hello to the fox.", max_output_tokens=4, kind="session"))
+        session = await app.store.sessions.get_session("s")
+        assert session is not None and session["title"] == "Say hello to the fox."
+        assert other.requests == []
 
 
 @pytest.mark.long

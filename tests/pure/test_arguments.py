@@ -191,8 +191,23 @@ OFFERED = ["read_file", "write_file", "web_search", "todo", "memory", "terminal"
         ("read.file", "read_file"),
         ("Read File", "read_file"),
         ("TODO", "todo"),
-        ("readfile", None),
-        ("read__file", None),
+        ("ReadFile", "read_file"),
+        ("readFile", "read_file"),
+        ("readfile", "read_file"),
+        ("read__file", "read_file"),
+        ("read_file_tool", "read_file"),
+        ("ReadFileTool", "read_file"),
+        ("read-file-tool", "read_file"),
+        ("functions.read_file", "read_file"),
+        ("functions.read_file:0", "read_file"),
+        ("functions:ReadFile", "read_file"),
+        ("default_api.read_file", "read_file"),
+        ("tools/Read-File", "read_file"),
+        ("read_fil", None),
+        ("my_read_file", None),
+        ("tool", None),
+        ("functions.", None),
+        ("_", None),
         ("", None),
     ],
 )
@@ -202,6 +217,22 @@ def test_a_name_is_settled_without_guessing(name: str, meant: str | None) -> Non
 
 def test_an_exact_name_wins_over_a_similar_one() -> None:
     assert settle_name("a-b", ["a_b", "a-b"]) == "a-b"
+
+
+@pytest.mark.parametrize(
+    ("name", "offered", "meant"),
+    [
+        ("SearchTool", ["search", "search_tool"], "search_tool"),
+        ("search_tool", ["search"], "search"),
+        ("a_bc", ["ab_c", "abc_"], None),
+        ("ab_c_tool", ["a_bc", "abc_"], None),
+        ("mcp_a_b_c", ["mcp__a__b_c", "mcp__a_b__c"], None),
+        ("ReadFile", ["read_file", "ReadFile"], "ReadFile"),
+        ("readfile", ["read_file", "ReadFile"], "ReadFile"),
+    ],
+)
+def test_a_loose_name_counts_where_a_single_tool_fits(name: str, offered: list[str], meant: str | None) -> None:
+    assert settle_name(name, offered) == meant
 
 
 def test_an_offered_name_may_itself_have_other_signs() -> None:

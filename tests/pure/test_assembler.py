@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from hermes.agent.assembler import (
     Assembler,
-    InlineReasoning,
     Overlap,
     ReasoningDelta,
     TextDelta,
     ToolDrafted,
 )
+from hermes.agent.inline import InlineMarkup
 from hermes.agent.parts import (
     Assembled,
     Finish,
@@ -109,6 +109,26 @@ def test_tags_are_told_from_text_however_the_stream_is_cut(text: str, visible: s
         assert read(pieces) == (visible, reasoning), pieces
 
 
+STRAYS = [
+    ("hm, so</think>Yes", "hm, soYes"),
+    ("</think>\n\nYes", "Yes"),
+    ("hm\n</THINKING>\nYes", "hm\n\nYes"),
+    ("<think>a</think>b</think>c", "bc"),
+    ("a </reasoning> b </thought> c", "a  b  c"),
+    ("x <think>y</think> z</think>!", "x <think>y</think> z!"),
+    ("Write `</think>` to end it.", "Write `</think>` to end it."),
+    ("`a` </think>b", "`a` b"),
+    ("```\n</think>\n```\n", "```\n</think>\n```\n"),
+    ("a </thin b", "a </thin b"),
+]
+
+
+@pytest.mark.parametrize(("text", "visible"), STRAYS)
+def test_a_tag_that_closes_nothing_is_dropped_outside_of_code(text: str, visible: str) -> None:
+    for pieces in all_cuts(text):
+        assert read(pieces)[0] == visible, pieces
+
+
 @pytest.mark.parametrize(
     ("text", "visible"),
     [
@@ -146,7 +166,7 @@ def test_no_cut_changes_what_is_read(text: str, data: st.DataObject) -> None:
 @settings(deadline=None)
 def test_little_is_held_back(text: str) -> None:
     for end in range(len(text) + 1):
-        split = InlineReasoning()
+        split = InlineMarkup()
         split.feed(text[:end])
         assert sum(len(piece) for _, piece in split.finish()) <= HELD_CHARS_MAX
 

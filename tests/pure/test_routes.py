@@ -8,7 +8,18 @@ from typing import Any
 import pytest
 
 from hermes import config
-from hermes.agent.routes import LOCAL, auxiliary, fallback, local, missing_key, primary, routes
+from hermes.agent.routes import (
+    LOCAL,
+    auxiliary,
+    fallback,
+    listed,
+    local,
+    missing_key,
+    named,
+    of_session,
+    primary,
+    routes,
+)
 from hermes.config import Settings
 from hermes.errors import ConfigError
 from hermes.home import Home
@@ -31,8 +42,9 @@ def load(home: Home, yaml: str = "", environ: dict[str, str] | None = None) -> S
     return settings
 
 
-def choose(settings: Settings, session_model: str | None = None, **choice: Any) -> Route:
-    return primary(settings, RouteChoice(**choice), session_model)
+def choose(settings: Settings, session: str | None = None, **choice: Any) -> Route:
+    asked = RouteChoice(**choice) if choice else of_session(settings, {"model": session, "source": "cli"})
+    return primary(settings, asked or RouteChoice())
 
 
 def place(route: Route) -> tuple[str, str, str, str]:
@@ -80,6 +92,40 @@ def test_the_run_comes_before_the_session_before_the_environment_before_the_file
 ) -> None:
     route = choose(load(home, yaml, {**KEYS, **environ}), session, **choice)
     assert (route.provider, route.model) == expected
+
+
+NAMES = """
+model: {default: m, provider: openai}
+fallback_providers: [openrouter/org/big, {provider: elsewhere, model: x, base_url: 'https://x.test/v1'}]
+providers: {mine: {base_url: 'https://llm.test/v1', models: [first]}}
+api_server: {model_routes: {fast: {model: small}, mine/first: {model: other}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("fast", ("openai", "small")),
+        ("mine/first", ("openai", "other")),  # an alias comes first
+        ("mine/second", ("mine", "second")),
+        ("openai/gpt-y", ("openai", "gpt-y")),
+        ("openrouter/a/b", ("openrouter", "a/b")),
+        ("custom/m", None),
+        ("anthropic/claude-x", None),  # known, but not configured here
+        ("elsewhere/x", None),  # configured with an address of its own
+        ("mine/", None),
+        ("/m", None),
+        ("mine", None),
+        ("", None),
+    ],
+)
+def test_a_name_is_an_alias_or_a_model_of_a_configured_provider(
+    home: Home, name: str, expected: tuple[str, str] | None
+) -> None:
+    settings = load(home, NAMES)
+    choice = named(settings, name)
+    assert (place(primary(settings, choice))[:2] if choice else None) == expected
+    assert listed(settings) == {"mine/first": "first", "openrouter/org/big": "org/big"}
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,8 @@ _WORK = {
     "cut arguments of a long word": """parse('{"a": ' + 'a' * 500_000 + chr(1))""",
     "a block of equal lines": "blocks(['a'] * 600_000, ['a'] * 200_000, str)",
     "a wrong value that looks like a fault": "fault_of('Invalid enum value ' + ' - at `$' * 500_000)",
+    "a long word in a job": "exfiltrates('.ssh/' * 200_000)",
+    "many words in a job": "exfiltrates('send passwords $KEY .ssh/a.pub b@c.d ' * 20_000)",
     "many ignored fields": "Body(None, {}, ['field'] * 1_000_000).headers()",
 }
 _CHILD = """
@@ -81,6 +83,7 @@ from contextlib import suppress
 from hermes.agent.media import Outgoing
 from hermes.agent.media_tags import as_said
 from hermes.guards.commands import check
+from hermes.guards.exfiltration import exfiltrates
 from hermes.guards.snippets import literals_of, rules_of
 from hermes.store.sessions import SessionDB
 from hermes.server.bodies import Body, _told as fault_of

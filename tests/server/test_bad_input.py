@@ -165,7 +165,7 @@ async def test_what_has_no_effect_is_named(api: Api) -> None:
     async with api.post(CHAT, body) as response:
         await told(response)
         named = {name.strip() for name in response.headers["X-Hermes-Ignored"].split(",")}
-    assert named == {"store", "prediction", "hologram", "moderation"}
+    assert named == {"prediction", "hologram", "moderation"}
 
 
 async def test_names_that_would_break_a_header_are_cleaned(api: Api) -> None:

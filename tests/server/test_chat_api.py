@@ -460,3 +460,37 @@ async def test_a_draining_server_takes_no_new_turns(api: Api) -> None:
             assert int(response.headers["Retry-After"]) >= 1
     async with api.get("/v1/models") as response:
         await told(response)
+
+
+# ---- what is not to be kept
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_is_not_stored_leaves_nothing(api: Api, stream: bool) -> None:
+    api.model.script = [Reply(text="a", continues=False)] * 3
+    for _ in range(2):
+        async with api.post(CHAT, user("strawberries", store=False, stream=stream)) as response:
+            assert response.status == 200 and "X-Hermes-Ignored" not in response.headers
+            run_id = response.headers["X-Hermes-Run-Id"]
+            await response.read()
+        async with api.get(f"/v1/runs/{run_id}") as response:
+            await refused(response, 404, "run_not_found")
+    assert [sent(request) for request in api.model.requests] == [[("user", "strawberries")]] * 2
+    for path in ("/api/sessions", "/v1/runs", "/api/sessions/search?q=strawberries"):
+        async with api.get(path) as response:
+            assert (await told(response))["data"] == [], path
+    headers = {"X-Hermes-Session-Id": "hall"}
+    async with api.post(CHAT, user("strawberries", store=False, stream=stream), headers=headers) as response:
+        assert response.status == 200
+        await response.read()
+    async with api.get("/api/sessions") as response:
+        assert [session["id"] for session in (await told(response))["data"]] == ["hall"]
+
+
+async def test_equal_requests_that_are_not_stored_do_not_wait_for_each_other(start: Start) -> None:
+    async with HeldModel(Reply(text="a"), Reply(text="a")) as held:
+        api = await start(settings=held.settings, session_wait_seconds=0)
+        asking = [asyncio.create_task(api.ask("hi", store=False)) for _ in range(2)]
+        await held.asked(2)
+        held.let_all()
+        await asyncio.gather(*asking)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -157,6 +158,17 @@ async def test_an_answer_cut_short_says_so(api: Api, reply: Reply, fields: Json,
     assert "error" not in end
 
 
+async def test_strict_clients_find_no_error_in_a_stream_that_was_only_cut(api: Api) -> None:
+    """Some take any frame with a field of this name for a failure."""
+    api.model.handler = lambda _: Reply(text="Half an", finish="length")
+    strict = {"User-Agent": "node"}
+    async with api.post(CHAT, user("streamed", stream=True, max_tokens=20), headers=strict) as response:
+        frames = (await response.text()).split("\n\n")
+    assert not any('"error":' in frame for frame in frames)
+    (end,) = [json.loads(frame.removeprefix("data: ")) for frame in frames if '"hermes"' in frame]
+    assert (end["choices"][0]["finish_reason"], end["hermes"]["error_code"]) == ("length", "output_truncated")
+
+
 async def test_an_answer_the_provider_cut_is_continued(api: Api) -> None:
     text = "A rather long answer that comes in two parts."
     api.model.script = [Reply(text=text[:20], finish="length"), Reply(text=text)]
@@ -260,3 +272,60 @@ async def test_a_stopped_turn_keeps_its_text(start: Start) -> None:
         async with api.post(f"/v1/runs/{run['run_id']}/stop") as stopped:
             await told(stopped)
         await refused(await plain, 409, "turn_cancelled")
+
+
+# ---- clients that look for an error in a frame of its own only
+
+BROKEN = [
+    pytest.param([Reply(status=500, error="oops")], "", "provider_unavailable", id="refused"),
+    pytest.param([Reply(text="Half", cut_at=10**6, error_event={})], "Half", "provider_unavailable", id="mid-text"),
+    pytest.param(
+        [Reply(tool_calls=[TODO]), Reply(status=401, error="x")], "", "provider_auth_failed", id="after tools"
+    ),
+]
+
+
+@pytest.mark.parametrize("agent", ["Go-http-client/2.0", "node", "Bun/1.2", "OpenAI/JS 5.0"])
+@pytest.mark.parametrize(("script", "text", "code"), BROKEN)
+async def test_strict_clients_get_the_error_of_a_failed_stream_as_a_frame_of_its_own(
+    api: Api, agent: str, script: list[Reply], text: str, code: str
+) -> None:
+    api.model.script, api.model.repeat = list(script), True
+    async with api.post(CHAT, user("x", stream=True), headers={"User-Agent": agent}) as response:
+        seen = await stream_of(response)
+    *before, error, finish, done = seen
+    assert chat_text([*before, finish, done]) == text
+    assert (error.event, list(error.data), error.data["error"]["code"]) == (None, ["error"], code)
+    assert finish.data["choices"][0]["finish_reason"] == "error"
+    assert finish.data["error"] == error.data["error"]
+    assert done.data == "[DONE]"
+    assert all(frame.event is None for frame in seen)
+
+
+@pytest.mark.parametrize(("script", "text", "code"), BROKEN)
+async def test_other_clients_get_the_error_in_the_finish_chunk_alone(
+    api: Api, script: list[Reply], text: str, code: str
+) -> None:
+    api.model.script, api.model.repeat = list(script), True
+    async with api.post(CHAT, user("x", stream=True), headers={"User-Agent": "curl/8.0"}) as response:
+        seen = await stream_of(response)
+    chunks = [frame.data for frame in seen[:-1] if frame.event is None]
+    assert all(chunk["object"] == "chat.completion.chunk" for chunk in chunks)
+    assert chunks[-1]["error"]["code"] == code
+
+
+# ---- reasoning without an answer
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_reasoning_without_an_answer_gives_a_labelled_excerpt(api: Api, path: str, stream: bool) -> None:
+    api.model.script, api.model.repeat = [Reply(reasoning="It must be four.")], True
+    body = {**(user("x") if path == CHAT else {"input": "x"}), "stream": stream}
+    async with api.post(path, body, headers={"User-Agent": "curl/8.0"}) as response:
+        text = (await response.text()).replace('": ', '":')
+        assert response.status == 200, text
+    assert "The model ended without an answer" in text
+    assert "It must be four." in text
+    assert ('"finish_reason":"stop"' if path == CHAT else '"status":"completed"') in text
+    assert '"error":' not in text.replace('"error":null', "")

@@ -18,6 +18,7 @@ LAMP, HORN = function("lamp", **ROOM), function("horn")
 TODO = Call("todo", {"todos": [{"id": "1", "content": "tea", "status": "pending"}]}, id="call_todo")
 HALL = Call("lamp", {"room": "hall"}, id="call_lamp")
 PLAIN = {"User-Agent": "curl/8.0"}
+KEPT_OR_NOT = pytest.mark.parametrize("store", [True, False])
 
 
 async def ask(api: Api, body: Json, **headers: str) -> Json:
@@ -66,9 +67,10 @@ async def test_text_beside_a_call_is_told(api: Api) -> None:
     assert (message["content"], finish) == ("One moment.", "tool_calls")
 
 
-async def test_server_calls_of_the_same_message_run_first_and_are_not_lost(api: Api) -> None:
+@KEPT_OR_NOT
+async def test_server_calls_of_the_same_message_run_first_and_are_not_lost(api: Api, store: bool) -> None:
     api.model.script = [Reply(tool_calls=[TODO, HALL]), Reply(text="Both done.")]
-    question = user("tea and light", tools=[LAMP])
+    question = user("tea and light", tools=[LAMP], store=store)
     answer = await ask(api, question)
     assert [call["id"] for call in said(answer)[0]["tool_calls"]] == ["call_lamp"]
     again = await ask(api, going_on(question, answer, call_lamp="done"))
@@ -80,9 +82,10 @@ async def test_server_calls_of_the_same_message_run_first_and_are_not_lost(api: 
     assert json.loads(results["call_todo"])["todos"][0]["content"] == "tea"
 
 
-async def test_server_tools_run_on_and_are_never_shown_as_calls(api: Api) -> None:
+@KEPT_OR_NOT
+async def test_server_tools_run_on_and_are_never_shown_as_calls(api: Api, store: bool) -> None:
     api.model.script = [Reply(tool_calls=[TODO]), Reply(tool_calls=[HALL]), Reply(text="Done.")]
-    question = user("tea, then light", tools=[LAMP])
+    question = user("tea, then light", tools=[LAMP], store=store)
     answer = await ask(api, question)
     assert [call["id"] for call in said(answer)[0]["tool_calls"]] == ["call_lamp"]
     await ask(api, going_on(question, answer, call_lamp="done"))
@@ -108,6 +111,30 @@ async def test_calls_are_streamed_in_pieces_by_index(api: Api) -> None:
     ends = [c["finish_reason"] for f in seen[:-1] if f.event is None for c in f.data["choices"] if c["finish_reason"]]
     assert ends == ["tool_calls"]
     assert seen[-1].data == "[DONE]"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_that_the_model_wrote_as_text_is_a_call(api: Api, stream: bool) -> None:
+    text = 'One moment. <tool_call>{"name": "Lamp", "arguments": {"room": "hall"}}</tool_call>'
+    api.model.script = [Reply(text=[*text])]
+    async with api.post(CHAT, user("light", tools=[LAMP], stream=stream), headers=PLAIN) as response:
+        answer = chat_message(await stream_of(response)) if stream else said(await told(response))
+    message, finish = answer
+    (call,) = message["tool_calls"]
+    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("lamp", {"room": "hall"})
+    assert (message["content"], finish) == ("One moment. ", "tool_calls")
+
+
+def chat_message(seen: list[Frame]) -> tuple[Json, str]:
+    """The message that a stream makes up, and how it ended."""
+    choices = [choice for frame in seen[:-1] for choice in frame.data["choices"]]
+    pieces = [piece for choice in choices for piece in choice["delta"].get("tool_calls", [])]
+    calls: dict[int, Json] = {}
+    for piece in pieces:
+        function = calls.setdefault(piece["index"], {"function": {"name": "", "arguments": ""}})["function"]
+        function["name"] += piece["function"].get("name", "")
+        function["arguments"] += piece["function"].get("arguments", "")
+    return {"content": chat_text(seen), "tool_calls": [*calls.values()]}, choices[-1]["finish_reason"]
 
 
 async def test_a_client_tool_hides_the_servers_of_that_name(api: Api) -> None:
@@ -244,13 +271,19 @@ async def test_progress_may_be_told_in_chunks(api: Api) -> None:
     check_progress([chunk["hermes"]["tool_progress"] for chunk in marked])
 
 
+# What libraries send that leave the header to their runtime: go-openai, xsai, openai-fetch.
+RUNTIMES = ["Go-http-client/1.1", "Go-http-client/2.0", "node", "node-fetch/1.0", "undici", "Bun/1.2.3", "Deno/2.1.4"]
 STRICT = [
     {"X_Stainless_Lang": "python"},
     {"User_Agent": "OpenAI/Python 1.2"},
     {"User_Agent": "AsyncOpenAI/Python 1.2"},
     {"User_Agent": "node ai-sdk/openai/2.0"},
     {"User_Agent": "langchain-x"},
+    {"User_Agent": "openai-fetch"},
+    *({"User_Agent": agent} for agent in RUNTIMES),
+    {"X_OpenWebUI_User_Id": "ann"},
 ]
+LENIENT = ["curl/8.0", "Mozilla/5.0 (X11) nodes", "python-requests/2", "Abundant/1.0", "my-go-http-client/1"]
 
 
 @pytest.mark.parametrize("client", STRICT)
@@ -260,6 +293,11 @@ async def test_strict_clients_see_nothing_of_it_unless_they_ask(api: Api, client
     assert not any("hermes" in frame.data for frame in seen[:-1])
     asked = await progress(api, X_Hermes_Tool_Progress="event", **client)
     assert sum(frame.event == "hermes.tool.progress" for frame in asked) == 2
+
+
+@pytest.mark.parametrize("agent", LENIENT)
+async def test_other_clients_get_the_events(api: Api, agent: str) -> None:
+    assert sum(frame.event is not None for frame in await progress(api, User_Agent=agent)) == 2
 
 
 @pytest.mark.parametrize(("setting", "header", "events"), [("off", None, 0), ("off", "event", 2), ("event", "off", 0)])

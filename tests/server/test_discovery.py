@@ -36,6 +36,7 @@ FEATURES = [
     "responses_cancel",
     "responses_input_items",
     "responses_compact",
+    "responses_input_tokens",
     "responses_websocket",
     "responses_client_tools",
     "conversations_api",
@@ -56,6 +57,7 @@ FEATURES = [
     "session_chat",
     "session_chat_streaming",
     "session_fork",
+    "session_compact",
     "session_fork_at_message",
     "session_export",
     "session_import",
@@ -296,7 +298,7 @@ async def test_every_alias_is_a_model(start: Start) -> None:
             assert await told(response) == entry
 
 
-@pytest.mark.parametrize("name", ["nobody", "hermes-agent/", "a/b/c", "%00", "hermes%2Dagents"])
+@pytest.mark.parametrize("name", ["nobody", "hermes-agent/x", "a/b/c", "%00", "hermes%2Dagents"])
 async def test_an_unknown_model(api: Api, name: str) -> None:
     async with api.get(f"/v1/models/{name}") as response:
         await refused(response, 404, "model_not_found", "model")
@@ -377,6 +379,7 @@ async def test_limits_are_those_in_force(start: Start) -> None:
     assert (limits["max_body_bytes"], limits["responses_max_stored"]) == (5000, 7)
     assert (limits["approval_timeout_seconds"], limits["drain_seconds"]) == (17, 30)
     assert (limits["max_text_chars"], limits["max_concurrent_runs"]) == (1_048_576, 256)
+    assert limits["max_event_bytes"] == 100_000
     assert (limits["max_header_bytes"], limits["max_client_tools"]) == (16384, 128)
     assert (limits["clarify_timeout_seconds"], limits["idempotency_seconds"]) == (3600, 86400)
     assert all(isinstance(value, int | float) for value in limits.values())

@@ -182,6 +182,37 @@ async def test_outputs_may_be_sent_again_and_find_the_server_calls_beside_them(a
         assert [m["tool_call_id"] for m in got(request)[2:]] == ["call_todo", "call_lamp"]
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        Call("lamp", '{"room": "hall",}', id="call_lamp"),
+        Call("lamp", '{"room": "hall"', id="call_lamp"),
+        Call("lamp", json.dumps('{"room": "hall"}'), id="call_lamp"),
+        Call("lamp", '{"room":\t"hall\nway"}', id="call_lamp"),
+        Call("Lamp", '{"room": "hall"}', id="call_lamp"),
+    ],
+)
+async def test_a_call_that_was_repaired_is_found_by_what_its_client_was_shown(api: Api, written: Call) -> None:
+    api.model.script = [Reply(tool_calls=[TODO, written]), Reply(text="Both done.")]
+    question = said("user", "tea and light")
+    answer, first = await ask(api, question, tools=[LAMP])
+    [shown] = answer["tool_calls"]
+    assert shown["function"]["name"] == "lamp"
+    assert "hall" in json.loads(shown["function"]["arguments"])["room"]
+    _, second = await ask(api, question, answer, output("call_lamp", "on"), tools=[LAMP])
+    assert second == first
+    _, asked, *results = got(api.model.requests[-1])
+    assert [m["tool_call_id"] for m in results] == ["call_todo", "call_lamp"]
+    assert asked["tool_calls"][1] == shown
+
+
+async def test_a_number_that_json_does_not_know_is_never_passed_on(api: Api) -> None:
+    api.model.script = [Reply(tool_calls=[Call("lamp", '{"room": NaN}', id="call_lamp")]), Reply(text="Sorry.")]
+    answer, _ = await ask(api, said("user", "light"), tools=[LAMP])
+    assert answer["content"] == "Sorry."
+    assert "not valid JSON" in got(api.model.requests[-1])[-1]["content"]
+
+
 async def test_another_session_key_never_meets_the_conversation(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[TODO]), Reply(text="Tea."), Reply(text="Yes.")]
     _, first = await ask(api, said("user", "what?"), headers={"X-Hermes-Session-Key": "ada"})
@@ -376,6 +407,60 @@ async def test_a_provider_gets_the_reasoning_that_it_wants(start: Start, model: 
         ignored = response.headers.get("X-Hermes-Ignored", "")
     assert [m.get("reasoning_content") for m in got(api.model.requests[-1]) if m["role"] == "assistant"] == sent
     assert ("messages.reasoning_content" in ignored) == (sent == [None, None])
+
+
+WANTS_REASONING = ["deepseek-chat", "deepseek-reasoner", "kimi-k2-thinking", "moonshotai/Kimi-K2.5", "moonshot-v1-32k"]
+
+
+def reasoning_sent(request: Request) -> list[str | None]:
+    return [m.get("reasoning_content") for m in got(request) if m["role"] == "assistant"]
+
+
+@pytest.mark.parametrize("model", WANTS_REASONING)
+async def test_every_answer_that_is_replayed_has_its_reasoning_or_a_space(start: Start, model: str) -> None:
+    """In a stored session, after server tools and after a client's, and where the model did not reason."""
+    api = await start(model_routes={"m": {"model": model}})
+    api.model.script = [
+        Reply(text="One.", reasoning="Hm."),
+        Reply(tool_calls=[TODO], reasoning="Note it."),
+        Reply(tool_calls=[HALL]),
+        Reply(text="Three.", reasoning="Lit."),
+        Reply(text="Four."),
+    ]
+    _, session_id = await ask(api, said("user", "one"), model="m", tools=[LAMP])
+    there = {"headers": {"X-Hermes-Session-Id": session_id}, "model": "m", "tools": [LAMP]}
+    await ask(api, said("user", "two"), **there)
+    await ask(api, output("call_lamp", "on"), **there)
+    await ask(api, said("user", "four"), **there)
+    assert [reasoning_sent(request) for request in api.model.requests] == [
+        [],
+        ["Hm."],
+        ["Hm.", "Note it."],
+        ["Hm.", "Note it.", " "],
+        ["Hm.", "Note it.", " ", "Lit."],
+    ]
+
+
+@pytest.mark.parametrize("model", WANTS_REASONING)
+async def test_a_chain_of_responses_replays_the_reasoning_as_well(start: Start, model: str) -> None:
+    api = await start(model_routes={"m": {"model": model}})
+    api.model.script = [Reply(text="One."), Reply(text="Two.", reasoning="Hm."), Reply(text="Three.")]
+    before = None
+    for words in ("one", "two", "three"):
+        body = {"input": words, "model": "m", "previous_response_id": before}
+        async with api.post("/v1/responses", body) as response:
+            before = (await told(response))["id"]
+    assert [reasoning_sent(request) for request in api.model.requests] == [[], [" "], [" ", "Hm."]]
+
+
+@pytest.mark.parametrize("model", WANTS_REASONING)
+async def test_a_history_of_the_clients_with_tools_gets_reasoning_everywhere(start: Start, model: str) -> None:
+    api = await start(model_routes={"m": {"model": model}})
+    always(api)
+    asked = {**calls(call("c1")), "reasoning_content": "Light it."}
+    history = [said("user", "a"), asked, output("c1", "on"), said("assistant", "b"), said("user", "c")]
+    await ask(api, *history, model="m", tools=[LAMP])
+    assert reasoning_sent(api.model.requests[-1]) == ["Light it.", " "]
 
 
 async def test_a_session_begins_with_the_history_it_was_made_for(api: Api) -> None:

@@ -182,6 +182,13 @@ async def test_strict_clients_and_those_with_tools_see_server_tools_apart(api: A
     assert [item["type"] for item in (await create(api, tools=[LAMP]))["output"]] == ["mcp_call", "message"]
 
 
+@pytest.mark.parametrize("name", ["Lamp", "lamp_tool", "functions.lamp"])
+async def test_a_client_call_with_a_repaired_name_is_one_open_item(api: Api, name: str) -> None:
+    api.model.script = [Reply(tool_calls=[Call(name, {"room": "hall"}, id="call_lamp")])]
+    made = await create(api, "light", tools=[LAMP])
+    assert [(item["type"], item["name"]) for item in made["output"]] == [("function_call", "lamp")]
+
+
 async def test_a_call_of_the_clients_is_left_open_and_its_output_goes_on(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[TODO, HALL]), Reply(text="It is on.")]
     made = await create(api, "light", tools=[LAMP])
@@ -421,6 +428,7 @@ async def test_after_the_allowed_calls_the_model_must_answer(api: Api) -> None:
     ("reply", "status", "kind", "code"),
     [
         (Reply(status=401, error="no"), 502, "provider_auth_failed", "server_error"),
+        (Reply(status=400, error="no"), 502, "provider_rejected_request", "invalid_prompt"),
         (
             Reply(status=429, error="no", headers={"Retry-After": "7"}),
             503,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hermes.runs.spec import RunSpec
 from support.model_server import Call, Reply
 
 from .clients import HeldModel, Json, flat, function, refused, told
@@ -44,6 +45,86 @@ async def test_the_output_of_a_call_may_be_sent_again_after_a_failure(api: Api) 
         assert roles(api) == ["user", "assistant", "tool", "tool"]
 
 
+def named(way: str, given: Any, before: list[Json]) -> tuple[str, Json, Json]:
+    """A request that says in one of several ways where it goes on: path, body, headers."""
+    header = {"X-Hermes-Session-Id": "hall"}
+    if way == "chat":
+        output = {"role": "tool", "tool_call_id": given["call_id"], "content": given["output"]}
+        return "/v1/chat/completions", {"messages": [*before, output], "tools": [function("lamp")]}, header
+    body = {"input": [given], "tools": [LAMP]}
+    return PATH, body | ({"conversation": "hall"} if way == "conversation" else {}), header if way == "header" else {}
+
+
+@pytest.mark.parametrize("way", ["chat", "header", "conversation"])
+@pytest.mark.parametrize("ends", [Reply(status=400), Reply(text="Never read.", continues=False)])
+async def test_outputs_may_be_sent_again_in_a_session_that_is_named(api: Api, way: str, ends: Reply) -> None:
+    api.model.script = [
+        Reply(tool_calls=[TODO, HALL]),
+        ends,
+        Reply(text="On."),
+        Reply(text="Fine."),
+        Reply(text="Bye."),
+    ]
+    fields: Json = {"conversation": "hall"} if way == "conversation" else {}
+    headers = {} if way == "conversation" else {"X-Hermes-Session-Id": "hall"}
+    async with api.post(PATH, {"input": "light", "tools": [LAMP], **fields}, headers=headers) as response:
+        await told(response)
+        session_id = response.headers["X-Hermes-Session-Id"]
+    call = {"id": "call_lamp", "type": "function", "function": {"name": "lamp", "arguments": '{"room": "hall"}'}}
+    before = [user("light"), {"role": "assistant", "content": None, "tool_calls": [call]}]
+    for output, status in (("on", ends.status if ends.status == 200 else 502), ("on", 200), ("dimmed", 200)):
+        path, body, more = named(way, {**OUTPUT, "output": output}, before)
+        async with api.post(path, body, headers=more) as response:
+            await told(response, status)
+            assert response.headers["X-Hermes-Session-Id"] == session_id
+        assert roles(api) == ["user", "assistant", "tool", "tool"]
+        assert api.model.requests[-1].body["messages"][-1]["content"] == output
+    async with api.post(PATH, {"input": "thanks", **fields}, headers=headers) as response:
+        await told(response)
+    assert roles(api) == ["user", "assistant", "tool", "tool", "assistant", "user"]
+    async with api.get(f"/api/sessions/{session_id}/messages") as response:
+        shown = [row["content"] for row in (await told(response))["data"]]
+    assert shown[-4:] == ["dimmed", "Fine.", "thanks", "Bye."]
+
+
+@pytest.mark.parametrize("way", ["plain", "stream", "background", "websocket"])
+@pytest.mark.parametrize("chained", ["conversation", "previous_response_id"])
+async def test_outputs_may_be_sent_again_in_every_way(api: Api, way: str, chained: str) -> None:
+    api.model.script = [Reply(tool_calls=[HALL]), Reply(status=400), Reply(text="On.", continues=False)]
+    first = await ask(api, "light", conversation="hall")
+    names = {chained: "hall" if chained == "conversation" else first["id"]}
+    await ask(api, [OUTPUT], **names, status=502)
+    assert "On." in await asked_by(api, way, {"input": [OUTPUT], "tools": [LAMP], **names})
+    assert roles(api) == ["user", "assistant", "tool"]
+
+
+async def test_an_output_that_is_sent_again_need_not_be_all_of_them(api: Api) -> None:
+    other = Call("lamp", {"room": "attic"}, id="call_attic")
+    api.model.script = [Reply(tool_calls=[HALL, other]), Reply(status=400), Reply(text="On.")]
+    await ask(api, "light", conversation="hall")
+    await ask(api, [OUTPUT, {**OUTPUT, "call_id": "call_attic", "output": "off"}], conversation="hall", status=502)
+    await ask(api, [{**OUTPUT, "output": "dimmed"}], conversation="hall")
+    assert [m["content"] for m in api.model.requests[-1].body["messages"][-2:]] == ["dimmed", "off"]
+
+
+@pytest.mark.parametrize("store", [True, False])
+async def test_outputs_may_be_sent_again_to_a_response_that_holds_them(api: Api, store: bool) -> None:
+    api.model.script = [Reply(tool_calls=[TODO, HALL]), Reply(text="On."), Reply(text="Yes.", continues=False)]
+    first = await ask(api, "light")
+    second = await ask(api, [OUTPUT], first)
+    await ask(api, [OUTPUT], second, store=store)
+    assert roles(api) == ["user", "assistant", "tool", "tool"]
+
+
+async def test_outputs_cannot_be_sent_again_when_the_user_has_spoken_since(api: Api) -> None:
+    api.model.script = [Reply(tool_calls=[HALL]), Reply(text="On."), Reply(text="Fine.")]
+    await ask(api, "light", conversation="hall")
+    await ask(api, [OUTPUT], conversation="hall")
+    await ask(api, "thanks", conversation="hall")
+    async with api.post(PATH, {"input": [OUTPUT], "conversation": "hall", "tools": [LAMP]}) as response:
+        await refused(response, 400, "tool_call_not_found", "tool_call_id")
+
+
 async def test_a_branch_is_free_of_calls_that_are_open_elsewhere(api: Api) -> None:
     api.model.script = [Reply(text="Hello."), Reply(tool_calls=[HALL]), Reply(text="Fine.")]
     first = await ask(api, "hi")
@@ -65,6 +146,61 @@ async def test_a_branch_does_not_wait_for_a_turn_that_runs(start: Start) -> None
         assert "one" in json.dumps((await running)["output"])
 
 
+@pytest.mark.parametrize("way", ["plain", "stream", "background", "websocket"])
+async def test_a_branch_does_not_wait_for_a_turn_that_is_not_on_record_yet(start: Start, way: str) -> None:
+    api = await start(Reply(text="Hello.", continues=False), Reply(text="two", continues=False))
+    first = await ask(api, "hi")
+    [record] = await api.app.engine.list()
+    other = RunSpec(user_message="a", session_id=record.spec.session_id)
+    held = await api.app.engine.admit(other)
+    try:
+        async with asyncio.timeout(20):  # less than a turn may wait for its session
+            assert "two" in await asked_by(api, way, {"input": "b", "previous_response_id": first["id"]})
+    finally:
+        await held.release()
+    assert roles(api) == ["user", "assistant", "user"]
+    runs = {run.spec.user_message: run.spec.session_id for run in await api.app.engine.list()}
+    assert runs["hi"] != runs["b"]
+
+
+async def test_a_branch_from_a_response_that_is_being_made_waits_for_that_one_only(start: Start) -> None:
+    async with HeldModel(Reply(text="Hello.", continues=False)) as slow:
+        routes = {"slow": {"model": "slow", "base_url": f"{slow.url}/v1", "api_key": PROVIDER_KEY}}
+        api = await start(Reply(text="two", continues=False), model_routes=routes)
+        first = await ask(api, "hi", model="slow", background=True)
+        await slow.asked()
+        [record] = await api.app.engine.list()
+        other = RunSpec(user_message="a", session_id=record.spec.session_id)
+        waiting = asyncio.create_task(api.app.engine.admit(other))
+        branch = asyncio.create_task(ask(api, "b", first))
+        slow.let_all()
+        held = await waiting  # the session's next turn, which does not end
+        try:
+            async with asyncio.timeout(20):
+                assert "two" in json.dumps((await branch)["output"])
+        finally:
+            await held.release()
+        assert roles(api) == ["user", "assistant", "user"]
+
+
+async def asked_by(api: Api, way: str, body: Json) -> str:
+    """The whole answer to a request for a response, as text."""
+    if way == "websocket":
+        async with api.client.ws_connect(f"{api.url}{PATH}") as socket:
+            await socket.send_json({"type": "response.create", **body})
+            events: list[Json] = []
+            while not events or events[-1]["type"] not in ("response.completed", "response.failed", "error"):
+                events.append(await socket.receive_json())
+            return json.dumps(events[-1])
+    async with api.post(PATH, {**body, **({way: True} if way != "plain" else {})}) as response:
+        assert response.status == 200, await response.text()
+        if way != "background":
+            return str(await response.text())
+        queued = await told(response)
+    async with api.get(f"{PATH}/{queued['id']}?stream=true") as response:
+        return str(await response.text())
+
+
 @pytest.mark.parametrize("given", [[user("and?"), OUTPUT], [OUTPUT, user("and?")], [OUTPUT, user("so?"), user("and?")]])
 async def test_the_user_may_speak_before_or_after_the_outputs(api: Api, given: list[Json]) -> None:
     api.model.script = [Reply(tool_calls=[HALL]), Reply(text="On.")]
@@ -84,6 +220,9 @@ async def test_outputs_are_checked_against_what_the_request_names(api: Api) -> N
     ):
         async with api.post(PATH, {**body, "tools": [LAMP]}) as response:
             await refused(response, 400, code, "tool_call_id")
+    wrong = {"input": [OUTPUT], "previous_response_id": first["id"], "background": True}
+    async with api.post(PATH, wrong) as response:
+        await refused(response, 400, "tool_call_not_found", "tool_call_id")
 
 
 async def test_a_branch_in_the_background_begins_where_it_is_said_to(api: Api) -> None:
@@ -94,3 +233,68 @@ async def test_a_branch_in_the_background_begins_where_it_is_said_to(api: Api) -
     async with api.get(f"{PATH}/{queued['id']}?stream=true") as response:
         assert "two" in await response.text()
     assert roles(api) == ["user", "assistant", "user"]
+
+
+async def test_what_was_answered_again_is_still_kept_and_can_be_gone_on_from(api: Api) -> None:
+    api.model.script = [Reply(tool_calls=[HALL]), Reply(text="On."), Reply(text="Yes."), Reply(text="Bye.")]
+    await ask(api, "light", conversation="hall")
+    second = await ask(api, [OUTPUT], conversation="hall")
+    await ask(api, [OUTPUT], conversation="hall")
+    await ask(api, "thanks", second)
+    assert roles(api) == ["user", "assistant", "tool", "assistant", "user"]
+    assert api.model.requests[-1].body["messages"][-2]["content"] == "On."
+
+
+async def compaction(api: Api) -> Json:
+    api.model.script = [Reply(text="They spoke of tea.")]
+    async with api.post(f"{PATH}/compact", {"model": "hermes-agent", "input": "tea?"}) as response:
+        item: Json = (await told(response))["output"][0]
+    return item
+
+
+ORDERS = [
+    "output user compaction reasoning reference",
+    "user output reference compaction reasoning",
+    "compaction reference output user reasoning",
+    "reference reasoning user compaction output",
+    "reasoning compaction reference user output",
+    "output compaction",
+    "compaction output",
+]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+async def test_items_of_every_kind_may_stand_around_an_output(api: Api, order: str) -> None:
+    summary = await compaction(api)
+    api.model.script = [Reply(text="Kept.", continues=False), Reply(tool_calls=[HALL]), Reply(text="On.")]
+    kept = await ask(api, [{"type": "message", "role": "user", "content": "earlier"}])
+    async with api.get(f"{PATH}/{kept['id']}/input_items") as response:
+        [item] = (await told(response))["data"]
+    first = await ask(api, "light")
+    items: dict[str, Json] = {
+        "output": OUTPUT,
+        "user": user("and?"),
+        "compaction": summary,
+        "reasoning": {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Hm."}]},
+        "reference": {"type": "item_reference", "id": item["id"]},
+    }
+    await ask(api, [items[name] for name in order.split()], first)
+    _, question, call, *rest = api.model.requests[-1].body["messages"]
+    assert (question["content"], call["tool_calls"][0]["id"]) == ("light", "call_lamp")
+    assert rest[0] == {"role": "tool", "tool_call_id": "call_lamp", "content": "on"}
+    words = {"user": "and?", "reference": "earlier", "compaction": "Summary of the conversation so far:"}
+    expected = [words[name] for name in order.split() if name in words]
+    assert [message["content"].partition("\n")[0] for message in rest[1:]] == expected
+
+
+CALL = {"type": "function_call", "call_id": "c1", "name": "lamp", "arguments": "{}"}
+ANSWER = {"role": "assistant", "content": "Hello."}
+
+
+@pytest.mark.parametrize("given", [[ANSWER], [user("hi"), ANSWER], [user("hi"), CALL], "summary", "summary after"])
+async def test_an_input_in_which_nothing_is_asked_is_refused(api: Api, given: Any) -> None:
+    if isinstance(given, str):
+        summary = await compaction(api)
+        given = [summary] if given == "summary" else [user("hi"), ANSWER, summary]
+    async with api.post(PATH, {"input": given, "tools": [LAMP]}) as response:
+        await refused(response, 400, "missing_user_message", "input")

@@ -176,6 +176,104 @@ async def test_items_are_added_to_a_conversation(api: Api) -> None:
     assert sent(api.model.requests[0])[0] == ("user", "I am Ann.")
 
 
+async def begin(api: Api, *items: Json) -> str:
+    """A conversation with these items; the path of its items."""
+    async with api.post(TALKS, {"items": list(items)}) as response:
+        return f"{TALKS}/{(await told(response))['id']}/items"
+
+
+async def test_an_item_of_a_conversation_is_read_and_deleted(api: Api) -> None:
+    path = await begin(api, message("user", "I am Ann."), message("assistant", "Hello Ann."))
+    first, second = (await look(api, f"{path}?order=asc"))["data"]
+    assert await look(api, f"{path}/{first['id']}") == first
+    async with api.delete(f"{path}/{second['id']}") as response:
+        assert await told(response) == await look(api, path.removesuffix("/items"))
+    assert (await look(api, path))["data"] == [first]
+    other = await begin(api)
+    for wrong in (f"{path}/{second['id']}", f"{path}/nobody", f"{other}/{first['id']}"):
+        for method in (api.get, api.delete):
+            async with method(wrong) as response:
+                await refused(response, 404, "item_not_found")
+
+
+async def test_a_response_goes_on_from_the_items_that_are_left(api: Api) -> None:
+    api.model.script = [Reply(text=f"answer {n}.", continues=False) for n in range(5)]
+    path = await begin(api, message("user", "I am Ann."))
+    talk = path.split("/")[3]
+    await create(api, "one", conversation=talk)
+    await create(api, "two", conversation=talk)
+    for item in (await look(api, f"{path}?limit=2"))["data"]:
+        async with api.delete(f"{path}/{item['id']}") as response:
+            await told(response)
+    await create(api, "three", conversation=talk)
+    assert [text for _, text in sent(api.model.requests[2])] == ["I am Ann.", "one", "answer 0.", "three"]
+    await create(api, "four", conversation=talk)
+    assert [text for _, text in sent(api.model.requests[3])][-3:] == ["three", "answer 2.", "four"]
+    assert len((await look(api, path))["data"]) == 7
+
+
+async def test_items_that_come_again_get_ids_of_their_own(api: Api) -> None:
+    """Two items with one id could not be told apart, and a client that reads page by page would never end."""
+    api.model.script = [Reply(text="Hi.")]
+    path = await begin(api, {**message("user", "one"), "id": "msg_1"}, {**message("user", "two"), "id": "msg_1"})
+    async with api.post(path, {"items": [{**message("user", "three"), "id": "msg_1"}]}) as response:
+        (added,) = (await told(response))["data"]
+    assert added["id"] not in ("", "msg_1")
+    await create(api, [{**message("user", "four"), "id": "msg_1"}], conversation=path.split("/")[3])
+    items = (await look(api, f"{path}?order=asc"))["data"]
+    assert [item["content"][0]["text"] for item in items] == ["one", "two", "three", "four", "Hi."]
+    assert len({item["id"] for item in items}) == 5 and items[2]["id"] == added["id"]
+
+
+PICTURE = "data:image/png;base64,iVBORw0KGgo="
+CALL = {"type": "function_call", "call_id": "c1", "name": "photo", "arguments": "{}"}
+
+
+@pytest.mark.parametrize(
+    ("given", "listed"),
+    [
+        (CALL, {**CALL, "status": "completed"}),
+        ({**CALL, "status": "incomplete"}, {**CALL, "status": "incomplete"}),
+        (
+            {"type": "function_call_output", "call_id": "c1", "output": "done"},
+            {"type": "function_call_output", "call_id": "c1", "output": "done", "status": "completed"},
+        ),
+        (
+            {
+                "type": "function_call_output",
+                "call_id": "c1",
+                "output": [
+                    {"type": "input_image", "image_url": PICTURE, "detail": None},
+                    {"type": "input_text", "text": "A dot."},
+                ],
+            },
+            {
+                "type": "function_call_output",
+                "call_id": "c1",
+                "output": [
+                    {"type": "input_image", "image_url": PICTURE, "detail": "auto"},
+                    {"type": "input_text", "text": "A dot."},
+                ],
+                "status": "completed",
+            },
+        ),
+        (
+            {"role": "user", "content": [{"type": "input_image", "image_url": PICTURE, "detail": "low"}]},
+            {
+                "type": "message",
+                "role": "user",
+                "content": [{"type": "input_image", "image_url": PICTURE, "detail": "low"}],
+                "status": "completed",
+            },
+        ),
+    ],
+)
+async def test_items_are_listed_with_all_that_clients_expect(api: Api, given: Json, listed: Json) -> None:
+    """The types of the official package need a status, and a detail of images."""
+    (found,) = (await look(api, await begin(api, given)))["data"]
+    assert {**found, "id": ""} == {**listed, "id": ""}
+
+
 # ---- how long a response is kept
 
 

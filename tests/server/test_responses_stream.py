@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -424,3 +425,77 @@ async def test_who_is_told_the_end_finds_it_stored(api: Api, monkeypatch: pytest
     async with api.get(f"/v1/responses/{made['id']}") as response:
         assert (await response.json())["status"] == "completed"
     held.set()
+
+
+# ---- lines that are not too long
+
+LIMIT = 14_000
+NOTES = [
+    Call("todo", {"todos": [{"id": "1", "content": f"{c}é" * 500, "status": "pending"}]}, id=f"c{c}") for c in "abcd"
+]
+LIFE = {"response.created", "response.in_progress", "response.completed", "response.failed", "response.incomplete"}
+
+
+def outputs(response: Json) -> list[str]:
+    """What the server's tools gave, in order."""
+    items = [item for item in response["output"] if item["type"] in ("function_call_output", "mcp_call")]
+    return [item["output"] if isinstance(item["output"], str) else item["output"][0]["text"] for item in items]
+
+
+def check_lines(frames: list[Json], limit: int) -> Json:
+    """All life-cycle events fit; the others tell everything. The last object."""
+    for event in frames:
+        size = len(json.dumps(event, ensure_ascii=False).encode())
+        assert event["type"] not in LIFE or size < limit, (event["type"], size)
+    done = [event["item"] for event in frames if event["type"] == "response.output_item.done"]
+    assert not any("truncated" in item for item in done)
+    last = dict(frames[-1]["response"])
+    whole, shown = outputs({"output": done}), outputs(last)
+    assert len(whole) == 4
+    for before, after in zip(whole, shown, strict=True):
+        assert before.startswith(after)
+    marked = [item.get("truncated") for item in last["output"] if item["type"] in ("function_call_output", "mcp_call")]
+    assert marked == [True if before != after else None for before, after in zip(whole, shown, strict=True)]
+    assert True in marked
+    untouched = ("message", "function_call")
+    kept = [item for item in done if item["type"] in untouched]
+    assert [item for item in last["output"] if item["type"] in untouched] == kept
+    return last
+
+
+@pytest.mark.parametrize("shown", ["function", "mcp"])
+async def test_outputs_in_life_cycle_events_are_shortened_to_the_limit_of_a_line(start: Start, shown: str) -> None:
+    api = await start(Reply(tool_calls=NOTES), Reply(text="Done. " * 200), max_event_bytes=LIMIT)
+    made = await streamed(api, headers={"X-Hermes-Tool-Items": shown})
+    last = check_lines(made, LIMIT)
+    kept = await fetch(api, last["id"])
+    assert min(map(len, outputs(kept))) > 1000
+    assert "truncated" not in json.dumps(kept)
+    async with api.get(f"{PATH}/{last['id']}", params={"stream": "true"}) as response:
+        assert events(await stream_of(response)) == made, "a replay tells the same"
+
+
+async def test_a_socket_keeps_to_the_limit_as_well(start: Start) -> None:
+    api = await start(Reply(tool_calls=NOTES), Reply(text="Done."), max_event_bytes=LIMIT)
+    async with api.client.ws_connect(api.url + PATH) as socket:
+        await socket.send_json({"type": "response.create", "input": "hi"})
+        made: list[Json] = []
+        while not made or made[-1]["type"] != "response.completed":
+            made.append(await socket.receive_json())
+    check_lines(made, LIMIT)
+
+
+async def test_text_and_arguments_are_never_shortened(start: Start) -> None:
+    api = await start(Reply(tool_calls=NOTES), Reply(text="x" * 9000), max_event_bytes=4000)
+    last = object_of(await streamed(api))
+    assert last["output"][-1]["content"][0]["text"] == "x" * 9000
+    assert [item["output"][0]["text"] for item in last["output"] if item["type"] == "function_call_output"] == [""] * 4
+    arguments = [item["arguments"] for item in last["output"] if item["type"] == "function_call"]
+    assert [json.loads(one) for one in arguments] == [note.arguments for note in NOTES]
+
+
+async def test_what_fits_is_left_whole(start: Start) -> None:
+    api = await start(Reply(tool_calls=NOTES), Reply(text="Done."))
+    last = object_of(await streamed(api))
+    assert "truncated" not in json.dumps(last)
+    assert plainly(last)["output"] == (await fetch(api, last["id"]))["output"]

@@ -465,7 +465,8 @@ async def test_a_run_that_waits_is_stopped_before_it_begins(start: Start) -> Non
     await held.stop()
 
 
-async def test_words_reach_a_run_with_the_next_result(api: Api) -> None:
+@pytest.mark.parametrize("name", ["text", "input"])
+async def test_words_reach_a_run_with_the_next_result(api: Api, name: str) -> None:
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     async def slow(ctx: ToolContext, args: Json) -> Json:
@@ -477,7 +478,7 @@ async def test_words_reach_a_run_with_the_next_result(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[Call("slow", id="call_1")]), Reply(text="Aye.")]
     run_id = (await submitted(api))["run_id"]
     await begun.wait()
-    async with api.post(f"{RUNS}/{run_id}/steer", {"text": "Faster, please."}) as response:
+    async with api.post(f"{RUNS}/{run_id}/steer", {name: "Faster, please."}) as response:
         taken = await told(response, 202)
     assert taken == {"run_id": run_id, "steer_id": taken["steer_id"], "accepted": True}
     go_on.set()
@@ -487,13 +488,14 @@ async def test_words_reach_a_run_with_the_next_result(api: Api) -> None:
     assert (accepted["steer_id"], accepted["text"]) == (taken["steer_id"], "Faster, please.")
     assert (applied["steer_ids"], applied["where"]) == ([taken["steer_id"]], "call_1")
     assert "Faster, please." in json.dumps(api.model.requests[1].body)
-    for body, code in (
-        ({}, "missing_required_parameter"),
-        ({"text": " "}, "invalid_value"),
-        ({"text": 5}, "invalid_type"),
+    for body, code, param in (
+        ({}, "missing_required_parameter", "text"),
+        ({name: " "}, "invalid_value", name),
+        ({name: 5}, "invalid_type", name),
+        ({"text": "a", "input": "b"}, "invalid_value", "input"),
     ):
         async with api.post(f"{RUNS}/{run_id}/steer", body) as response:
-            await refused(response, 400, code, "text")
+            await refused(response, 400, code, param)
 
 
 async def test_leave_is_asked_for_and_given(api: Api) -> None:

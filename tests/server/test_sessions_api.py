@@ -23,6 +23,7 @@ FIELDS = {
     "tool_call_count", "input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens",
     "estimated_cost_usd", "actual_cost_usd", "api_call_count", "parent_session_id", "forked_at_message_id",
     "has_system_prompt", "has_model_config", "archived", "last_active", "preview", "active_run_id",
+    "pinned", "workdir", "toolsets", "max_iterations",
 }  # fmt: skip
 MESSAGE = {
     "id", "session_id", "role", "content", "tool_call_id", "tool_calls", "tool_name", "timestamp", "token_count",
@@ -226,6 +227,25 @@ async def test_the_latest_messages_come_in_order(api: Api) -> None:
     assert await page(f"?limit=4&after={ids[1]}") == (ids[2:], False)
     assert await page(f"?limit=2&order=desc&before={ids[4]}") == ([ids[3], ids[2]], True)
     assert await page(f"?after={ids[-1]}") == ([], False)
+    for order in ("asc", "oldest"):
+        assert await page(f"?limit=2&order={order}") == (ids[:2], True)
+        assert await page(f"?limit=2&offset=4&order={order}") == (ids[4:], False)
+        assert await page(f"?limit=2&order={order}&before={ids[4]}") == (ids[2:4], True)
+        assert await page(f"?limit=2&order={order}&after={ids[0]}") == (ids[1:3], True)
+    for order in ("desc", "latest"):
+        assert await page(f"?limit=2&order={order}") == (ids[:3:-1], True)
+        assert await page(f"?limit=2&offset=3&order={order}") == ([ids[2], ids[1]], True)
+    assert await page("?limit=2&offset=2") == (ids[2:4], True)
+    assert await page("?offset=6") == ([], False)
+
+
+@pytest.mark.parametrize(
+    ("query", "param"), [("order=newest", "order"), ("offset=-1", "offset"), ("offset=x", "offset")]
+)
+async def test_a_page_that_cannot_be_is_refused(api: Api, query: str, param: str) -> None:
+    await made(api, id="s")
+    async with api.get(f"{SESSIONS}/s/messages?{query}") as response:
+        assert (response.status, (await response.json())["error"]["param"]) == (400, param)
 
 
 async def test_messages_show_reasoning_and_hidden_rows_only_when_asked(api: Api) -> None:
@@ -246,6 +266,29 @@ async def test_messages_show_reasoning_and_hidden_rows_only_when_asked(api: Api)
         ("taken back", False),
         ("answer", True),
     ]
+
+
+async def test_a_compaction_does_not_show(api: Api) -> None:
+    await made(api, id="s")
+    db = db_of(api)
+    ids = [db.append_message("s", "assistant" if n % 2 else "user", f"word{n}") for n in range(6)]
+    seen = db.get_messages_as_conversation("s")
+    for text in ("summary one", "summary two"):
+        db.archive_and_compact("s", [seen[0], {"role": "user", "content": text}, seen[-1]])
+    found = await got(api, f"{SESSIONS}/s/messages")
+    assert [(m["id"], m["content"]) for m in found["data"]] == [(ids[n], f"word{n}") for n in range(6)]
+    assert (found["total"], (await got(api, f"{SESSIONS}/s"))["session"]["message_count"]) == (6, 6)
+    everything = (await got(api, f"{SESSIONS}/s/messages?include_inactive=1"))["data"]
+    assert [m["content"] for m in everything if m["model_only"]] == ["summary one", "summary two"]
+    assert [m["id"] for m in everything if not m["model_only"]] == ids
+    exported = await got(api, f"{SESSIONS}/s/export")
+    assert [m["id"] for m in exported["messages"]] == ids
+    async with api.get(f"{SESSIONS}/s/export?format=markdown") as response:
+        text = await response.text()
+    assert [text.count(f"word{n}") for n in range(6)] == [2, 1, 1, 1, 1, 1]  # the first one is the heading too
+    assert "summary" not in text
+    hits = (await got(api, f"{SESSIONS}/search?q=word3+OR+summary"))["data"]
+    assert [hit["message_id"] for hit in hits] == [ids[3]]
 
 
 # ---- search
@@ -468,8 +511,8 @@ async def test_the_model_of_a_session_is_an_alias_or_the_default(start: Start) -
     ("body", "code"),
     [
         ({}, "missing_message"),
-        ({"message": ""}, "missing_message"),
-        ({"message": None, "input": []}, "missing_message"),
+        ({"message": ""}, "empty_message"),
+        ({"message": None, "input": []}, "empty_message"),
         ({"message": "x", "system_message": ["x"]}, "invalid_system_message"),
         ({"message": "x", "instructions": 5}, "invalid_system_message"),
         ({"message": [{"type": "input_audio"}]}, "unsupported_content_type"),

@@ -270,7 +270,75 @@ async def test_a_turn_past_its_time_leaves_nothing(scene: Scene, tool: str) -> N
     assert (seen[-1]["event"], seen[-1]["error_code"]) == ("run.failed", "turn_timeout")
 
 
-async def test_what_runs_in_the_background_outlives_a_stop_and_ends_with_the_server(scene: Scene) -> None:
+# ---- in the background
+
+
+def stalled(*calls: Call) -> list[Reply]:
+    """A model that makes these calls, one a message, and then says nothing more."""
+    return [*(Reply(tool_calls=[call]) for call in calls), Reply(text="Wait", stall_at=1)]
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("way", ["stop", "timeout", "plain disconnect", "stream disconnect"])
+async def test_an_ended_turn_ends_its_background_processes(scene: Scene, way: str) -> None:
+    scene.plant("sleep {mark}")
+    scene.api.model.script = stalled(terminal(background=True, notify_on_complete=True))
+    if "disconnect" in way:
+        wire = await Wire.open(scene.api.url)
+        key = scene.api.client.headers["Authorization"]
+        body = user(stream=way.startswith("stream"))
+        await wire.request("POST", "/v1/chat/completions", body, Authorization=key)
+        await scene.grown(TREE_SIZE + 1)
+        async with scene.api.get("/v1/runs") as response:
+            [run] = (await told(response))["data"]
+        wire.reset()
+        seen = await scene.ended(run["run_id"])
+        assert (seen[-1]["event"], seen[-1]["reason"]) == ("run.cancelled", "client_disconnected")
+        return
+    headers = {"X-Hermes-Timeout": "2"} if way == "timeout" else {}
+    async with scene.api.post("/v1/runs", {"input": "Go."}, headers=headers) as response:
+        run_id = (await told(response, 202))["run_id"]
+    await scene.grown(TREE_SIZE + 1)
+    seen = await (scene.stop(run_id) if way == "stop" else scene.ended(run_id))
+    assert seen[-1]["event"] == ("run.cancelled" if way == "stop" else "run.failed")
+    assert not [event for event in seen if event["event"].startswith("steer")], "nobody waits to be told"
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_stop_ends_background_processes_of_a_subagent_that_is_done(scene: Scene) -> None:
+    scene.plant("sleep {mark}")
+
+    def handle(request: Request) -> Reply:
+        goals = [turn.text for turn in request.turns if turn.role == "user"]
+        done = any(turn.role == "tool" for turn in request.turns)
+        if goals[-1].startswith("Grow"):
+            return Reply(text="Grown.") if done else Reply(tool_calls=[terminal(background=True)])
+        return Reply(text="Wait", stall_at=1) if done else Reply(tool_calls=[Call("delegate_task", {"goal": "Grow."})])
+
+    scene.api.model.handler = handle
+    run_id = await scene.submit(terminal())
+    await scene.grown(TREE_SIZE + 1)
+    async with scene.api.get(f"/v1/runs/{run_id}/events") as response:
+        stream = Stream(response)
+        while (await stream.next(SURELY_S)).data["event"] != "subagent.completed":
+            pass
+    await scene.stop(run_id)
+
+
+async def test_a_process_that_is_to_be_kept_outlives_a_stop(scene: Scene) -> None:
+    scene.api.model.script = stalled(terminal(f"sleep {scene.mark}", background=True, keep=True))
+    async with scene.api.post("/v1/runs", {"input": "Go."}) as response:
+        run_id = (await told(response, 202))["run_id"]
+    await scene.grown(1)
+    await told(await scene.api.post(f"/v1/runs/{run_id}/stop"))
+    async with scene.api.get(f"/v1/runs/{run_id}/events") as response:
+        assert '"run.cancelled"' in await response.text()
+    assert len(waiting(scene.mark)) == 1
+    await scene.api.app.close()
+    assert running(scene.mark) == []
+
+
+async def test_a_stop_leaves_background_processes_of_earlier_turns_which_end_with_the_server(scene: Scene) -> None:
     scene.plant("sleep {mark}")
     scene.api.model.script = [Reply(tool_calls=[terminal(background=True)]), Reply(text="Begun.")]
     await scene.api.ask("Begin.")

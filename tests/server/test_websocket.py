@@ -10,7 +10,7 @@ import pytest
 
 from support.model_server import Call, Reply
 
-from .clients import HeldModel, Json, eventually, flat, function, sent, told
+from .clients import HeldModel, Json, eventually, flat, function, sent, system_of, told
 from .conftest import Api, Start
 
 PATH = "/v1/responses"
@@ -163,6 +163,62 @@ async def test_a_client_tool_goes_round_on_one_socket(api: Api) -> None:
     assert again["output"][-1]["content"][0]["text"] == "It is on."
 
 
+async def test_stream_options_have_no_effect(api: Api) -> None:
+    api.model.script = [Reply(text="Hello.", continues=False)] * 2
+    async with connect(api) as socket:
+        for stream in (True, False):
+            made = await turn(socket, stream=stream, stream_options={"include_obfuscation": False}, background=False)
+            assert made["status"] == "completed"
+
+
+WARM_UPS: list[tuple[Json, list[tuple[str, str]]]] = [
+    ({}, []),
+    ({"input": []}, []),
+    ({"input": [{"role": "developer", "content": "Be brief."}]}, []),
+    ({"input": [{"role": "user", "content": "I am Ada."}]}, [("user", "I am Ada.")]),
+    ({"input": "I am Ada.", "store": True}, [("user", "I am Ada.")]),
+]
+
+
+@pytest.mark.parametrize(("fields", "before"), WARM_UPS)
+async def test_a_warm_up_runs_no_turn_and_can_be_continued(
+    api: Api, fields: Json, before: list[tuple[str, str]]
+) -> None:
+    api.model.script = [Reply(text="Hello.", continues=False), Reply(text="Again.", continues=False)]
+    async with connect(api) as socket:
+        await socket.send_json({"type": "response.create", "generate": False, "store": False, **fields})
+        events = await answer(socket)
+        assert [event["type"] for event in events] == [
+            "response.created",
+            "response.in_progress",
+            "response.completed",
+        ]
+        warm = events[-1]["response"]
+        assert (warm["output"], warm["usage"]["total_tokens"], api.model.requests) == ([], 0, [])
+        made = await turn(socket, "one", store=False, previous_response_id=warm["id"])
+        await turn(socket, "two", store=False, previous_response_id=made["id"])
+    first, second = api.model.requests
+    assert sent(first) == [*before, ("user", "one")]
+    assert sent(second) == [*before, ("user", "one"), ("assistant", "Hello."), ("user", "two")]
+    if "Be brief." in str(fields):
+        assert all("Be brief." in system_of(request) for request in (first, second))
+
+
+async def test_a_warm_up_continues_a_stored_response(api: Api) -> None:
+    api.model.script = [Reply(text=text, continues=False) for text in "abc"]
+    async with connect(api) as socket:
+        first = await turn(socket, "one")
+        await socket.send_json({"type": "response.create", "generate": False, "previous_response_id": first["id"]})
+        warm = (await answer(socket))[-1]["response"]
+        await turn(socket, "two", previous_response_id=warm["id"])
+        second = {"type": "response.create", "generate": False, "previous_response_id": first["id"], "input": "and"}
+        await socket.send_json(second)
+        warm = (await answer(socket))[-1]["response"]
+        await turn(socket, "three", previous_response_id=warm["id"])
+    assert [text for _, text in sent(api.model.requests[1])] == ["one", "a", "two"]
+    assert [text for _, text in sent(api.model.requests[2])] == ["one", "a", "and", "three"]
+
+
 async def test_a_stored_response_may_be_continued_from_anywhere(api: Api) -> None:
     api.model.script = [Reply(text=text, continues=False) for text in "abc"]
     async with api.post(PATH, {"input": "one"}) as response:
@@ -195,9 +251,11 @@ WRONG: list[tuple[str | bytes, str, str | None]] = [
     ('{"type": "response.create"}', "missing_required_parameter", "input"),
     ('{"type": "response.create", "input": 5}', "invalid_type", "input"),
     ('{"type": "response.create", "input": "x", "temperature": 9}', "invalid_value", "temperature"),
-    ('{"type": "response.create", "input": "x", "stream": true}', "", "stream"),
-    ('{"type": "response.create", "input": "x", "stream_options": {}}', "", "stream_options"),
-    ('{"type": "response.create", "input": "x", "background": false}', "", "background"),
+    ('{"type": "response.create", "input": "x", "stream": "maybe"}', "invalid_type", "stream"),
+    ('{"type": "response.create", "input": "x", "stream_options": 5}', "invalid_type", "stream_options"),
+    ('{"type": "response.create", "input": "x", "background": true}', "unsupported_parameter", "background"),
+    ('{"type": "response.create", "input": "x", "generate": "maybe"}', "invalid_type", "generate"),
+    ('{"type": "response.create", "input": 5, "generate": false}', "invalid_type", "input"),
     ('{"type": "response.create", "input": "x", "previous_response_id": "resp_0"}', "previous_response_not_found",
      "previous_response_id"),
 ]  # fmt: skip

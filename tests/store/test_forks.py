@@ -105,13 +105,38 @@ def test_results_stored_in_another_order_are_all_taken_along(db: SessionDB) -> N
     assert [m["content"] for m in db.get_messages_as_conversation(fork)] == ["go", None, "one", "two"]
 
 
-def test_only_live_rows_are_copied(db: SessionDB) -> None:
+def test_what_was_said_is_copied_and_what_the_model_sees_of_it(db: SessionDB) -> None:
     talk(db, "s", "a", "b")
     db.archive_and_compact("s", [{"role": "user", "content": "summary"}])
     hidden = db.append_message("s", "user", "c")
     db.rewind_to_message("s", hidden)
     fork = db.fork_session("s")
-    assert contents(db, fork, include_inactive=True) == ["summary"]
+    assert (contents(db, fork), contents(db, fork, include_inactive=True)) == (["a", "b"], ["a", "b", "summary"])
+    assert [m["content"] for m in db.get_messages_as_conversation(fork)] == ["summary"]
+
+
+@pytest.mark.parametrize(
+    ("at", "seen"),
+    [
+        (0, ["a"]),
+        (1, ["a", "b"]),
+        (2, ["a", "b", "c"]),  # the summary tells of `d` too
+        (3, ["a", "b", "summary"]),
+        (4, ["a", "b", "summary", "e"]),
+        (6, ["a", "b", "summary", "e", "f", "g"]),
+    ],
+)
+def test_a_fork_at_any_message_of_a_compacted_session(db: SessionDB, at: int, seen: list[str]) -> None:
+    ids = talk(db, "s", *"abcdef")
+    said = db.get_messages_as_conversation("s")
+    db.archive_and_compact("s", [*said[:2], {"role": "user", "content": "summary"}, *said[4:]])
+    ids.append(db.append_message("s", "user", "g"))
+    fork = db.fork_session("s", at_message_id=ids[at])
+    assert contents(db, fork) == list("abcdefg"[: at + 1])
+    assert [m["content"] for m in db.get_messages_as_conversation(fork)] == seen
+    assert db.get_session(fork)["message_count"] == at + 1
+    db.append_message(fork, "user", "h")
+    assert [m["content"] for m in db.get_messages_as_conversation(fork)] == [*seen, "h"]
 
 
 def test_the_words_for_the_model_are_copied(db: SessionDB) -> None:

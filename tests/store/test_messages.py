@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from hermes.store.base import LeaseLost
 from hermes.store.bundle import Store
+from hermes.store.rows import archive, row_of_message
 from hermes.store.sessions import SessionDB
 
 from .conftest import call, contents, raw, talk
@@ -47,6 +48,7 @@ ROW_KEYS = {
     "reasoning",
     "active",
     "compacted",
+    "model_only",
     "synthetic",
     "run_id",
 }
@@ -551,8 +553,35 @@ def test_a_conversation_goes_on_after_several_compactions(db: SessionDB) -> None
     for text in ("two", "three"):
         db.archive_and_compact("s", SUMMARY)
         db.append_message("s", "user", text)
-    assert contents(db, "s") == ["[summary]", "Noted.", "three"]
-    assert [row for row, active, _ in flags(db, "s") if not active] == ["one", "[summary]", "Noted.", "two"]
+    assert contents(db, "s") == ["one", "two", "three"]
+    assert [m["content"] for m in db.get_messages_as_conversation("s")] == ["[summary]", "Noted.", "three"]
+    assert [row for row, active, _ in flags(db, "s") if not active] == ["one", "two"]
+
+
+def test_what_a_compaction_keeps_stays_the_same_row(db: SessionDB) -> None:
+    ids = talk(db, "s", "a", "b", "c", "d", "e", "f")
+    for number in range(3):
+        seen = db.get_messages_as_conversation("s")
+        db.archive_and_compact("s", [seen[0], {"role": "user", "content": f"summary {number}"}, *seen[-2:]])
+        ids.append(db.append_message("s", "user", f"more {len(ids)}"))
+        assert [row["id"] for row in db.get_messages("s")] == ids
+        assert db.get_session("s")["message_count"] == db.count_messages("s") == len(ids)
+    rows = db.get_messages("s", include_inactive=True)
+    assert len({row["id"] for row in rows}) == len(rows)
+    assert [row["content"] for row in rows if row["model_only"]] == ["summary 0", "summary 1", "summary 2"]
+    assert sorted(row["id"] for row in rows if not row["model_only"]) == ids
+
+
+def test_a_result_made_shorter_for_the_model_stays_whole_in_the_transcript(db: SessionDB) -> None:
+    talk(db, "s", "go")
+    db.append_message("s", "assistant", None, tool_calls=[call("c1"), call("c2")])
+    ids = [db.append_message("s", "tool", f"{id} said much", tool_call_id=id) for id in ("c2", "c1")]
+    seen = db.get_messages_as_conversation("s")
+    rows = [row_of_message("s", {**m, "content": "[left out]"} if m["role"] == "tool" else m) for m in seen]
+    db._engine.write(lambda tx: archive(tx, "s", rows, range(4)))
+    assert [m["content"] for m in db.get_messages_as_conversation("s")] == ["go", None, "[left out]", "[left out]"]
+    shown = db.get_messages("s", include_inactive=True)
+    assert [(row["id"], row["content"]) for row in shown[2:]] == [(ids[0], "c2 said much"), (ids[1], "c1 said much")]
 
 
 def test_a_refused_compaction_changes_nothing(db: SessionDB) -> None:
@@ -606,49 +635,78 @@ def test_only_user_messages_of_that_session_can_be_rewound_to(db: SessionDB) -> 
 
 
 def test_rewinding_after_a_compaction_brings_no_old_row_back(db: SessionDB) -> None:
-    talk(db, "s", "a", "b", "c", "d")
+    ids = talk(db, "s", "a", "b", "c", "d")
     db.archive_and_compact("s", [*SUMMARY, {"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}])
     db.append_message("s", "user", "e")
-    target = db.get_messages("s")[2]["id"]
-    result = db.rewind_to_message("s", target)
-    assert (result["rewound_count"], contents(db, "s")) == (3, ["[summary]", "Noted."])
+    result = db.rewind_to_message("s", ids[2])
+    assert (result["rewound_count"], result["new_head_id"], contents(db, "s")) == (3, ids[1], ["a", "b"])
+    assert db.get_messages_as_conversation("s") == SUMMARY
     assert flags(db, "s")[:2] == [("a", False, True), ("b", False, True)]
-    assert flags(db, "s")[-3:] == [(text, False, False) for text in "cde"]
+    assert sorted(flags(db, "s"))[-3:] == [(text, False, False) for text in "cde"]
+
+
+def test_rewinding_into_what_was_summarised_shows_the_model_what_was_said_before(db: SessionDB) -> None:
+    ids = talk(db, "s", "a", "b", "c", "d", "e")
+    db.archive_and_compact("s", [*SUMMARY, {"role": "user", "content": "e"}])
+    db.rewind_to_message("s", ids[2])
+    db.append_message("s", "user", "C")
+    assert contents(db, "s") == ["a", "b", "C"]
+    assert [m["content"] for m in db.get_messages_as_conversation("s")] == ["a", "b", "C"]
 
 
 # ---- all together
 
-KINDS = ["say", "say", "say", "use a tool", "compact", "rewind", "fork"]
+KINDS = ["say", "say", "say", "use a tool", "compact", "compact", "rewind", "fork"]
 
 
-@given(st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 20)), max_size=25))
-def test_any_sequence_of_changes_leaves_what_a_plain_list_would_hold(changes: list[tuple[str, int]]) -> None:
+@given(st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 40)), max_size=25))
+def test_the_transcript_is_what_was_said_and_the_model_sees_all_of_it_or_a_summary(
+    changes: list[tuple[str, int]],
+) -> None:
     db = SessionDB(":memory:")
     db.create_session("s", "cli")
-    session, told = "s", list[dict[str, Any]]()
+    session, said, told_by = "s", list[str](), dict[str, set[str]]()
+    ids: list[int] = []
     for number, (kind, choice) in enumerate(changes):
         new: list[dict[str, Any]] = []
         if kind == "say":
             new = [{"role": "user", "content": f"u{number} 北"}, {"role": "assistant", "content": f"a{number}"}]
         elif kind == "use a tool":
-            ids = [f"{number}-1", f"{number}-2"]
-            new = [{"role": "assistant", "content": None, "tool_calls": [call(id) for id in ids]}]
-            new += [{"role": "tool", "content": id, "tool_call_id": id} for id in ids]
+            calls = [f"{number}-1", f"{number}-2"]
+            new = [{"role": "assistant", "content": f"calls {number}", "tool_calls": [call(id) for id in calls]}]
+            new += [{"role": "tool", "content": id, "tool_call_id": id} for id in calls]
         elif kind == "compact":
-            kept = told[choice:]
-            told = [{"role": "user", "content": f"summary {number}"}, *kept]
-            db.archive_and_compact(session, told)
+            seen = db.get_messages_as_conversation(session)
+            start = min(choice % 5, len(seen))
+            end = max(start, len(seen) - choice // 5)
+            middle = [message["content"] for message in seen[start:end]]
+            summary = f"summary {number}"
+            told_by[summary] = {text for one in middle for text in told_by.get(one, {one})}
+            db.archive_and_compact(session, [*seen[:start], {"role": "user", "content": summary}, *seen[end:]])
         elif kind == "rewind":
             rows = db.get_messages(session)
             if users := [at for at, row in enumerate(rows) if row["role"] == "user"]:
                 at = users[choice % len(users)]
                 db.rewind_to_message(session, rows[at]["id"])
-                told = told[:at]
+                said, ids = said[:at], ids[:at]
         elif kind == "fork":
-            session = db.fork_session(session)
-        for message in new:
-            db.append_message(session, **message)
-        told = told + new
-        assert db.get_messages_as_conversation(session) == told
+            rows = db.get_messages(session)
+            at = choice % len(rows) if rows else None
+            session = db.fork_session(session, at_message_id=None if at is None else rows[at]["id"])
+            while at is not None and at + 1 < len(rows) and rows[at + 1]["role"] == "tool":
+                at += 1
+            said = said[: 0 if at is None else at + 1]
+            ids = [row["id"] for row in db.get_messages(session)]
+        ids += [db.append_message(session, **message) for message in new]
+        said += [message["content"] for message in new]
+        shown = db.get_messages(session)
+        assert ([row["content"] for row in shown], [row["id"] for row in shown]) == (said, ids)
+        assert db.get_session(session)["message_count"] == len(said)
+        everything = [row["content"] for row in db.get_messages(session, include_inactive=True)]
+        assert len(everything) == len(set(everything))
+        seen = [message["content"] for message in db.get_messages_as_conversation(session)]
+        assert [text for text in seen if text not in told_by] == [text for text in said if text in set(seen)]
+        covered = [text for one in seen for text in told_by.get(one, {one})]
+        assert sorted(covered) == sorted(said)
     assert db.check(deep=True) == []
     db.close()

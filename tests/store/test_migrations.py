@@ -225,3 +225,59 @@ def test_a_reader_does_not_bring_up_a_file(path: Path) -> None:
         SessionDB(path, read_only=True)
     assert refusal.value.message.endswith(".")
     assert path.read_bytes() == before
+
+
+# ---- what older versions wrote
+
+SUMMARY = "[Summary of the conversation so far]\n"
+GO_ON = "Understood; I go on from there."
+
+
+@pytest.fixture
+def compacted(path: Path) -> Path:
+    """A file in which a Hermes of version 5 has compacted sessions: it kept copies of rows under new ids."""
+    with raw(path) as db:
+        db.execute("PRAGMA journal_mode = wal")
+        for statement in [statement for step in MIGRATIONS[:5] for statement in step]:
+            db.execute(statement)
+        db.execute("PRAGMA user_version = 5")
+        db.executescript(Path(__file__).with_name("compacted_by_version_5.sql").read_text())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("session", "shown", "seen"),
+    [
+        (
+            "twice",
+            ["u1", "a2", "u3", "a4", "u5", "a6", "u7", "a8", "u9", "[Stopped by the user.]"],
+            ["u1", "a2", f"{SUMMARY}two", GO_ON, "u7", "a8", "u9", "[Stopped by the user.]"],
+        ),
+        ("rewound", ["u11", "a12", "u13", "a14"], [f"{SUMMARY}three", GO_ON, "u13", "a14"]),
+        ("fork", ["u1", "a2", "u7", "a8"], ["u1", "a2", f"{SUMMARY}two", GO_ON, "u7", "a8"]),
+        ("plain", ["u21", "a22"], ["u21", "a22"]),
+    ],
+)
+def test_what_an_older_version_compacted_is_shown_once_under_its_first_ids(
+    compacted: Path, session: str, shown: list[str], seen: list[str]
+) -> None:
+    first = {text: row_id for row_id, text in look(compacted, "SELECT min(id), content FROM messages GROUP BY content")}
+    with contextlib.closing(SessionDB(compacted)) as db:
+        assert texts(db, session) == shown
+        if session != "fork":
+            assert [row["id"] for row in db.get_messages(session)] == [first[text] for text in shown]
+        assert [message["content"] for message in db.get_messages_as_conversation(session)] == seen
+        assert db.get_session(session)["message_count"] == len(shown)
+        everything = [row["id"] for row in db.get_messages(session, include_inactive=True) if not row["model_only"]]
+        taken_back = ["u15", "a16"] if session == "rewound" else []
+        assert len(everything) == len(shown) + len(taken_back)
+        db.append_message(session, "user", "more")
+        assert [message["content"] for message in db.get_messages_as_conversation(session)] == [*seen, "more"]
+        assert len(db.search_messages("u7")) == 2  # of the session and of its fork
+        assert db.check(deep=True) == []
+
+
+def test_a_fork_from_a_copy_is_one_from_the_message_itself(compacted: Path) -> None:
+    [(message_id,)] = look(compacted, "SELECT min(id) FROM messages WHERE content = 'a8'")
+    with contextlib.closing(SessionDB(compacted)) as db:
+        assert db.get_session("fork")["forked_at_message_id"] == message_id

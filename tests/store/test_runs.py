@@ -105,6 +105,7 @@ SAMPLES: dict[str, Any] = {
     "session_key": "k",
     "history": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": None, "tool_calls": [call("c")]}],
     "verbatim": True,
+    "continues": True,
     "user_name": "Ada",
     "instructions": "Be kind.",
     "route": RouteChoice("m", "p", "http://127.0.0.1:1/v1", "chat_completions"),
@@ -113,6 +114,7 @@ SAMPLES: dict[str, Any] = {
     "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}},
     "max_output_tokens": 17,
     "toolsets": frozenset({"web", "files"}),
+    "toolsets_by_default": True,
     "disabled_toolsets": frozenset({"terminal"}),
     "tool_policy": frozenset(),
     "allowed_models": frozenset({"fast"}),
@@ -284,57 +286,65 @@ def replaced(turn: Turn) -> tuple[list[Row], list[Row]]:
         Row("s", "tool", "noon", tool_call_id="c", tool_name="clock"),
         Row("s", "assistant", "Noon."),
     ]
-    turn.append(turn.event("context.compacted", 1, method="summary"), rows=[summary, *kept], replaces=True)
+    turn.append(turn.event("context.compacted", 1, method="summary"), rows=[summary, *kept], replaces=[None, 1, 2, 3])
     return [asked, result, answer], turn.store.runs.rows(turn.run_id)
 
 
 def test_replaced_rows_are_archived_not_lost(turn: Turn) -> None:
-    old, _ = replaced(turn)
-    assert texts(turn.store.sessions, "s") == ["[What was said before]", "Let me look.", "noon", "Noon."]
-    for row in old:
-        found = turn.store.runs.row(turn.run_id, row.id)
-        assert (found.active, found.compacted, found.content) == (False, True, row.content)
-    assert turn.store.sessions.get_session("s")["message_count"] == 4
-    assert len(turn.store.sessions.get_messages("s", include_inactive=True)) == 8
+    replaced(turn)
+    sessions = turn.store.sessions
+    seen = [message["content"] for message in sessions.get_messages_as_conversation("s")]
+    assert seen == ["[What was said before]", "Let me look.", "noon", "Noon."]
+    first, *kept = sessions.get_messages("s")
+    assert (first["active"], first["compacted"]) == (False, True)
+    assert [row["content"] for row in kept] == ["Let me look.", "noon", "Noon."]
+    assert sessions.get_session("s")["message_count"] == 4
+    assert len(sessions.get_messages("s", include_inactive=True)) == 5
 
 
-def test_copies_keep_all_that_was_known_of_a_row(turn: Turn) -> None:
+def test_rows_that_are_kept_stay_as_they_were(turn: Turn) -> None:
     old, copies = replaced(turn)
-    assert [row.copy_of for row in copies] == [row.id for row in old]
+    assert [row.id for row in copies] == [row.id for row in old]
     kept = ("content", "run_id", "timestamp", "token_count", "reasoning", "finish_reason", "opaque", "tool_calls")
     for name in (*kept, "tool_call_id", "tool_name", "role", "synthetic"):
         assert [getattr(row, name) for row in copies] == [getattr(row, name) for row in old], name
     assert all(row.active and not row.compacted for row in copies)
 
 
-def test_what_is_new_among_copies_was_written_by_us(turn: Turn) -> None:
+def test_what_is_new_beside_them_was_written_by_us(turn: Turn) -> None:
     replaced(turn)
-    shown = turn.store.sessions.get_messages("s")
-    assert [row["synthetic"] for row in shown] == [True, False, False, False]
+    shown = turn.store.sessions.get_messages("s", include_inactive=True)
+    assert [row["synthetic"] for row in shown] == [False, False, False, False, True]
+    assert [row["model_only"] for row in shown] == [False, False, False, False, True]
     assert turn.store.sessions.search_messages("said") == []
     assert len(turn.store.sessions.search_messages("noon")) == 2
 
 
-def test_a_copy_of_a_copy_names_the_first(turn: Turn) -> None:
-    old, copies = replaced(turn)
-    turn.append(rows=[Row("s", "assistant", "Noon.")], replaces=True)
+def test_a_row_that_is_kept_again_is_still_the_same(turn: Turn) -> None:
+    old, _ = replaced(turn)
+    turn.append(rows=[Row("s", "assistant", "Noon.")], replaces=[3])
     [again] = turn.store.runs.rows(turn.run_id)
-    assert again.copy_of == old[2].id
+    assert again.id == old[2].id
     assert (again.reasoning, again.token_count, again.timestamp) == ("so", 2, 13.5)
-    assert turn.store.runs.row(turn.run_id, copies[2].id).compacted
+
+
+def test_rows_that_are_not_where_they_are_said_to_be_are_known_by_their_content(turn: Turn) -> None:
+    old, _ = replaced(turn)
+    turn.append(rows=[Row("s", "assistant", "Noon.")], replaces=[7])
+    assert [row.id for row in turn.store.runs.rows(turn.run_id)] == [old[2].id]
 
 
 def test_a_log_reads_the_same_after_its_rows_were_replaced(turn: Turn) -> None:
     complete(turn, "m", turn.grown("m", "It ", "is ", "noon."), thought(turn, "m", "let me", " see"))
     before = turn.store.runs.read(turn.run_id, 0, WHOLE)
-    turn.append(rows=[Row("s", "user", "[short]")], replaces=True)
+    turn.append(rows=[Row("s", "user", "[short]")], replaces=[None])
     assert turn.store.runs.read(turn.run_id, 0, WHOLE) == before
 
 
 def test_archiving_leaves_other_sessions_alone(turn: Turn) -> None:
     other = Turn(turn.store, "other")
     other.begin("Who is there?")
-    turn.append(rows=[Row("s", "user", "[short]")], replaces=True)
+    turn.append(rows=[Row("s", "user", "[short]")], replaces=[None])
     assert texts(turn.store.sessions, "other") == ["Who is there?"]
 
 

@@ -386,7 +386,7 @@ def test_what_is_rewound_after_a_compaction_is_not_found(db: SessionDB) -> None:
     talk(db, "s", "old", "news", "an apple", "pear")
     kept = [{"role": "user", "content": "an apple"}, {"role": "assistant", "content": "pear"}]
     db.archive_and_compact("s", [{"role": "user", "content": "summary"}, *kept])
-    db.rewind_to_message("s", db.get_messages("s")[1]["id"])
+    db.rewind_to_message("s", db.get_messages("s")[2]["id"])
     assert [len(hits(db, query)) for query in ("apple", "pear", "news")] == [0, 0, 1]
 
 

@@ -70,7 +70,7 @@ def plain(export: dict[str, Any]) -> dict[str, Any]:
     """An export without what another store numbers anew."""
     out = copy.deepcopy(export)
     out.pop("exported_at", None)
-    for row in out["messages"]:
+    for row in [*out["messages"], *out["model_messages"]]:
         row.pop("id", None)
     return out
 
@@ -99,10 +99,34 @@ def test_a_session_comes_back_the_same_in_another_store(db: SessionDB, other: Se
 def test_an_export_has_all_rows_and_flags_the_inactive_ones(db: SessionDB, other: SessionDB) -> None:
     rich(db)
     other.import_sessions([db.export_session("s")])
-    for rows in (db.export_session("s")["messages"], other.get_messages("s", include_inactive=True)):
+    shown = [row for row in other.get_messages("s", include_inactive=True) if not row["model_only"]]
+    for rows in (db.export_session("s")["messages"], shown):
         flags = [(bool(row["active"]), bool(row["compacted"])) for row in rows]
-        assert flags == [(False, True), *[(True, False)] * 5, (False, False), (False, False)]
-        assert [bool(row["synthetic"]) for row in rows[2:]] == [False] * 5 + [True]
+        assert flags == [(False, True), *[(True, False)] * 4, (False, False), (False, False)]
+        assert [bool(row["synthetic"]) for row in rows[1:]] == [False] * 5 + [True]
+
+
+def test_an_export_shows_what_was_said_and_apart_from_it_what_the_model_sees(db: SessionDB) -> None:
+    ids = talk(db, "s", *"abcd")
+    said = db.get_messages_as_conversation("s")
+    for text in ("one", "two"):
+        db.archive_and_compact("s", [said[0], {"role": "user", "content": text}, *said[2:]])
+    export = db.export_session("s")
+    assert [(row["id"], row["content"]) for row in export["messages"]] == list(zip(ids, "abcd", strict=True))
+    assert [(row["content"], row["active"]) for row in export["model_messages"]] == [("one", False), ("two", True)]
+
+
+def test_a_document_of_an_older_version_repeats_no_message(db: SessionDB) -> None:
+    """It holds copies of the rows that a compaction kept, and the summary among them."""
+    held = [{"role": "user", "content": text, "active": False, "compacted": True} for text in "abcd"]
+    held += [{"role": "user", "content": "a", "copy_of": 0}, {"role": "user", "content": "sum", "synthetic": True}]
+    held += [{"role": "user", "content": "d", "copy_of": 3, "api_content": "D"}, {"role": "user", "content": "e"}]
+    done = db.import_sessions([{"format": "hermes.session/1", "id": "s", "messages": held}])
+    assert done["ok"]
+    assert contents(db, "s") == list("abcde")
+    assert sorted(contents(db, "s", include_inactive=True)) == ["a", "b", "c", "d", "e", "sum"]
+    assert [m["content"] for m in db.get_messages_as_conversation("s")] == ["a", "sum", "D", "e"]
+    assert db.get_session("s")["message_count"] == 5
 
 
 def test_large_data_is_inline_and_comes_back(db: SessionDB, other: SessionDB) -> None:

@@ -22,12 +22,14 @@ CREATED = 1_700_000_000
 
 @dataclass
 class Call:
-    """A tool call of a reply; the arguments may be fragments, and need not be valid JSON."""
+    """A tool call of a reply; the arguments may be fragments, and need not be valid JSON. Those of a `custom` tool, which
+    only responses have, are its text."""
 
     name: str
     arguments: str | list[str] | Json = "{}"
     id: str | None = None
     extra_content: Json | None = None
+    custom: bool = False
 
     @property
     def fragments(self) -> list[str]:
@@ -112,6 +114,7 @@ class Said:
     name: str
     fragments: list[str]
     extra_content: Json | None
+    custom: bool = False
 
     @property
     def arguments(self) -> str:
@@ -235,7 +238,7 @@ def settle(protocol: Protocol, reply: Reply, body: Json) -> Answer:
 
 def _said(protocol: Protocol, seed: str, index: int, call: Call) -> Said:
     prefix = "toolu" if protocol == "anthropic" else "call"
-    return Said(call.id or f"{prefix}_{seed}{index:02d}", call.name, call.fragments, call.extra_content)
+    return Said(call.id or f"{prefix}_{seed}{index:02d}", call.name, call.fragments, call.extra_content, call.custom)
 
 
 # --- Chat completions --------------------------------------------------------------------------------------------
@@ -366,14 +369,10 @@ def _message_item(answer: Answer, status: str) -> Item:
 
 
 def _call_item(answer: Answer, index: int, call: Said) -> Item:
-    base: Json = {
-        "id": f"fc_{answer.seed}{index:02d}",
-        "type": "function_call",
-        "call_id": call.id,
-        "name": call.name,
-    }
-    begun = {**base, "status": "in_progress", "arguments": ""}
-    return Item(begun, {**base, "status": "completed", "arguments": call.arguments}, call.fragments)
+    prefix, kind, given = ("ctc", "custom_tool_call", "input") if call.custom else ("fc", "function_call", "arguments")
+    base: Json = {"id": f"{prefix}_{answer.seed}{index:02d}", "type": kind, "call_id": call.id, "name": call.name}
+    begun = {**base, "status": "in_progress", given: ""}
+    return Item(begun, {**base, "status": "completed", given: call.arguments}, call.fragments)
 
 
 def _text_part(text: str) -> Json:
@@ -426,6 +425,7 @@ def _item_events(item: Item, index: int) -> Iterator[Event]:
     yield Event({"output_index": index, "item": item.begun}, "response.output_item.added")
     place: Json = {"item_id": item.done["id"], "output_index": index}
     inner = {"reasoning": _summary_events, "message": _text_events, "function_call": _arguments_events}
+    inner["custom_tool_call"] = _input_events
     yield from inner[item.done["type"]](item, place)
     yield Event({"output_index": index, "item": item.done}, "response.output_item.done")
 
@@ -455,6 +455,12 @@ def _arguments_events(item: Item, place: Json) -> Iterator[Event]:
         yield Event({**place, "delta": piece}, "response.function_call_arguments.delta", piece=True)
     named = {"name": item.done["name"], "arguments": item.done["arguments"]}
     yield Event({**place, **named}, "response.function_call_arguments.done")
+
+
+def _input_events(item: Item, place: Json) -> Iterator[Event]:
+    for piece in item.pieces:
+        yield Event({**place, "delta": piece}, "response.custom_tool_call_input.delta", piece=True)
+    yield Event({**place, "input": item.done["input"]}, "response.custom_tool_call_input.done")
 
 
 def _responses_events(answer: Answer) -> Iterator[Event]:

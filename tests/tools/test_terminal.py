@@ -310,3 +310,27 @@ async def test_a_command_that_expects_more_network_than_there_is_gets_a_hint(
     assert "eth" not in answer["output"]
     assert "hint" not in await desk.sh("curl --version >/dev/null")
     assert "hint" not in await desk.sh("false")
+
+
+NAMES = "env | grep ^HERMES_ | sort"
+
+
+@each_backend
+async def test_commands_know_their_session_and_surface(
+    make_house: MakeHouse, server: ModelServer, backend: str
+) -> None:
+    desk = allowed(make_house, server, backend)
+    plain = "HERMES_PLATFORM=api_server\nHERMES_SESSION_ID=s1\n"
+    assert (await desk.sh(NAMES))["output"] == plain
+    keyed: Any = {"session_key": "anna", "source": "cron"}
+    [answer] = (await desk.ran(Call("terminal", {"command": NAMES}), **keyed)).tool_results()
+    assert answer["output"] == "HERMES_PLATFORM=cron\nHERMES_SESSION_ID=s1\nHERMES_SESSION_KEY=anna\n"
+    await desk.sh("export HERMES_SESSION_ID=other HERMES_SESSION_KEY=other HERMES_PLATFORM=other")
+    assert (await desk.sh(NAMES))["output"] == plain
+    script = (
+        "import os\nprint(*sorted(n + '=' + v for n, v in os.environ.items() if n.startswith('HERMES_')), sep='\\n')"
+    )
+    assert (await desk.call("execute_code", {"code": script}))["stdout"] == plain
+    started = await desk.sh(NAMES, background=True)
+    ended = await desk.call("process", {"action": "wait", "session_id": started["session_id"]})
+    assert ended["output"] == plain

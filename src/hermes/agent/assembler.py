@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
+from hermes.agent.inline import InlineMarkup, Piece
+from hermes.agent.leaked_calls import parse as parse_leaked_calls
 from hermes.agent.parts import (
     Assembled,
     Finish,
@@ -54,112 +56,7 @@ class ToolDrafted:
 Delta = TextDelta | ReasoningDelta | ToolDrafted
 _NOTHING: Sequence[Delta] = ()
 
-# --- inline reasoning ------------------------------------------------------------------------------------------------
-
-_TAGS = ("think", "thinking", "reasoning", "thought", "reasoning_scratchpad")
-_OPENINGS = tuple(f"<{tag}>" for tag in _TAGS)
-_OPENING = re.compile(r"<(" + "|".join(sorted(_TAGS, key=len, reverse=True)) + r")>", re.I | re.A)
-_CLOSINGS = {tag: re.compile(f"</{tag}>", re.I | re.A) for tag in _TAGS}
-_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)", re.S)
-_LINE_HEAD_CHARS = 100
 _PIECES_MAX = 64
-
-
-class InlineReasoning:
-    """Tells reasoning written between tags from visible text, however the stream cuts them.
-
-    A tag counts where it opens the message or a line outside a code fence. Only what may still become a tag is held
-    back: at most one tag's length.
-    """
-
-    __slots__ = ("_fence", "_head", "_held", "_line_start", "_tag")
-
-    def __init__(self, before: str = "") -> None:
-        self._tag = ""
-        self._fence = ""
-        self._held = ""
-        self._head = ""
-        self._line_start = True
-        for line in before.splitlines(keepends=True):
-            self._enter(line)
-
-    def feed(self, text: str) -> list[tuple[bool, str]]:
-        """Pieces in order, each with whether it is reasoning."""
-        if self.passes(text):
-            return [(False, text)]
-        out: list[tuple[bool, str]] = []
-        rest, self._held = self._held + text, ""
-        while rest:
-            rest = self._reasoning(rest, out) if self._tag else self._visible(rest, out)
-        return out
-
-    def passes(self, text: str) -> bool:
-        """Whether the text stands within a visible line, as most does. Then it has been taken."""
-        if self._line_start or self._tag or self._held or "\n" in text:
-            return False
-        if len(self._head) < _LINE_HEAD_CHARS:
-            self._head += text[:_LINE_HEAD_CHARS]
-        return True
-
-    def finish(self) -> list[tuple[bool, str]]:
-        """What was held back and did not become a tag."""
-        rest, self._held = self._held, ""
-        return [(bool(self._tag), rest)] if rest else []
-
-    def _reasoning(self, rest: str, out: list[tuple[bool, str]]) -> str:
-        if closing := _CLOSINGS[self._tag].search(rest):
-            if closing.start():
-                out.append((True, rest[: closing.start()]))
-            self._tag, self._line_start, self._head = "", True, ""
-            return rest[closing.end() :]
-        keep = _suffix_that_begins(rest, f"</{self._tag}>")
-        if keep < len(rest):
-            out.append((True, rest[: len(rest) - keep]))
-        self._held = rest[len(rest) - keep :] if keep else ""
-        return ""
-
-    def _visible(self, rest: str, out: list[tuple[bool, str]]) -> str:
-        if self._line_start and not self._fence:
-            if opening := _OPENING.match(rest):
-                self._tag = opening[1].lower()
-                return rest[opening.end() :]
-            lower = rest.lower()
-            if any(tag.startswith(lower) for tag in _OPENINGS):
-                self._held = rest
-                return ""
-        end = rest.find("\n") + 1
-        line, rest = (rest[:end], rest[end:]) if end else (rest, "")
-        self._enter(line)
-        out.append((False, line))
-        return rest
-
-    def _enter(self, line: str) -> None:
-        """Follow a line, or a piece of one, that has become visible."""
-        if len(self._head) < _LINE_HEAD_CHARS:
-            self._head += line[:_LINE_HEAD_CHARS]
-        self._line_start = line.endswith("\n")
-        if self._line_start:
-            self._follow_fence()
-            self._head = ""
-
-    def _follow_fence(self) -> None:
-        """A fence is closed by a bare mark of its own kind, at least as long."""
-        mark = _FENCE.match(self._head)
-        if mark is None:
-            return
-        if not self._fence:
-            self._fence = mark[1]
-        elif mark[1].startswith(self._fence) and not mark[2].strip():
-            self._fence = ""
-
-
-def _suffix_that_begins(text: str, word: str) -> int:
-    """The length of the longest end of `text` that is a beginning of `word`."""
-    for size in range(min(len(text), len(word) - 1), 0, -1):
-        if word.startswith(text[-size:].lower()):
-            return size
-    return 0
-
 
 # --- continuing ------------------------------------------------------------------------------------------------------
 
@@ -206,16 +103,22 @@ class _Draft:
     name: str = ""
     arguments: list[str] = field(default_factory=list)
     extra: Any = None
+    leaked: bool = False
+
+
+# The name and the arguments under which a call that came as text is to be made; None where there is no such tool.
+Accept = Callable[[str, dict[str, Any] | str], tuple[str, str] | None]
 
 
 class Assembler:
     """One attempt's answer. `before` is the text of the same message that earlier attempts have delivered; `again` is
     the end of it that the model was not shown and will write once more.
 
-    `identity` (run and step) gives calls that come without an id the same id whenever the step is taken again.
+    `identity` (run and step) gives calls that come without an id the same id whenever the step is taken again. With
+    `accept` calls that stand in the text are taken out of it, and made where it accepts them.
     """
 
-    def __init__(self, identity: str = "", before: str = "", again: str = "") -> None:
+    def __init__(self, identity: str = "", before: str = "", again: str = "", accept: Accept | None = None) -> None:
         self._identity = identity
         self._text: list[str] = []
         self._reasoning: list[str] = []
@@ -227,7 +130,9 @@ class Assembler:
         self._model = ""
         self._finish: FinishReason | None = None
         self._error: ServerError | None = None
-        self._split = InlineReasoning(before)
+        self._inline = InlineMarkup(before, calls=accept is not None)
+        self._accept = accept
+        self._call_refused = False
         self._again = again
         self._overlap = Overlap(before) if before else None
         self._lead: str | None = None if before else ""
@@ -242,6 +147,16 @@ class Assembler:
     def error(self) -> ServerError | None:
         """The provider's error inside the stream, if there was one."""
         return self._error
+
+    @property
+    def call_missing(self) -> bool:
+        """Whether the answer was to make a call, by how it ends or by its text, and holds none."""
+        return (self._finish == "tool_calls" or self._call_refused) and not self.drafting
+
+    @property
+    def holds_text(self) -> bool:
+        """Whether some of the text that came is not delivered yet."""
+        return self._inline.holds
 
     @property
     def finished(self) -> bool:
@@ -271,8 +186,8 @@ class Assembler:
     def finish(self) -> Sequence[Delta]:
         """The stream has ended: what was held back and is text after all."""
         out: list[Delta] = []
-        for is_reasoning, text in self._split.finish():
-            self._emit(is_reasoning, text, out)
+        for piece in self._inline.finish():
+            self._emit(piece, out)
         if self._overlap is not None:
             rest, self._overlap = self._overlap.finish(), None
             self._deliver(rest, out)
@@ -306,22 +221,25 @@ class Assembler:
             self._opaque.append({"kind": part.kind, "data": part.data})
 
     def _feed_text(self, text: str) -> Sequence[Delta]:
-        if text and self._lead is None and not self._again and self._overlap is None and self._split.passes(text):
+        if text and self._lead is None and not self._again and self._overlap is None and self._inline.passes(text):
             self._text.append(text)
             if len(self._text) == _PIECES_MAX:  # many small ones take much more room than one
                 self._text = ["".join(self._text)]
             self.delivered += len(text)
             return (TextDelta(text),)
         out: list[Delta] = []
-        for is_reasoning, piece in self._split.feed(text):
-            self._emit(is_reasoning, piece, out)
+        for piece in self._inline.feed(text):
+            self._emit(piece, out)
         return out
 
-    def _emit(self, is_reasoning: bool, text: str, out: list[Delta]) -> None:
-        if is_reasoning:
+    def _emit(self, piece: Piece, out: list[Delta]) -> None:
+        kind, text = piece
+        if kind == "reasoning":
             self._reasoning.append(text)
             _push(out, ReasoningDelta(text))
             return
+        if kind == "call":
+            text = self._make_leaked_calls(text, out)
         if self._again:
             shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self._again, text, strict=False)))
             self._again = self._again[shared:] if shared == len(text) else ""
@@ -329,6 +247,17 @@ class Assembler:
         if self._overlap is not None:
             text = self._overlap.feed(text)
         self._deliver(text, out)
+
+    def _make_leaked_calls(self, block: str, out: list[Delta]) -> str:
+        """Begin the calls that a block of the text tells; what of the block is text after all."""
+        calls, rest = parse_leaked_calls(block)
+        accepted = [call for name, args in calls if self._accept and (call := self._accept(name, args))]
+        self._call_refused = self._call_refused or not accepted
+        for name, arguments in accepted:
+            draft = _Draft(len(self._drafts), name=name, arguments=[arguments], leaked=True)
+            self._drafts.append(draft)
+            out.append(ToolDrafted(draft.index, name))
+        return rest
 
     def _deliver(self, text: str, out: list[Delta]) -> None:
         if self._lead is not None and text:
@@ -378,7 +307,7 @@ class Assembler:
         elif part.id:
             known = next((draft for draft in self._drafts if draft.id == part.id), None)
         else:
-            known = self._drafts[-1] if self._drafts else None
+            known = next((draft for draft in reversed(self._drafts) if not draft.leaked), None)
             if known is not None and part.name and known.arguments and _another(known, part.name):
                 known = None
         if known is None:
@@ -391,9 +320,10 @@ class Assembler:
     def _calls(self) -> list[ToolCall]:
         calls: list[ToolCall] = []
         seen: set[str] = set()
+        sent = [(draft.name, _parsed(draft)) for draft in self._drafts if draft.leaked is False]
         for draft in self._drafts:
-            if not draft.name:
-                continue
+            if not draft.name or (draft.leaked and (draft.name, _parsed(draft)) in sent):
+                continue  # a call that came both ways is one
             call_id = draft.id
             if not call_id or call_id in seen:
                 digest = hashlib.sha256(f"{self._identity}:{draft.index}".encode()).hexdigest()
@@ -413,6 +343,14 @@ def _another(draft: _Draft, name: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _parsed(draft: _Draft) -> Any:
+    text = "".join(draft.arguments)
+    try:
+        return json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return text
 
 
 def _push(out: list[Delta], delta: TextDelta | ReasoningDelta) -> None:

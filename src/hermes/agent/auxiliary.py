@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,9 +20,11 @@ from hermes.limits import AUXILIARY_TRIES_MAX, BYTES_PER_TOKEN, SUMMARY_TOKENS_M
 from hermes.providers.base import Message, Prompt, Route
 from hermes.providers.registry import provider_for
 from hermes.runs.control import Stop
+from hermes.text import text_of
 
 log = logging.getLogger(__name__)
 
+_NAMED_KINDS = ("cli", "session")
 _FINAL_KINDS = {"auth", "billing", "forbidden", "model_not_found", "bad_request", "tls", "policy_blocked"}
 
 
@@ -107,6 +110,18 @@ class Auxiliary:
                 request = replace(request, stream=False)
             await asyncio.sleep(0.2 * (tried + 1))
         return None
+
+
+def names_session(turn: Turn) -> bool:
+    """Whether the model gives a title to the turn's session. Nobody else pays for a second call, or waits for a slow one."""
+    if turn.live.spec.kind not in _NAMED_KINDS or turn.routes[0].api_mode == "local":
+        return False
+    return bool(turn.settings.get("auxiliary.title_generation.enabled"))
+
+
+def first_words(messages: Sequence[Message]) -> str:
+    """What the user said first."""
+    return next((text for m in messages if m["role"] == "user" and (text := text_of(m["content"])).strip()), "")
 
 
 def plain_title(text: str) -> str:

@@ -114,7 +114,7 @@ class Caller:
                 if len(found) != len(wires):
                     return False
             text = "".join(found)
-            if not text or self._at_once is None or not self._at_once(text):
+            if not text or self._at_once is None or assembler.holds_text or not self._at_once(text):
                 return False
             silence.broken()
             last_part = loop.time()

@@ -11,6 +11,7 @@ from hermes.agent.step import Answered
 from hermes.agent.turn import Turn
 from hermes.runs.engine import Result
 from hermes.runs.events import Event
+from hermes.runs.jobs import has_own_session, is_silent
 from hermes.store.base import Row
 
 # The message itself is at fault: before the next turn it is replaced by a note, so that it cannot fail that as well.
@@ -27,6 +28,9 @@ def open_answer(turn: Turn) -> Answered | None:
 
 async def close_completed(turn: Turn, answered: Answered, pending: list[ToolCall]) -> Result:
     """The answer is there, or the client's own calls are."""
+    if has_own_session(turn.live.spec) and is_silent(answered.text):
+        await turn.live.log.settle()
+        await turn.live.store.sessions.update_session(turn.live.spec.session_id, archived=True)
     row = answered.row
     calls = [call.as_dict() for call in pending]
     event = turn.live.log.event(
@@ -130,12 +134,15 @@ async def _close(
     said: Answered | None = None,
     faulty: Row | None = None,
 ) -> Row | None:
-    """The last transaction of a turn that did not end well."""
+    """The last transaction of a turn that did not end well. What a stopped turn left running is gone before it."""
     log, transcript = turn.live.log, turn.live.transcript_id
+    if turn.live.controls.stop.reason not in (None, "server_shutdown"):  # the server ends its processes itself
+        await turn.services.outside.processes.end_run(log.run_id)
     if answered is not None and answered.text:
         row = Row(
             transcript, "assistant", answered.text, log.run_id, finish_reason=finish, told=((event, "partial_row"),)
         )
+        row.continues, row.active = bool(turn.begun), not turn.begun
         row.api_content = as_said(answered.text) if turn.media else None
         after = [event]
         if answered.message.usage is None:  # what the provider told is counted already; the rest is estimated
@@ -150,6 +157,9 @@ async def _close(
         return said.row
     else:
         row = Row(transcript, "assistant", words, log.run_id, finish_reason=finish, synthetic=True)
+        if turn.begun:  # it stays as it was
+            turn.messages.append({"role": "assistant", "content": turn.begun})
+            turn.begun = ""
         annotate = None
         if faulty is not None:
             await log.settle()
@@ -160,7 +170,7 @@ async def _close(
         left = _unanswered(turn, transcript)
         turn.messages += (tool_row.as_message() for tool_row in left)
         await log.append(event, rows=[*left, row], annotate=annotate)
-    turn.messages.append(row.as_message())
+    turn.take_in(row)
     return row
 
 

@@ -27,7 +27,11 @@ Action = Literal[
     "nudge",
     "repair",
     "halve_context",
+    "excerpt",
+    "accept",
 ]
+# These end the step; they ask for nothing more and take no time.
+ENDS: frozenset[Action] = frozenset({"keep_partial", "give_up", "excerpt", "accept"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +97,18 @@ TABLE: dict[Kind, Row] = {
     "forbidden": _row("fallback", "give_up"),
     "model_not_found": _row("fallback", "give_up"),
     "context_overflow": _row("compact*3", "fallback?larger_window", "give_up"),
-    "payload_too_large": _row("shrink_images*1", "compact*3", "give_up"),
+    "payload_too_large": _row("shrink_images*1", "compact*3", "describe_images*1", "give_up"),
     "image_rejected": _row("shrink_images*1", "describe_images*1", "give_up"),
     "opaque_rejected": _row("drop_opaque*1", "give_up"),
     "policy_blocked": _row("fallback", "give_up"),
     "filtered": _row("keep_partial", "give_up"),
     "bad_request": _row("give_up"),
     "tls": _row("give_up"),
-    "truncated_text": _row("continue*3?not_own_limit", "keep_partial", "give_up"),
+    "truncated_text": _row("continue*3?not_own_limit", "keep_partial", "excerpt", "give_up"),
     "truncated_tool": _row("raise_output*2", "nudge*1", "keep_partial", "give_up"),
     "bad_structure": _row("repair*1", "give_up"),
-    "empty": _row("nudge*1", "retry*2", "fallback", "give_up"),
+    "empty": _row("nudge*1", "retry*2", "fallback", "excerpt", "give_up"),
+    "missing_call": _row("nudge*1", "accept"),
     "local_unavailable": _row("reconnect*1?died", "fallback", "give_up"),
     "local_memory": _row("halve_context*1", "fallback", "give_up"),
     "deadline": _row("keep_partial", "give_up"),
@@ -123,6 +128,7 @@ _CONDITIONAL: frozenset[Action] = frozenset(
         "drop_opaque",
         "raise_output",
         "halve_context",
+        "excerpt",
     }
 )
 
@@ -153,7 +159,7 @@ def _obstacle(action: Action, limit: Limit, when: When, kind: Kind, state: CallS
         return "not possible"
     if action == "keep_partial" and kind != "interrupted" and not state.delivered and not state.own_limit:
         return "no text"
-    if action not in ("keep_partial", "give_up") and state.time_left_s is not None and state.time_left_s <= 0:
+    if action not in ENDS and state.time_left_s is not None and state.time_left_s <= 0:
         return "no time"
     holds: dict[When, bool] = {
         "": True,

@@ -39,6 +39,7 @@ Kind = Literal[
     "truncated_tool",
     "bad_structure",
     "empty",
+    "missing_call",
     "local_unavailable",
     "local_memory",
     "deadline",
@@ -71,6 +72,7 @@ class FailureFacts:
     finish_reason: FinishReason | None = None
     has_calls: bool = False
     calls_cut: bool = False
+    call_missing: bool = False
     structure_fault: str = ""
     stale: bool = False
     interrupted: bool = False
@@ -153,6 +155,10 @@ _BY_CODE: dict[str, Kind] = {
     "request_too_large": "payload_too_large",
     "content_policy_violation": "policy_blocked",
     "content_filter": "policy_blocked",
+    **dict.fromkeys(
+        ("invalid_image", "invalid_image_format", "invalid_image_url", "image_parse_error", "image_too_large"),
+        "image_rejected",
+    ),
     "invalid_encrypted_content": "opaque_rejected",
     "rate_limit_error": "rate_limit",
     "rate_limit_exceeded": "rate_limit",
@@ -174,9 +180,10 @@ _WORDS: tuple[tuple[Kind, str], ...] = (
     ),
     (
         "image_rejected",
-        r"(image|vision|multimodal).{0,60}(not supported|unsupported|not (allowed|enabled)|cannot|too large|invalid|"
-        r"could not (be )?process|exceeds?|only supported)|(not support|unsupported).{0,40}(image|vision)|"
-        r"could not process image|not a (multimodal|vision)|no endpoints.{0,40}image",
+        r"(?<![a-z])(image|vision|multimodal).{0,60}(not supported|unsupported|not (allowed|enabled|valid)|cannot|too large|invalid|"
+        r"could not (be )?process|exceed|only supported|may be provided|appears to be|does not represent)|"
+        r"(not support|unsupported|invalid|(unable|failed|could not|cannot).{0,20}(process|decode|download|fetch|load|read|"
+        r"open)|unknown variant).{0,40}(?<![a-z])(image|vision)|not a (multimodal|vision)|no endpoints.{0,40}image",
     ),
     (
         "opaque_rejected",
@@ -328,7 +335,7 @@ def _classify_answer(facts: FailureFacts) -> Kind:
         return "bad_structure"
     if not facts.delivered and not facts.has_calls:
         return "empty"
-    return "unknown"
+    return "missing_call" if facts.call_missing else "unknown"
 
 
 def _classify_status(facts: FailureFacts) -> Kind:
@@ -384,6 +391,7 @@ _TOLD: dict[Kind, tuple[str, bool, str]] = {
     ),
     "bad_structure": ("structured_output_failed", False, "The answer does not fit the format that was asked for."),
     "empty": ("agent_incomplete", True, "The model gave an empty answer."),
+    "missing_call": ("agent_incomplete", True, "The model announced a tool call and sent none."),
     "local_unavailable": (
         "provider_unavailable",
         False,

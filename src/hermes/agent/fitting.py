@@ -70,7 +70,11 @@ async def compact(turn: Turn, reason: str, topic: str = "") -> bool:
     shorter, method, usage = await _shorter(turn, plan, room, topic)
     if turn.live.controls.stop.reason is not None:
         raise Stopped
-    archived = len(turn.messages) - len(plan.head) - len(plan.tail)
+    at = {id(message): place for place, message in enumerate(turn.messages)}
+    places = [at.get(id(message)) for message in shorter]
+    archived = len(turn.messages) - sum(place is not None for place in places)
+    if method == "prune":  # what is shortened stays where it is
+        places = list(range(len(shorter)))
     turn.messages, turn.counted_tokens = shorter, 0
     live = turn.live
     await set_system_prompt(turn, await live.store.sessions.get_session(live.transcript_id), anew=True)
@@ -84,7 +88,7 @@ async def compact(turn: Turn, reason: str, topic: str = "") -> bool:
     for message, row in zip(shorter, rows, strict=False):
         if message is turn.user_message:
             turn.user_row = row
-    await live.log.append(*events, rows=rows, replaces=replaces)
+    await live.log.append(*events, rows=rows, replaces=places if replaces else ())
     with suppress(StoreError):  # the next turn can do it again
         await _remember(turn, plan, shorter)
     return turn.prompt_tokens() < before

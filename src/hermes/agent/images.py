@@ -48,6 +48,12 @@ def unseen(messages: Sequence[Message]) -> list[Message]:
     return [_map_images(m, lambda _: words) if m.get("role") == "tool" else m for m in messages]
 
 
+def removed(messages: Sequence[Message]) -> list[Message]:
+    """The conversation with a note in the place of every image, for a provider that refuses them."""
+    note = {"type": "text", "text": "[An image was here. It was refused by the model's provider and cannot be shown.]"}
+    return [_map_images(message, lambda _: note) for message in messages]
+
+
 def _is_image(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") == "image_url"
 

@@ -9,12 +9,13 @@ import traceback
 from functools import cached_property, partial
 
 from hermes.agent import prompt
-from hermes.agent.auxiliary import Auxiliary, plain_title
+from hermes.agent.auxiliary import Auxiliary, first_words, names_session, plain_title
 from hermes.agent.closing import close_cancelled, close_completed, close_failed, open_answer
 from hermes.agent.compress import SUMMARY_MARK
 from hermes.agent.content import own_words
 from hermes.agent.failures import Failure, Kind, explain
 from hermes.agent.fitting import ASKED, compact, fit
+from hermes.agent.job_script import run_script
 from hermes.agent.media import Deliverables
 from hermes.agent.media_tags import as_said
 from hermes.agent.opening import open_turn, reopen_turn
@@ -30,7 +31,6 @@ from hermes.runs.engine import LiveRun, Result
 from hermes.runs.resume import Resumption
 from hermes.runs.writer import LogEnded
 from hermes.store.base import LeaseLost, Row
-from hermes.text import text_of
 from hermes.tools import arguments
 from hermes.tools.asking import Asking
 from hermes.tools.registry import Answer, ToolContext, ToolDef, redaction
@@ -51,9 +51,13 @@ async def run_turn(live: LiveRun, services: Services) -> Result:
             with TurnLoop(turn) as work:
                 done = await work.close_off(resumed)
         else:
-            failure = fault or (await fit(turn, "start") if resumed is None else None)
+            begins = resumed is None and live.spec.compact is None and not live.spec.count_only
+            failure = fault or (await fit(turn, "start") if begins else None)
             if failure is not None:
                 done = await close_failed(turn, failure)
+            elif live.spec.count_only:
+                done = await close_completed(turn, Answered(Assembled(), ""), [])
+                done["prompt_tokens"] = turn.prompt_tokens()
             elif live.spec.compact is not None:
                 await compact(turn, ASKED, live.spec.compact)
                 done = await close_completed(turn, Answered(Assembled(), ""), [])
@@ -78,7 +82,7 @@ async def run_turn(live: LiveRun, services: Services) -> Result:
         await close_failed(turn, failure, open_answer(turn))
         raise
     if live.spec.persist and turn.user_row is not None and not _is_named(turn) and not done["interrupted"]:
-        services.background(_name_session(turn, text_of(turn.user_row.content), done["final_response"]))
+        services.background(_name_session(turn, done["final_response"]))
     return done
 
 
@@ -113,16 +117,19 @@ class TurnLoop:
         while notices:
             await self._log.emit("notice", level="info", code="process_ended", message=notices.pop(0))
         picked_up = await self._pick_up()
+        if self._spec.script is not None and picked_up is None:
+            await run_script(turn, self._round_of)
         while picked_up is not None or self._log.step < turn.steps_max + repairs:
             if picked_up is None:
                 self._log.step += 1
+            begun = turn.begun
             answered = picked_up or await self._ask(turn, tools=self._may_call())
             picked_up = None
             if answered.failure is not None:
                 return await self._fail(answered)
             calls = answered.message.tool_calls
             if not calls:
-                fault = self._structure_fault(answered.text)
+                fault = self._structure_fault(begun + answered.text)
                 if not fault:
                     return await close_completed(turn, answered, [])
                 if repairs:
@@ -210,6 +217,9 @@ class TurnLoop:
         answered.message_id = turn.message_id
         turn.nudges = []
         if answered.failure is None:
+            if turn.client_tools:
+                # What is kept is what the client is shown and sends again.
+                answered.message.tool_calls = [self._settled(call) for call in answered.message.tool_calls]
             await self._record(turn, answered)
         return answered
 
@@ -226,6 +236,7 @@ class TurnLoop:
             tool_calls=calls or None,
             opaque=opaque,
         )
+        row.continues, row.active = bool(turn.begun), not turn.begun
         row.finish_reason = message.finish_reason
         row.api_content = as_said(answered.text) if turn.media else None
         usage = turn.usage_event(message.usage, answered.text)
@@ -243,7 +254,7 @@ class TurnLoop:
             hold=True,
         )
         answered.row = row
-        turn.messages.append(row.as_message())
+        turn.take_in(row)
         if message.usage is not None and message.usage.input_tokens:
             turn.counted_tokens = message.usage.input_tokens + (message.usage.output_tokens or 0)
             turn.counted_messages = len(turn.messages)
@@ -297,23 +308,42 @@ class TurnLoop:
             if name not in self._turn.client_tools:
                 server.append(call)
                 continue
-            parsed = arguments.parse(call.arguments)
             if self._spec.allowed_tools is not None and name not in self._spec.allowed_tools:
                 refused[call.id] = {"error": f"{name} may not be called now.", "code": "not_allowed"}
                 server.append(call)
-            elif parsed.value is None:
-                refused[call.id] = {"error": f"The arguments are {parsed.fault}.", "code": "invalid_arguments"}
+            elif (shown := self._shown(call, name)) is None:
+                fault = arguments.parse(call.arguments).fault or "not valid JSON: a number is out of range"
+                refused[call.id] = {"error": f"The arguments are {fault}.", "code": "invalid_arguments"}
                 server.append(call)
             else:
-                # What goes to the client is kept and shown: the server's own credentials are no part of it.
-                value = redact_tree(parsed.value, self._live.secrets.mask)
-                client.append(ToolCall(call.id, name, json.dumps(value, ensure_ascii=False), call.extra))
+                client.append(shown)
         return client, server, refused
+
+    def _shown(self, call: ToolCall, name: str) -> ToolCall | None:
+        """A call as its client is shown it: the server's own credentials are no part of it. None: it cannot be shown."""
+        value = redact_tree(arguments.parse(call.arguments).value, self._live.secrets.mask)
+        try:
+            text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        except ValueError:
+            return None
+        return None if value is None else ToolCall(call.id, name, text, call.extra)
+
+    def _settled(self, call: ToolCall) -> ToolCall:
+        """A call with the name and the arguments that its client is shown, where the model wrote something else."""
+        name = arguments.settle_name(call.name, [*self._turn.client_tools, *self._turn.tools])
+        shown = self._shown(call, name) if name is not None and name in self._turn.client_tools else None
+        if shown is None:
+            return call
+        try:
+            same = json.loads(self._live.secrets.mask(call.arguments)) == json.loads(shown.arguments)
+        except (ValueError, RecursionError):
+            same = False
+        return call if same and call.name == name else shown
 
     def _structure_fault(self, text: str) -> str:
         """What is wrong with the final text where a format was asked for."""
         wanted = self._spec.response_format or {}
-        if wanted.get("type") not in ("json_object", "json_schema"):
+        if not self._turn.wants_json:
             return ""
         try:
             value = json.loads(text)
@@ -395,6 +425,9 @@ class TurnLoop:
 
     @cached_property
     def _round(self) -> ToolRound:
+        return self._round_of(self._turn.tools)
+
+    def _round_of(self, tools: dict[str, ToolDef]) -> ToolRound:
         turn, services, get = self._turn, self._turn.services, self._turn.settings.get
         known, world, asking = self._live.secrets, self._world, self._asking
         loop = asyncio.get_running_loop()
@@ -429,7 +462,7 @@ class TurnLoop:
             )
 
         return ToolRound(
-            turn.tools,
+            tools,
             context,
             self._log,
             self._live.controls.stop,
@@ -448,15 +481,16 @@ def _is_named(turn: Turn) -> bool:
     if turn.live.begun is None:
         return False
     session = turn.live.begun.session
-    return bool(session["title"]) if session else not turn.settings.get("auxiliary.title_generation.enabled")
+    return bool(session["title"]) if session else not names_session(turn)
 
 
-async def _name_session(turn: Turn, question: str, answer: str) -> None:
+async def _name_session(turn: Turn, answer: str) -> None:
     """A title for a session that has none, as work that delays nobody."""
+    question = first_words(turn.messages)
     sessions, session_id = turn.live.store.sessions, turn.live.spec.session_id
     if not question.strip():
         return
-    got = await Auxiliary(turn).title(question, answer) if answer else None
+    got = await Auxiliary(turn).title(question, answer) if answer and names_session(turn) else None
     if got is not None:
         used = got[1]
         await sessions.add_usage(session_id, used, used["model"], used["provider"], used["task"])

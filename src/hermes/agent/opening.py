@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from hermes.agent import prompt, routes
-from hermes.agent.auxiliary import plain_title
+from hermes.agent.auxiliary import first_words, names_session, plain_title
 from hermes.agent.content import Arrived, arrived
 from hermes.agent.failures import Failure
 from hermes.agent.prompt import PromptInputs
@@ -43,6 +43,7 @@ async def open_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | 
             services.forget([spec.session_id])
     else:
         session = await live.store.sessions.get_session(live.transcript_id)
+    live.spec = spec = _kept_by(session, spec, settings)
     found, fault = _routes(live, services, settings, session)
     stored = await _stored(live, session)
     empty = not stored and not (spec.verbatim and session is not None and session["message_count"])
@@ -64,7 +65,9 @@ async def open_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | 
             "bad_request", None, "", f"The request is malformed: {error!r}", False, "provider_rejected_request"
         )
     new = [said] if said["content"] else []
-    turn = Turn(live, services, settings, found, [*before.messages, *new], len(before.messages))
+    history, begun = _begun(spec, before.messages)
+    turn = Turn(live, services, settings, found, [*history, *new], len(history))
+    turn.begun = begun
     turn.stored = spec.persist and (spec.history is None or spec.base_id is not None)
     turn.user_message = new[0] if new else None
     if spec.verbatim and spec.persist:
@@ -86,6 +89,7 @@ async def reopen_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure 
     assert resumed is not None
     settings, _ = services.settings()
     session = await live.store.sessions.get_session(live.transcript_id)
+    live.spec = spec = _kept_by(session, spec, settings)
     found, fault = _routes(live, services, settings, session)
     rows = await live.store.runs.rows(spec.run_id)
     own = [row.as_message() for row in rows]
@@ -97,8 +101,18 @@ async def reopen_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure 
             [*(spec.history or ()), *_results(spec)], services, spec.folder_id, redaction(live.secrets, settings)
         )
         messages = [*before.messages, *own]
+    begun = ""
+    if spec.continues:
+        before_own = len(messages) - len(own)
+        answers = any(message["role"] == "assistant" for message in own)
+        if not answers:
+            messages, begun = _begun(spec, messages)
+        elif not (stored and not spec.verbatim):
+            history, text = _begun(spec, messages[:before_own])
+            own = [{**own[0], "content": f"{text}{own[0]['content'] or ''}"}, *own[1:]]
+            messages = [*history, *own]
     turn = Turn(live, services, settings, found, messages, len(messages) - len(own))
-    turn.stored = stored
+    turn.stored, turn.begun = stored, begun
     turn.user_row = next((row for row in rows if row.role == "user"), None)
     turn.user_message = next((m for m in messages[turn.history_length :] if m["role"] == "user"), None)
     turn.message_id, turn.said = (
@@ -117,25 +131,41 @@ async def reopen_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure 
     return turn, fault
 
 
+def _kept_by(session: Mapping[str, Any] | None, spec: RunSpec, settings: Settings) -> RunSpec:
+    """The spec with what its session keeps for its turns, where whoever asked for the turn has said nothing of it."""
+    if session is None:
+        return spec
+    changes: dict[str, Any] = {}
+    if spec.workdir is None and session["workdir"] is not None:
+        changes["workdir"] = session["workdir"]
+    if spec.max_iterations is None and session["max_iterations"] is not None:
+        changes["max_iterations"] = min(session["max_iterations"], int(settings.get("agent.max_turns")))
+    if session["toolsets"] is not None and (spec.toolsets is None or spec.toolsets_by_default):
+        usual = _configured(settings, spec.source) if spec.toolsets is None else spec.toolsets
+        changes["toolsets"] = usual & frozenset(session["toolsets"])
+    return spec.replace(**changes) if changes else spec
+
+
 def _routes(
     live: LiveRun, services: Services, settings: Settings, session: Mapping[str, Any] | None
 ) -> tuple[list[Route], Failure | None]:
     chosen = live.spec.route
     try:
-        model = session["model"] if session and chosen is None else None
-        if not routes.is_allowed(settings, live.spec.allowed_models, chosen, model):
+        if chosen is None:
+            chosen = routes.of_session(settings, session)
+        if not routes.is_allowed(settings, live.spec.allowed_models, chosen):
             words = f"The model may not be used with this key; these may: {', '.join(sorted(live.spec.allowed_models or ()))}."
             return [routes.LOCAL], Failure("unknown", None, "", words, False, "model_not_allowed")
         if chosen is not None:
-            return _found(services, settings, chosen, None), None
-        known = services.lately((_found, settings, model), lambda: _found(services, settings, None, model))
+            return _found(services, settings, chosen), None
+        known = services.lately((_found, settings), lambda: _found(services, settings, None))
         return [*known], None
     except ConfigError as error:
         return [routes.LOCAL], Failure("unknown", None, "", str(error), False, "agent_incomplete")
 
 
-def _found(services: Services, settings: Settings, chosen: RouteChoice | None, model: str | None) -> list[Route]:
-    return [_with_window(route, services) for route in routes.routes(settings, chosen, model)]
+def _found(services: Services, settings: Settings, chosen: RouteChoice | None) -> list[Route]:
+    return [_with_window(route, services) for route in routes.routes(settings, chosen)]
 
 
 async def _equip(turn: Turn, client_tools: dict[str, ToolSchema]) -> None:
@@ -187,6 +217,12 @@ async def _offered(turn: Turn) -> dict[str, ToolDef]:
                 tools, notices = await services.mcp.offered(tools, sets, settings, turn.window, told)
                 turn.live.notices += notices
     return tools
+
+
+def may_use(spec: RunSpec, settings: Settings, toolset: str) -> bool:
+    """Whether a run itself may use a toolset, whatever its model is offered."""
+    sets = (spec.toolsets or frozenset()) | _configured(settings, spec.source)
+    return toolset in sets - spec.disabled_toolsets and (spec.tool_policy is None or toolset in spec.tool_policy)
 
 
 @lru_cache(maxsize=16)
@@ -272,16 +308,23 @@ async def _record(turn: Turn, record: Mapping[str, Any], before: Arrived, *, beg
     rows: list[Row] = []
     if spec.persist and turn.stored:
         # What the store does not hold yet: a history that the session begins with, and a client's answers to calls.
-        unknown = turn.history_length if begins else len(spec.results)
-        told = turn.messages[turn.history_length - unknown : turn.history_length]
+        told = before.messages if begins else before.messages[len(before.messages) - len(spec.results) :]
         rows += (before.row(live.transcript_id, message) for message in told)
     if said is not None:
         turn.user_row = row = before.row(live.transcript_id, said)
         row.run_id, row.told = spec.run_id, ((started, "user_row"),)
         rows.append(row)
-        if not turn.settings.get("auxiliary.title_generation.enabled"):
-            record = {**record, "auto_title": plain_title(text_of(said["content"]))}
+        if not names_session(turn):
+            record = {**record, "auto_title": plain_title(first_words(turn.messages))}
     await live.log.append(started, rows=rows, session=record, hold=not before.saved)
+
+
+def _begun(spec: RunSpec, messages: list[Message]) -> tuple[list[Message], str]:
+    """The messages without the last one, and its text, where the model is to go on with that."""
+    last = messages[-1] if messages and spec.continues else {}
+    if last.get("role") != "assistant" or last.get("tool_calls") or not isinstance(last.get("content"), str):
+        return messages, ""
+    return messages[:-1], last["content"]
 
 
 def _results(spec: RunSpec) -> list[Message]:
@@ -300,6 +343,5 @@ def _check_answered(history: list[Message], content: Any) -> None:
 def _client_tool(tool: Mapping[str, Any]) -> ToolSchema:
     """A client's function, bare or in the envelope that chat completions use."""
     tool = tool.get("function", tool)
-    return ToolSchema(
-        str(tool["name"]), str(tool.get("description") or ""), dict(tool.get("parameters") or {"type": "object"})
-    )
+    parameters, form = dict(tool.get("parameters") or {"type": "object"}), tool.get("format")
+    return ToolSchema(str(tool["name"]), str(tool.get("description") or ""), parameters, dict(form) if form else None)

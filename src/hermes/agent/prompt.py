@@ -197,15 +197,27 @@ def foreign_frame(text: str, mark: str) -> str:
     return f"[{mark}] {_FOREIGN}\n{inner}\n[{mark}] End of the data from outside."
 
 
+# How the message begins that holds the output of a job's script.
+SCRIPT_MARK = "[The job's script was run.]"
+FOREIGN_SCRIPT_MARK = "[The job's script was run and brought data from outside.]"
+SCRIPT_MARKS = (SCRIPT_MARK, FOREIGN_SCRIPT_MARK)
+
+
 def is_foreign(message: Mapping[str, Any]) -> bool:
     """Whether a message brings text from outside: a framed answer of a tool, or a summary of such answers."""
     if message.get("role") == "tool":
         return _FRAMED.match(text_of(message.get("content"))) is not None
-    return message.get("role") == "user" and text_of(message.get("content")).startswith(FOREIGN_SUMMARY_MARK)
+    marks = (FOREIGN_SUMMARY_MARK, FOREIGN_SCRIPT_MARK)
+    return message.get("role") == "user" and text_of(message.get("content")).startswith(marks)
 
 
 GO_ON = "Your answer was cut off. Go on exactly where it ended; do not repeat anything and do not comment on the break."
 ANSWER_VISIBLY = "Your last answer was empty. Answer the user visibly now, in text, or call a tool."
+REASONING_EXCERPT = "[The model ended without an answer. The end of its reasoning:]"
+CALL_MISSING = (
+    "You announced a tool call, but none arrived in a form that could be read. Make the call now through the tool "
+    "interface, or finish your answer."
+)
 SMALLER_PIECES = (
     "Your last tool call was too long and was cut off. Make it shorter, or do the work in several smaller calls."
 )

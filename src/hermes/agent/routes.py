@@ -15,13 +15,15 @@ from hermes.runs.spec import RouteChoice
 if TYPE_CHECKING:
     from hermes.config import Settings
 
+# The provider of a route that has an address and no other name.
+CUSTOM = "custom"
 LOCAL = Route("local", "local", "http://local.localhost", "local")
 
 
-def routes(settings: Settings, choice: RouteChoice | None = None, session_model: str | None = None) -> list[Route]:
+def routes(settings: Settings, choice: RouteChoice | None = None) -> list[Route]:
     """The primary route, then the fallbacks in order."""
     choice = choice or RouteChoice()
-    first = primary(settings, choice, session_model)
+    first = primary(settings, choice)
     others = choice.fallbacks if choice.fallbacks is not None else settings.get("fallback_providers") or []
     if not others:
         return [first]
@@ -32,14 +34,74 @@ def routes(settings: Settings, choice: RouteChoice | None = None, session_model:
     return list(found.values())
 
 
-def primary(settings: Settings, choice: RouteChoice, session_model: str | None = None) -> Route:
-    """What was asked for, else the session's, else what is configured, else the local model."""
+def named(settings: Settings, name: str) -> RouteChoice | None:
+    """The choice that a name stands for: an alias, or `provider/model` of a configured provider."""
+    if name in settings.section("api_server.model_routes"):
+        return RouteChoice(alias=name)
+    provider, _, model = name.partition("/")
+    return of_provider(settings, provider, model) if model else None
+
+
+def of_provider(settings: Settings, provider: str, model: str | None = None) -> RouteChoice | None:
+    """A model of a configured provider, or the first one named for it. None where there is none."""
+    main, entries = settings.section("model"), settings.section("providers")
+    if provider == CUSTOM and not main["provider"] and CUSTOM not in entries:
+        return RouteChoice(model=model) if model and main["base_url"] else None
+    if provider not in {*entries, main["provider"], *(name for name, _ in _fallbacks(settings))} or not provider:
+        return None
+    default = main["default"] if provider == main["provider"] else None
+    model = model or default or next(iter(_models(entries.get(provider, {}))), None)
+    return RouteChoice(provider=provider, model=model) if model else None
+
+
+def of_session(settings: Settings, session: Mapping[str, Any] | None) -> RouteChoice | None:
+    """The choice that a session's own model stands for; None is the configured one."""
+    name = session["model"] if session else None
+    if not session or not name:
+        return None
+    # The command line stores plain names; any other name that is unknown stands for the configured model.
+    return named(settings, name) or (RouteChoice(model=name) if session["source"] == "cli" else None)
+
+
+def listed(settings: Settings) -> dict[str, str]:
+    """The models that the configuration names of its providers: as they are asked for, and their own names."""
+    found = {
+        f"{provider}/{model}": model
+        for provider, entry in settings.section("providers").items()
+        for model in _models(entry)
+    }
+    return found | {f"{provider}/{model}": model for provider, model in _fallbacks(settings) if model}
+
+
+def _fallbacks(settings: Settings) -> list[tuple[str, str]]:
+    """Provider and model of each fallback that has no address of its own."""
+    entries = map(_fallback_entry, settings.get("fallback_providers") or [])
+    named = [(entry.get("provider"), entry.get("model")) for entry in entries if not entry.get("base_url")]
+    return [(str(provider), str(model or "")) for provider, model in named if provider]
+
+
+def _fallback_entry(entry: str | Mapping[str, Any]) -> Mapping[str, Any]:
+    if not isinstance(entry, str):
+        return entry
+    provider, _, model = entry.partition("/")
+    return {"provider": provider, "model": model}
+
+
+def _aliased(settings: Settings, choice: RouteChoice, alias: str) -> RouteChoice:
+    """The choice with its alias, or the `provider/model` in its place, resolved. An unknown one changes nothing."""
+    entry = settings.section("api_server.model_routes").get(alias)
+    if entry is None and (found := named(settings, alias)) is not None:
+        return replace(choice, alias=None, provider=found.provider, model=found.model)
+    return replace(choice, alias=None, **{name: value for name, value in (entry or {}).items() if value})
+
+
+def primary(settings: Settings, choice: RouteChoice) -> Route:
+    """What was asked for, else what is configured, else the local model."""
     if choice.alias:
-        named = settings.section("api_server.model_routes").get(choice.alias) or {}
-        choice = replace(choice, alias=None, **{name: value for name, value in named.items() if value})
+        choice = _aliased(settings, choice, choice.alias)
     configured = settings.section("model")
     provider = choice.provider or configured["provider"] or ""
-    model = choice.model or session_model or configured["default"] or ""
+    model = choice.model or configured["default"] or ""
     own_address = choice.base_url is not None or (
         choice.provider is not None and choice.provider != configured["provider"]
     )
@@ -62,14 +124,14 @@ def primary(settings: Settings, choice: RouteChoice, session_model: str | None =
     return replace(route, extra_body={**route.extra_body, **choice.extra_body}) if choice.extra_body else route
 
 
-def is_allowed(
-    settings: Settings, aliases: frozenset[str] | None, choice: RouteChoice | None, model: str | None = None
-) -> bool:
-    """Whether a choice, or a session's model, leads to the model of one of these aliases. None allows every model."""
-    if aliases is None:
+def is_allowed(settings: Settings, names: frozenset[str] | None, choice: RouteChoice | None) -> bool:
+    """Whether a choice leads to the model that one of these names stands for. None allows every model."""
+    if names is None:
         return True
-    asked = primary(settings, choice or RouteChoice(), model)
-    allowed = (primary(settings, RouteChoice(alias=alias)) for alias in aliases)
+    asked = primary(settings, choice or RouteChoice())
+    # Another name than these is the configured model's own.
+    known = (name for name in names if "/" not in name or named(settings, name))
+    allowed = (primary(settings, RouteChoice(alias=name)) for name in known)
     return any((route.provider, route.model) == (asked.provider, asked.model) for route in allowed)
 
 
@@ -82,9 +144,7 @@ def local(settings: Settings) -> Route:
 
 def fallback(settings: Settings, entry: str | Mapping[str, Any]) -> Route:
     """One entry of `fallback_providers`: a provider, `provider/model`, or a mapping."""
-    if isinstance(entry, str):
-        provider, _, model = entry.partition("/")
-        entry = {"provider": provider, "model": model}
+    entry = _fallback_entry(entry)
     key = entry.get("api_key") or (settings.variable(str(entry["key_env"])) if entry.get("key_env") else None)
     return _route(
         settings,
@@ -136,7 +196,7 @@ def _route(
         )
     facts = _models(entry).get(model, {})
     return Route(
-        provider=provider or "custom",
+        provider=provider or CUSTOM,
         model=model,
         base_url=address,
         api_mode=mode,

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from hermes.agent import images, prompt
 from hermes.agent.assembler import Assembler, Delta, ReasoningDelta, TextDelta, ToolDrafted
 from hermes.agent.call import Attempt, Caller, carry
-from hermes.agent.decisions import Action, CallState, Decision, decide
+from hermes.agent.decisions import ENDS, Action, CallState, Decision, decide
 from hermes.agent.failures import Failure, FailureFacts, Kind, classify, explain, rejected_option
 from hermes.agent.media import Outgoing
 from hermes.agent.media_tags import as_said
 from hermes.agent.parts import Assembled
 from hermes.agent.turn import Turn
-from hermes.limits import PRIMARY_REST_S
+from hermes.limits import PRIMARY_REST_S, REASONING_EXCERPT_CHARS_MAX
 from hermes.providers.base import Credential, Message, Prompt
-from hermes.providers.registry import available, is_private
+from hermes.providers.registry import available, is_private, prefill_of
 from hermes.runs.control import Stopped
 from hermes.runs.events import Event
 from hermes.store.base import Row
@@ -75,12 +76,16 @@ class ModelStep:
                 facts = attempt.facts or self._fault_of(message, attempt.assembler)
                 if facts is None:
                     return Answered(message, await self._whole())
-                await self._count(message)
                 facts = replace(facts, delivered=len(self._text))
                 kind = classify(facts)
                 decision = decide(kind, self._state(facts, kind))
+                if decision.action == "excerpt":
+                    await self._deliver_excerpt()
+                if decision.action == "accept" or (decision.action == "excerpt" and kind == "empty"):
+                    return Answered(message, await self._whole())
+                await self._count(message)
                 self._tried[decision.action] += 1
-                if decision.action in ("keep_partial", "give_up"):
+                if decision.action in ENDS:
                     return await self._end(attempt, facts, kind, decision)
                 if not await self._recover(facts, kind, decision):
                     return await self._end(attempt, FailureFacts("stream", interrupted=True), "interrupted", decision)
@@ -95,6 +100,10 @@ class ModelStep:
         text = self._log.text_of(self._id)
         return text if self._out is None else (as_said(text) or text) + self._out.held
 
+    @property
+    def _reasoning(self) -> str:
+        return self._log.text_of(f"{self._id}:reasoning")
+
     async def _whole(self) -> str:
         """The message as it is in the log, with nothing held back any more."""
         if self._out is not None:
@@ -104,11 +113,11 @@ class ModelStep:
     # --- one attempt --------------------------------------------------------------------------------------------
 
     async def _attempt(self) -> Attempt:
-        turn, before = self._turn, self._text
+        turn, before = self._turn, self._turn.begun + self._text
         self._attempts += 1
         request = self._prompt(before)
         self._offered = bool(request.tools)
-        self._thought = bool(self._log.text_of(f"{self._id}:reasoning"))
+        self._thought = bool(self._reasoning)
         await self._log.emit(
             "model.started",
             attempt=self._attempts,
@@ -120,9 +129,8 @@ class ModelStep:
             tools_count=len(request.tools),
         )
         identity = f"{turn.live.spec.run_id}:{self._log.step}"
-        # A provider may not take trailing white space in a beginning; then the model writes it again.
-        again = before[len(before.rstrip()) :] if request.prefill and turn.provider.strips_prefill else ""
-        assembler = Assembler(identity, before, again)
+        again = self._written_again(before) if request.prefill else ""
+        assembler = Assembler(identity, before, again, self._accept_leaked)
         credential = self._credential = turn.credential()
         if not available(turn.route.api_mode):
             return Attempt(assembler, FailureFacts("connect", code="local_unavailable"))
@@ -140,7 +148,7 @@ class ModelStep:
         tail: list[Message] = [{"role": "user", "content": text} for text in self._turn.nudges]
         prefill = ""
         if before:
-            if self._turn.capabilities.prefill and not self._nudge and not self._dropped_tools:
+            if prefill_of(self._turn.route) is not None and not self._nudge and not self._dropped_tools:
                 prefill = before
             else:
                 words = f"{prompt.go_on(self._dropped_tools)} {self._nudge}".strip()
@@ -148,6 +156,14 @@ class ModelStep:
         elif self._nudge:
             tail.append({"role": "user", "content": self._nudge})
         return self._turn.prompt(tools=self._tools, tail=tail, prefill=prefill)
+
+    def _written_again(self, before: str) -> str:
+        """What of a beginning the model's answer starts with: all of it where the provider says it again, or the white
+        space at its end where that is not sent."""
+        how = prefill_of(self._turn.route)
+        if how is not None and how.echoes:
+            return before
+        return before[len(before.rstrip()) :] if self._turn.provider.strips_prefill else ""
 
     def _is_text(self, text: str) -> bool:
         """Whether it can be written without looking at a file."""
@@ -189,12 +205,29 @@ class ModelStep:
             task.exception()  # a notice that could not be kept harms nobody
 
     def _message(self, assembler: Assembler) -> Assembled:
-        """The answer so far. Calls of tools that were not offered are none."""
+        """The answer so far, its calls under the names that were offered. Without an offer there are no calls."""
         message = assembler.message()
         if not self._offered and message.tool_calls:
             reason = "stop" if message.finish_reason == "tool_calls" else message.finish_reason
-            message = replace(message, tool_calls=[], finish_reason=reason)
+            return replace(message, tool_calls=[], finish_reason=reason)
+        for call in message.tool_calls:
+            # Here, so that the log, the client and the next request all have the name that exists.
+            call.name = self._tool_name(call.name) or call.name
         return message
+
+    def _accept_leaked(self, name: str, args: dict[str, Any] | str) -> tuple[str, str] | None:
+        """A call that stood in the text, under the name of an offered tool and with arguments of the types it takes."""
+        known = self._tool_name(name) if self._offered else None
+        schema = next((schema for schema in self._turn.schemas if schema.name == known), None)
+        if schema is None:
+            return None
+        value = args if isinstance(args, dict) else arguments.parse(args).value
+        if value is None:
+            return schema.name, str(args)
+        return schema.name, json.dumps(arguments.check(value, schema.parameters)[0], ensure_ascii=False)
+
+    def _tool_name(self, name: str) -> str | None:
+        return arguments.settle_name(name, (*self._turn.client_tools, *self._turn.tools))
 
     async def _count(self, message: Assembled) -> None:
         """What an attempt that was not enough has cost counts all the same."""
@@ -212,10 +245,12 @@ class ModelStep:
             delivered=len(self._text),
             has_calls=bool(message.tool_calls),
             calls_cut=cut,
+            call_missing=self._offered and assembler.call_missing,
             drafting=assembler.drafting,
         )
-        bad = message.finish_reason in ("length", "content_filter", "error") or cut
-        return facts if bad or not (self._text or message.tool_calls) else None
+        bad = message.finish_reason in ("length", "content_filter", "error") or cut or facts.call_missing
+        said = self._text or message.tool_calls or (self._turn.begun and message.finish_reason == "stop")
+        return facts if bad or not said else None
 
     # --- what to do ---------------------------------------------------------------------------------------------
 
@@ -246,7 +281,6 @@ class ModelStep:
         usable = [c for c in turn.route.credentials if c and not turn.services.learnt.rests(c)]
         option = rejected_option(facts)
         pictures = images.present(turn.messages)
-        shown = images.present([message for message in turn.messages if message["role"] == "tool"])
         ceiling = turn.capabilities.max_output
         limit = turn.max_output or turn.route.max_output_tokens
         checks: dict[Action, bool] = {
@@ -256,9 +290,10 @@ class ModelStep:
             "drop_option": option is not None and option not in turn.services.learnt.dropped(turn.route),
             "compact": turn.live.spec.compress and turn.settings.get("compression.enabled"),
             "shrink_images": pictures and images.can_shrink(),
-            "describe_images": pictures and bool(turn.settings.get("auxiliary.vision.model") or shown),
+            "describe_images": pictures,
             "drop_opaque": turn.with_opaque and any(m.get("opaque") for m in turn.messages),
             "raise_output": not turn.own_limit and (limit is None or limit < ceiling),
+            "excerpt": bool(self._reasoning.strip()) and not turn.wants_json,
         }
         return {action for action, can in checks.items() if can}
 
@@ -283,6 +318,15 @@ class ModelStep:
         if (act := self._ACTIONS.get(decision.action)) is not None:
             await act(self, facts, kind)
         return True
+
+    async def _deliver_excerpt(self) -> None:
+        """Make the end of the reasoning the answer, named as what it is."""
+        thoughts = self._reasoning.strip()
+        if len(thoughts) > REASONING_EXCERPT_CHARS_MAX:
+            thoughts = f"… {thoughts[-REASONING_EXCERPT_CHARS_MAX:].lstrip()}"
+        self._log.text(self._id, f"{prompt.REASONING_EXCERPT}\n\n{thoughts}")
+        words = "The model ended without an answer; the end of its reasoning is shown instead."
+        await self._log.emit("notice", level="warn", code="reasoning_only", message=words)
 
     async def _end(self, attempt: Attempt, facts: FailureFacts, kind: Kind, decision: Decision) -> Answered:
         turn = self._turn
@@ -343,8 +387,12 @@ class ModelStep:
     async def _describe_images(self, facts: FailureFacts, kind: Kind) -> None:
         from hermes.agent.auxiliary import Auxiliary
 
-        if not self._turn.settings.get("auxiliary.vision.model"):
-            self._turn.messages = images.unseen(self._turn.messages)
+        seen = bool(self._turn.settings.get("auxiliary.vision.model"))
+        words = "a description" if seen else "a note"
+        words = f"The model's provider refused an image; {words} is sent in its place."
+        await self._log.emit("notice", level="warn", code="image_rejected", message=words)
+        if not seen:
+            self._turn.messages = images.removed(self._turn.messages)
             return
         auxiliary = Auxiliary(self._turn)
         self._turn.messages = await images.described(self._turn.messages, auxiliary.describe)
@@ -361,7 +409,9 @@ class ModelStep:
         turn.max_output = ceiling if limit is None else min(ceiling, 2 * limit)
 
     async def _nudge_model(self, facts: FailureFacts, kind: Kind) -> None:
-        self._nudge = prompt.SMALLER_PIECES if kind == "truncated_tool" else prompt.ANSWER_VISIBLY
+        self._nudge = {"truncated_tool": prompt.SMALLER_PIECES, "missing_call": prompt.CALL_MISSING}.get(
+            kind, prompt.ANSWER_VISIBLY
+        )
 
     async def _halve_context(self, facts: FailureFacts, kind: Kind) -> None:
         turn = self._turn

@@ -118,7 +118,8 @@ class Totals:
 
 @dataclass(slots=True)
 class Turn:
-    """One turn at work. `given` is what a caller brought that has its own history."""
+    """One turn at work. `given` is what a caller brought that has its own history. `begun` is the beginning of the
+    message that the model goes on with, which is not among the messages until then."""
 
     live: LiveRun
     services: Services
@@ -132,6 +133,7 @@ class Turn:
     user_message: Message | None = None
     message_id: str = ""
     said: Row | None = None
+    begun: str = ""
     media: Deliverables | None = None
     system: str = ""
     instructions: str = ""
@@ -186,6 +188,11 @@ class Turn:
         """Whether the caller itself limits the length of answers."""
         return self.live.spec.max_output_tokens is not None
 
+    @property
+    def wants_json(self) -> bool:
+        """Whether the caller asked for JSON as the answer."""
+        return (self.live.spec.response_format or {}).get("type") in ("json_object", "json_schema")
+
     def equip(self, tools: dict[str, ToolDef]) -> None:
         """The server's tools for this turn; a client's tool hides a server's of the same name."""
         self.tools = tools
@@ -224,6 +231,14 @@ class Turn:
             stream=self.stream,
             dropped=self.services.learnt.dropped(self.route),
         )
+
+    def take_in(self, row: Row) -> None:
+        """Put what the model has said behind the other messages, with what it went on from."""
+        message = row.as_message()
+        if self.begun:
+            message["content"] = f"{self.begun}{message['content'] or ''}"
+            self.begun = ""
+        self.messages.append(message)
 
     def fixed_tokens(self) -> int:
         """What goes along with the messages: prompt and schemas."""
@@ -297,7 +312,7 @@ def _in_order(shown: list[tuple[ToolSchema, int]]) -> tuple[tuple[ToolSchema, ..
 
 
 def _tokens(schema: ToolSchema) -> int:
-    return estimate({"n": schema.name, "d": schema.description, "p": schema.parameters})
+    return estimate({"n": schema.name, "d": schema.full_description, "p": schema.parameters})
 
 
 def _without_opaque(message: Message) -> Message:

@@ -6,11 +6,12 @@ import asyncio
 import signal
 import sys
 import time
+from argparse import BooleanOptionalAction
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hermes import config
-from hermes.cli.actions import YES, Actions, Args, Arguments, command, number
+from hermes.cli.actions import FLAG, YES, Actions, Args, Arguments, command, number
 from hermes.cli.output import (
     Busy,
     Json,
@@ -27,6 +28,7 @@ from hermes.cli.output import (
 )
 from hermes.cli.sessions_care import opened
 from hermes.cli.wording import columns, iso, local, one_line, span, with_iso, words
+from hermes.config_keys import EFFORTS
 from hermes.errors import HermesError
 from hermes.home import Home, is_served
 
@@ -78,28 +80,34 @@ def _say_unserved(home: Home) -> None:
 
 def _list(args: Args, home: Home) -> None:
     with opened(home) as db:
-        found = _jobs(db).list()
+        known = _jobs(db).list()
+    found = known if args.all else [job for job in known if job["enabled"]]
     rows = [(job["id"], job["name"], job["schedule_display"], _when(job), job["last_status"] or "-") for job in found]
     tell_said(args, home, {"jobs": [_shown(job) for job in found]}, columns(rows, 1))
-    if not found:
+    if not known:
         note('There are no jobs. Try: hermes cron create "every 1d" "Say what is new."')
-    elif any(job["enabled"] for job in found):
+    if hidden := len(known) - len(found):
+        note(f"Not shown: {hidden} paused or finished. Try: hermes cron list --all")
+    if any(job["enabled"] for job in found):
         _say_unserved(home)
 
 
 def _runs(args: Args, home: Home) -> None:
+    from hermes.runs.jobs import ended
     from hermes.store.runs import Runs
 
     with opened(home) as db:
         job = _job(_jobs(db), args.id)
-        found = [record for record in Runs(db.engine).list(kind="job") if record.spec.job_id == job["id"]][: args.limit]
+        found, texts, _ = Runs(db.engine).page(owner=job["owner"], limit=args.limit, job_id=job["id"])
     rows: list[Json] = [
-        {"run_id": one.spec.run_id, "status": one.state.status, "session_id": one.spec.session_id}
+        {"run_id": one.spec.run_id, "status": ended(one.state, texts.get(one.state.final_row or 0))["last_status"]}
+        | {"session_id": one.spec.session_id}
         | {"started_at": one.state.started_at, "finished_at": one.state.ended_at, "error": one.state.error or None}
         for one in found
     ]
+    about = ["" if one["status"] == "silent" else one["error"] or one["session_id"] for one in rows]
     lines = [
-        (one["run_id"], one["status"], local(one["started_at"]), one["error"] or one["session_id"]) for one in rows
+        (one["run_id"], one["status"], local(one["started_at"]), text) for one, text in zip(rows, about, strict=True)
     ]
     tell_said(args, home, {"job_id": job["id"], "runs": with_iso(rows)}, columns(lines, 3))
     if not found:
@@ -227,7 +235,7 @@ async def _run_now(args: Args, home: Home, job_id: str) -> int:
     from hermes.app import current
     from hermes.cli.runs_command import follow
     from hermes.runs.engine import Refused
-    from hermes.runs.jobs import ended
+    from hermes.runs.scheduler import settled
     from hermes.runs.spec import Control
 
     app, stopped = await current(home), list[Any]()
@@ -246,7 +254,7 @@ async def _run_now(args: Args, home: Home, job_id: str) -> int:
     code = await follow(args, spec.run_id, app.engine.subscribe(spec.run_id), mask(home))
     record = await app.engine.get(spec.run_id)
     if record is not None:
-        await app.store.jobs.update(job_id, **ended(record.state))
+        await app.store.jobs.update(job_id, **await settled(app.engine, record))
     return EXIT_INTERRUPTED if stopped else code
 
 
@@ -266,11 +274,15 @@ def _begun(store: Store, job_id: str) -> RunSpec:
     return spec
 
 
-_OPTIONS = "--name --skills --model --provider --toolsets --workdir --repeat --session --timezone"
+_OPTIONS = "--name --skills --model --provider --toolsets --workdir --repeat --session --timezone --script --effort "
+_OPTIONS += "--continuity"
 _ARGUMENTS: Arguments = YES | {
     "id": {"metavar": "ID", "help": "a job's id, the beginning of it, or its name"},
     "schedule": {"metavar": "SCHEDULE", "help": "30m, 2h, 1d; every 30m; five fields of cron; or an ISO time"},
     "prompt": {"metavar": "PROMPT", "nargs": "?", "help": "what is to be done; '-' reads it from standard input"},
+    "--all": FLAG | {"help": "paused and finished jobs, too"},
+    "--continuity": {"action": BooleanOptionalAction, "help": "go on with the same session each time"},
+    "--effort": {"metavar": "LEVEL", "help": f"how long the model thinks: {', '.join(EFFORTS)}"},
     "--limit": {"metavar": "N", "type": number, "default": 20, "help": "how many at most (20)"},
     "--model": {"metavar": "NAME", "help": "the model to ask"},
     "--name": {"metavar": "TEXT"},
@@ -278,6 +290,7 @@ _ARGUMENTS: Arguments = YES | {
     "--provider": {"metavar": "ID", "help": "the provider to ask"},
     "--repeat": {"metavar": "N", "type": number, "help": "how often at most"},
     "--schedule": {"metavar": "SCHEDULE"},
+    "--script": {"metavar": "COMMAND", "help": "run before each turn; its output is given to the model"},
     "--session": {"metavar": "ID", "dest": "session_id", "help": "go on with this session each time"},
     "--skills": {"metavar": "LIST", "type": words, "help": "skills to use, separated by commas"},
     "--timezone": {"metavar": "NAME", "help": "of the schedule, such as Europe/Berlin"},
@@ -285,7 +298,7 @@ _ARGUMENTS: Arguments = YES | {
     "--workdir": {"metavar": "DIR", "help": "where it works, inside terminal.workspaces"},
 }
 _ACTIONS: Actions = {
-    "list": (_list, "jobs, and when each runs next", ""),
+    "list": (_list, "jobs, and when each runs next", "--all"),
     "create": (_create, "a new job; prints its next three times", f"schedule prompt {_OPTIONS}"),
     "edit": (_change(_edited), "change what is given", f"id --schedule --prompt {_OPTIONS}"),
     "pause": (_change(_paused_or_resumed), "let a job rest", "id"),

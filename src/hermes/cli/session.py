@@ -96,9 +96,9 @@ class Conversation:
 
     async def route(self) -> Route:
         """The route that the next turn asks first."""
-        session = await self.session()
+        named = RouteChoice(model=self.model, provider=self.provider) if self.model or self.provider else None
         return routes.primary(
-            self.settings, RouteChoice(model=self.model, provider=self.provider), session.get("model")
+            self.settings, named or routes.of_session(self.settings, await self.session()) or RouteChoice()
         )
 
     async def session(self) -> Json:

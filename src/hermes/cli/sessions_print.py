@@ -79,6 +79,7 @@ def head_lines(session: Mapping[str, Any]) -> list[str]:
 
 def message_lines(message: Mapping[str, Any], *, full: bool) -> Iterator[str]:
     state = "" if message["active"] else ", compacted" if message["compacted"] else ", taken back"
+    state = ", for the model only" if message["model_only"] else state
     ours = ", written by Hermes" if message["synthetic"] else ""
     yield f"[{message['id']}] {_speaker(message)}, {local(message['timestamp'])}{state}{ours}"
     if full and message["reasoning"]:
@@ -136,7 +137,7 @@ def hit_lines(hit: Mapping[str, Any]) -> Iterator[str]:
 
 
 def markdown(session: Mapping[str, Any]) -> str:
-    """An exported session as people saw it: without what was taken back and what was repeated for the model."""
+    """An exported session as people saw it: without what was taken back."""
     named = {"Session": "id", "Source": "source", "Model": "model", "Folder": "cwd"}
     told = {name: session[column] for name, column in named.items()}
     told |= {"Started": local(session["started_at"]), "Last active": local(session["last_active"])}
@@ -144,7 +145,7 @@ def markdown(session: Mapping[str, Any]) -> str:
     lines += [f"- {name}: {one_line(str(value))}" for name, value in told.items() if value]
     for message in session["messages"]:
         held = message.get("active", True) or message.get("compacted")
-        if not held or message.get("synthetic") or message.get("copy_of") is not None:
+        if not held or message.get("synthetic"):
             continue
         lines += ["", f"## {_speaker(message).capitalize()}, {local(message['timestamp'])}", ""]
         text = text_of(message["content"])

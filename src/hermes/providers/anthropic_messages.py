@@ -137,7 +137,7 @@ def _url(base_url: str) -> str:
 def _tool(tool: ToolSchema) -> JsonObject:
     return {
         "name": tool.name,
-        **({"description": tool.description} if tool.description else {}),
+        **({"description": described} if (described := tool.full_description) else {}),
         "input_schema": {"type": "object", **tool.parameters},
     }
 

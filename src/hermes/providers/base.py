@@ -110,14 +110,31 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class ToolSchema:
-    """A tool as it is offered to a model."""
+    """A tool as it is offered to a model. One with a `format` takes text; as a function it has that as `input`."""
 
     name: str
     description: str
     parameters: JsonObject
+    format: JsonObject | None = None
 
     def __hash__(self) -> int:
         return hash(self.name)
+
+    @property
+    def grammar(self) -> JsonObject | None:
+        """The grammar that its text must match."""
+        form = self.format or {}
+        if form.get("type") != "grammar":
+            return None
+        return as_dict(form.get("grammar")) or form
+
+    @property
+    def full_description(self) -> str:
+        """The description with the grammar in words, for protocols that do not enforce it."""
+        if self.grammar is None:
+            return self.description
+        syntax, definition = self.grammar.get("syntax") or "lark", self.grammar.get("definition") or ""
+        return f"{self.description}\n\nThe input must match this {syntax} grammar:\n{definition}".strip()
 
 
 class Encoded(list[JsonObject]):
@@ -324,16 +341,22 @@ def bearer(credential: Credential | None) -> dict[str, str]:
 
 
 def left_out(
-    prompt: Prompt, body: JsonObject, fields: Mapping[str, str], unsent: Sequence[str] = MESSAGE_FIELDS
+    prompt: Prompt,
+    body: JsonObject,
+    fields: Mapping[str, str],
+    unsent: Sequence[str] = MESSAGE_FIELDS,
+    grammars: bool = False,
 ) -> tuple[str, ...]:
     """The parameters that were given and are not in the body. `fields` tells where some of them go; `unsent` are fields
-    of messages that the protocol has no place for."""
+    of messages that the protocol has no place for, as for `grammars` of tools unless told otherwise."""
     given = [name for name, value in prompt.sampling.items() if value is not None]
     thinks = any(name in body for name in ("reasoning", "reasoning_effort", "thinking"))
     if not thinks and wanted_effort(prompt.reasoning) not in (None, "", "none"):
         given.append("reasoning_effort")
     idle = set() if prompt.tools else {"parallel_tool_calls"}
     absent = [name for name in given if fields.get(name, name) not in body and name not in idle]
+    if not grammars and any(tool.grammar for tool in prompt.tools):
+        absent.append("tools.format")
     absent += (f"messages.{name}" for name in unsent if any(map(_MESSAGE_FIELDS[name], prompt.messages)))
     return tuple(sorted(absent))
 

@@ -54,6 +54,7 @@ from hermes.providers.base import (
     token_count,
     wanted_effort,
 )
+from hermes.providers.registry import prefill_of
 from hermes.providers.table import ModelFacts, capabilities_for, facts_for, nearest_effort
 
 API_MODE = "chat_completions"
@@ -77,6 +78,9 @@ class ChatCompletions:
             **sampling_sent(prompt, self.capabilities(route.model)),
             **_limits(route, prompt, facts),
         }
+        if prompt.prefill and (how := prefill_of(route)) is not None:
+            body["messages"][-1] |= {name: value for name, value in how.message.items() if name not in prompt.dropped}
+            body |= {name: value for name, value in how.body.items() if name not in prompt.dropped}
         if prompt.stream and "stream_options" not in prompt.dropped:
             body["stream_options"] = {"include_usage": True}
         if prompt.response_format is not None and "response_format" not in prompt.dropped:
@@ -170,7 +174,7 @@ def _alone(data: bytes) -> str | None:
 
 
 def _tool(tool: ToolSchema) -> JsonObject:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    function = {"name": tool.name, "description": tool.full_description, "parameters": tool.parameters}
     return {"type": "function", "function": function}
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from hermes.agent.failures import FailureFacts
 from hermes.agent.parts import Finish, FinishReason, Model, Opaque, Part, Reasoning, Text, ToolDelta, Usage
 from hermes.providers.base import (
@@ -40,8 +42,10 @@ from hermes.providers.base import (
     wanted_effort,
 )
 from hermes.providers.table import ModelFacts, capabilities_for, facts_for, nearest_effort
+from hermes.text import spaced_json
 
 API_MODE = "codex_responses"
+_NO_TOOLS: frozenset[str] = frozenset()
 OPTIONS = frozenset(
     {
         "temperature",
@@ -67,14 +71,16 @@ class CodexResponses:
     def request(self, route: Route, credential: Credential | None, prompt: Prompt) -> WireRequest:
         """The request that asks this prompt."""
         sampling = sampling_sent(prompt, self.capabilities(route.model))
+        facts = facts_for(route.model)
+        custom = frozenset(tool.name for tool in prompt.tools if tool.format) if facts.custom_tools else _NO_TOOLS
         verbosity = sampling.pop("verbosity", None)
         body: JsonObject = {
             "model": route.model,
-            "input": _input(prompt),
+            "input": _input(prompt, custom),
             "store": False,
             "stream": prompt.stream,
             **sampling,
-            **_reasoning_fields(prompt, facts_for(route.model)),
+            **_reasoning_fields(prompt, facts),
         }
         if instructions := "\n\n".join(tier for tier in prompt.system if tier.strip()):
             body["instructions"] = instructions
@@ -84,9 +90,9 @@ class CodexResponses:
         if text := _text_fields(prompt, verbosity):
             body["text"] = text
         if prompt.tools:
-            body["tools"] = _tools(tuple(prompt.tools))
+            body["tools"] = (_custom_tools if custom else _tools)(tuple(prompt.tools))
             if prompt.tool_choice is not None and "tool_choice" not in prompt.dropped:
-                body["tool_choice"] = _tool_choice(prompt.tool_choice)
+                body["tool_choice"] = _tool_choice(prompt.tool_choice, custom)
         else:
             body.pop("parallel_tool_calls", None)
         return post(
@@ -94,7 +100,7 @@ class CodexResponses:
             endpoint(route.base_url, "/responses"),
             body,
             bearer(credential),
-            without=left_out(prompt, body, {"verbosity": "text"}),
+            without=left_out(prompt, body, {"verbosity": "text"}, grammars=facts.custom_tools),
         )
 
     def listing(self, route: Route, credential: Credential | None) -> WireRequest:
@@ -132,19 +138,27 @@ def _tool(tool: ToolSchema) -> JsonObject:
     return {
         "type": "function",
         "name": tool.name,
-        "description": tool.description,
+        "description": tool.full_description,
         "parameters": tool.parameters,
         "strict": False,
     }
 
 
-_tools = encoded(_tool)
+def _custom_tool(tool: ToolSchema) -> JsonObject:
+    """A tool with a format as what it is, any other as a function."""
+    if not tool.format:
+        return _tool(tool)
+    return {"type": "custom", "name": tool.name, "description": tool.description, "format": tool.format}
 
 
-def _tool_choice(choice: str | JsonObject) -> str | JsonObject:
+_tools, _custom_tools = encoded(_tool), encoded(_custom_tool)
+
+
+def _tool_choice(choice: str | JsonObject, custom: frozenset[str]) -> str | JsonObject:
     if isinstance(choice, str):
         return choice
-    return {"type": "function", "name": as_dict(choice.get("function")).get("name") or choice.get("name") or ""}
+    name = as_dict(choice.get("function")).get("name") or choice.get("name") or ""
+    return {"type": "custom" if name in custom else "function", "name": name}
 
 
 def _reasoning_fields(prompt: Prompt, facts: ModelFacts) -> JsonObject:
@@ -174,19 +188,21 @@ def _text_fields(prompt: Prompt, verbosity: Any) -> JsonObject:
     return fields
 
 
-def _input(prompt: Prompt) -> list[JsonObject]:
+def _input(prompt: Prompt, custom: frozenset[str]) -> list[JsonObject]:
     items: list[JsonObject] = []
+    custom_calls: set[str] = set()
     for message in prompt.messages:
         role = message.get("role")
         if role == "assistant":
-            items.extend(_assistant(message))
+            said = _assistant(message, custom)
+            custom_calls.update(item["call_id"] for item in said if item.get("type") == "custom_tool_call")
+            items.extend(said)
             if shown := images_of(message.get("content")):
                 items.append({"role": "user", "content": _content(shown)})
         elif role == "tool":
-            output = _content(message.get("content"))
-            items.append(
-                {"type": "function_call_output", "call_id": message.get("tool_call_id") or "", "output": output}
-            )
+            output, call_id = _content(message.get("content")), message.get("tool_call_id") or ""
+            kind = "custom_tool_call_output" if call_id in custom_calls else "function_call_output"
+            items.append({"type": kind, "call_id": call_id, "output": output})
         else:
             items.append({"role": "user", "content": _content(message.get("content"))})
     if prompt.prefill:
@@ -208,7 +224,7 @@ def _part(part: JsonObject) -> JsonObject:
     return {"type": "input_image", "image_url": image[0], "detail": image[1] or "auto"}
 
 
-def _assistant(message: Message) -> list[JsonObject]:
+def _assistant(message: Message, custom: frozenset[str]) -> list[JsonObject]:
     """The items of one answer: what it thought, then what it said, then what it called."""
     opaque = opaque_items(message, API_MODE)
     # Nothing is stored on the other side, so an item that does not carry its own content cannot be looked up there.
@@ -222,19 +238,27 @@ def _assistant(message: Message) -> list[JsonObject]:
         items.append({"role": "assistant", "content": text, **({"phase": phases[-1]} if phases else {})})
     for call in message.get("tool_calls") or []:
         function = call.get("function") or {}
-        items.append(
-            {
-                "type": "function_call",
-                "call_id": call.get("id") or "",
-                "name": function.get("name") or "",
-                "arguments": function.get("arguments") or "{}",
-            }
-        )
+        name, arguments = function.get("name") or "", function.get("arguments") or "{}"
+        made = {"type": "function_call", "call_id": call.get("id") or "", "name": name, "arguments": arguments}
+        if name in custom and (given := _custom_input(arguments)) is not None:
+            made = {"type": "custom_tool_call", "call_id": made["call_id"], "name": name, "input": given}
+        items.append(made)
     return items
+
+
+def _custom_input(arguments: str) -> str | None:
+    """The text that a tool with a format was called with."""
+    try:
+        given = as_dict(msgspec.json.decode(arguments)).get("input")
+    except msgspec.MsgspecError:
+        return None
+    return given if isinstance(given, str) else None
 
 
 # --- answers ---------------------------------------------------------------------------------------------------------
 
+# The text of the second comes whole: its pieces are no JSON.
+_CALLS = ("function_call", "custom_tool_call")
 _INCOMPLETE: dict[str, FinishReason] = {"max_output_tokens": "length", "content_filter": "content_filter"}
 
 
@@ -265,9 +289,7 @@ def _arguments_delta(data: JsonObject) -> Sequence[Part]:
 
 def _item_added(data: JsonObject) -> Sequence[Part]:
     item = as_dict(data.get("item"))
-    return (
-        (_call(item, as_index(data.get("output_index")), whole=False),) if item.get("type") == "function_call" else ()
-    )
+    return (_call(item, as_index(data.get("output_index")), whole=False),) if item.get("type") in _CALLS else ()
 
 
 def _item_done(data: JsonObject) -> Sequence[Part]:
@@ -304,11 +326,14 @@ _EVENTS: dict[str, Callable[[JsonObject], Sequence[Part]]] = {
 
 
 def _call(item: JsonObject, index: int | None, whole: bool) -> ToolDelta:
+    arguments = as_str(item.get("arguments"))
+    if whole and item.get("type") == "custom_tool_call":
+        arguments = spaced_json({"input": as_str(item.get("input"))})
     return ToolDelta(
         index=index,
         id=as_str(item.get("call_id")) or as_str(item.get("id")),
         name=as_str(item.get("name")),
-        arguments=as_str(item.get("arguments")),
+        arguments=arguments,
         whole=whole,
     )
 
@@ -316,7 +341,7 @@ def _call(item: JsonObject, index: int | None, whole: bool) -> ToolDelta:
 def _finished_item(item: JsonObject, index: int | None) -> Sequence[Part]:
     """What only a finished item tells; its text has come in deltas."""
     kind = item.get("type")
-    if kind == "function_call":
+    if kind in _CALLS:
         return (_call(item, index, whole=True),)
     if kind == "reasoning":
         return (Opaque("reasoning", {key: value for key, value in item.items() if key != "status"}),)
@@ -365,7 +390,7 @@ def _ending(response: JsonObject) -> list[Part]:
         reason = as_str(as_dict(response.get("incomplete_details")).get("reason"))
         out.append(Finish(_INCOMPLETE.get(reason, "unknown")))
     else:
-        calls = any(as_dict(item).get("type") == "function_call" for item in _list(response.get("output")))
+        calls = any(as_dict(item).get("type") in _CALLS for item in _list(response.get("output")))
         out.append(Finish("tool_calls" if calls else "stop"))
     return out
 

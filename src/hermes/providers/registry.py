@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -57,6 +57,25 @@ KNOWN_PROVIDERS: dict[str, KnownProvider] = {
     "vllm": KnownProvider("http://127.0.0.1:8000/v1"),
     "llamacpp": KnownProvider("http://127.0.0.1:8080/v1"),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """How a provider is given the beginning of an answer: the assistant's last message, with fields in it or in the body
+    that say so. With `echoes` the answer begins with it again."""
+
+    message: Mapping[str, Any] = field(default_factory=dict)
+    body: Mapping[str, Any] = field(default_factory=dict)
+    echoes: bool = False
+
+
+_PLAIN_PREFILL = Prefill()
+_PREFILL_BY_HOST = {
+    "api.mistral.ai": Prefill(message={"prefix": True}, echoes=True),
+    "api.moonshot.ai": Prefill(message={"partial": True}),
+    "api.moonshot.cn": Prefill(message={"partial": True}),
+}
+_PREFILL_BY_ID = {"vllm": Prefill(body={"continue_final_message": True, "add_generation_prompt": False})}
 # Named in advice to people who have configured none.
 EXAMPLE_PROVIDER = "openai"
 _MODE_BY_HOST = {"api.openai.com": "codex_responses", "api.anthropic.com": "anthropic_messages"}
@@ -82,6 +101,15 @@ def available(api_mode: str) -> bool:
 def capabilities_of(route: Route) -> Capabilities:
     """What the model of a route takes and gives."""
     return provider_for(route.api_mode).capabilities(route.model) if available(route.api_mode) else Capabilities()
+
+
+def prefill_of(route: Route) -> Prefill | None:
+    """How the beginning of an answer is given on a route; None where it is not taken."""
+    if capabilities_of(route).prefill:
+        return _PLAIN_PREFILL
+    if route.api_mode != DEFAULT_API_MODE:
+        return None
+    return _PREFILL_BY_HOST.get(_host_and_path(route.base_url)[0]) or _PREFILL_BY_ID.get(route.provider)
 
 
 def api_mode_for(

@@ -9,10 +9,8 @@ from fnmatch import translate
 from functools import lru_cache
 from typing import Any, Literal
 
+from hermes.config_keys import EFFORTS
 from hermes.providers.base import Capabilities, JsonObject
-
-# From least to most; a model offers some of them.
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +19,8 @@ class ModelFacts:
 
     `thinking` is how reasoning is switched on in the messages protocol and `thinking_off` how it is switched off:
     by leaving the field out, by a value of its own, or never. `reasoning_content` says whether assistant messages of the
-    history may, or must, carry what was thought before them.
+    history may, or must, carry what was thought before them. `custom_tools`: the responses protocol takes tools whose
+    input is text in a grammar.
     """
 
     window: int = 32_768
@@ -41,6 +40,7 @@ class ModelFacts:
     json_schema: bool = False
     reasoning_content: Literal["refused", "accepted", "required"] = "refused"
     call_extra: Mapping[str, Any] | None = None
+    custom_tools: bool = False
 
 
 UNKNOWN = ModelFacts(reasoning_content="accepted")
@@ -59,7 +59,14 @@ _O_SERIES = ModelFacts(
     refused=_STEERING | {"verbosity", "parallel_tool_calls"},
     output_key="max_completion_tokens",
 )
-_GPT5 = replace(_O_SERIES, window=400 * _K, max_output=128 * _K, efforts=("minimal", *_LOW_TO_HIGH), refused=_STEERING)
+_GPT5 = replace(
+    _O_SERIES,
+    window=400 * _K,
+    max_output=128 * _K,
+    efforts=("minimal", *_LOW_TO_HIGH),
+    refused=_STEERING,
+    custom_tools=True,
+)
 _GPT5_LONG = replace(_GPT5, window=1_050 * _K, efforts=("none", *_LOW_TO_XHIGH))
 _GPT_CHAT = ModelFacts(128 * _K, 16_384, refused=_STEERING | {"verbosity"}, output_key="max_completion_tokens")
 
@@ -141,13 +148,13 @@ _ROWS: tuple[tuple[str, ModelFacts], ...] = (
     ("deepseek-v4-* deepseek-flash-*", replace(_DEEPSEEK, window=_M, max_output=65_536)),
     ("deepseek-reasoner-* deepseek-v3-2-*", replace(_DEEPSEEK, efforts=())),
     ("deepseek-r1-*", _OPEN_THINKING),
-    ("deepseek-*", _OPEN),
+    ("deepseek-*", replace(_OPEN, reasoning_content="required")),
     (
         "kimi-k2-5-* kimi-k2-6-* kimi-k3-*",
         replace(_OPEN_THINKING, window=262_144, images=True, reasoning_content="required"),
     ),
     ("kimi-*", replace(_OPEN_THINKING, window=262_144, reasoning_content="required")),
-    ("moonshot-*", _OPEN),
+    ("moonshot-*", replace(_OPEN, reasoning_content="required")),
     ("qwen*-vl-*", replace(_OPEN, images=True)),
     ("qwen3-coder-* qwen3-max-*", replace(_OPEN, window=262_144, max_output=65_536)),
     ("qwen3-5-* qwen3-6-* qwen3-7-*", replace(_OPEN_THINKING, window=262_144, images=True)),

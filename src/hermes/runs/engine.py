@@ -223,17 +223,24 @@ class RunEngine:
     # --- admission ----------------------------------------------------------------------------------------------
 
     async def admit(
-        self, spec: RunSpec, *, wait_s: float | None = -1.0, bind: bool = False, charged: bool = False
+        self,
+        spec: RunSpec,
+        *,
+        wait_s: float | None = -1.0,
+        bind: bool = False,
+        charged: bool = False,
+        after_run: str | None = None,
     ) -> Admission:
         """A permit and the session's lease, waited for in order of arrival. `charged`: the run has been counted against
         its owner's rates before.
 
         With `bind` the session's id is only a label: the stored session that holds the spec's history is taken, or a
-        new one, and none is waited for.
+        new one, and none is waited for. With `after_run`, only the end of that run is waited for.
         """
         self._let_in(spec, charged=charged)
         try:
-            return await self._admitted(spec, self.limits.session_wait_s if wait_s == -1.0 else wait_s, bind)
+            wait_s = self.limits.session_wait_s if wait_s == -1.0 else wait_s
+            return await self._admitted(spec, wait_s, bind, after_run)
         except BaseException:
             self._permits[spec.owner] -= 1
             raise
@@ -245,11 +252,13 @@ class RunEngine:
             self.limits.charge(spec)
         self._permits[spec.owner] += 1
 
-    async def _admitted(self, spec: RunSpec, wait_s: float | None, bind: bool = False) -> Admission:
+    async def _admitted(
+        self, spec: RunSpec, wait_s: float | None, bind: bool = False, after_run: str | None = None
+    ) -> Admission:
         """The admission of a run that has its permit, which stays the caller's where this fails."""
         began = time.monotonic()
         try:
-            lease = await self._gain(spec, wait_s, bind)
+            lease = await self._gain(spec, wait_s, bind, after_run)
         except SessionBusy as error:
             self._check_open()
             raise Refused("session_busy", str(error), await self._running_in(spec)) from None
@@ -266,7 +275,7 @@ class RunEngine:
         self._coming[spec.run_id] = asyncio.Event()
         return Admission(spec, lease, self, waited_s=waited_s)
 
-    async def _gain(self, spec: RunSpec, wait_s: float | None, bind: bool) -> Lease:
+    async def _gain(self, spec: RunSpec, wait_s: float | None, bind: bool, after_run: str | None) -> Lease:
         """The session's lease. A run that was begun there and has no end goes first: it is taken up, or closed."""
         until = None if wait_s is None else time.monotonic() + wait_s
         store = self._store if spec.persist else self._ephemeral
@@ -275,7 +284,8 @@ class RunEngine:
         while True:
             if lease is None:
                 left = None if until is None else max(0.0, until - time.monotonic())
-                lease = await self._leases.acquire(spec, left, store, unrecorded=unrecorded, next_in_line=next_in_line)
+                order = {"unrecorded": unrecorded, "next_in_line": next_in_line}
+                lease = await self._leases.acquire(spec, left, store, **order, after_run=after_run)
             orphan = self._orphan(lease) if spec.persist else None
             if orphan is None:
                 return lease
@@ -310,6 +320,10 @@ class RunEngine:
             if record.state.started_at is not None and not known:
                 return record
         return None
+
+    def others(self, session_id: str, run_id: str) -> bool:
+        """Whether this process has another run than this in a session, begun or waiting, on record or not yet."""
+        return self._leases.others(session_id, run_id)
 
     async def give_back(self, admission: Admission) -> None:
         """Let the next one in."""

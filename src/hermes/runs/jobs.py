@@ -10,27 +10,38 @@ from hermes.runs.events import RunState
 from hermes.runs.spec import RouteChoice, RunSpec
 
 Job = dict[str, Any]
+# A job's final text that asks for nothing to be shown.
+SILENT = "[SILENT]"
 
 
 def spec_of(job: Mapping[str, Any], now: float) -> RunSpec:
-    """The run of a job, in the session that it names, or in one of its own."""
+    """The run of a job: in the session that it names, in the one that all its runs share, or in one of its own."""
     skills = f"Use the skills {', '.join(job['skills'])}." if job["skills"] else ""
-    named = job["model"] or job["provider"]
+    effort, shared = job.get("effort"), f"cron_{job['id']}" if job.get("continuity") else None
     stamp = time.strftime("%Y%m%d_%H%M%S", time.gmtime(now))
     return RunSpec(
         user_message="\n\n".join(text for text in (skills, job["prompt"]) if text),
-        session_id=job["session_id"] or f"cron_{job['id']}_{stamp}",
+        session_id=job["session_id"] or shared or f"cron_{job['id']}_{stamp}",
         kind="job",
         source="cron",
         owner=job["owner"],
         session_key=job.get("session_key"),
-        route=RouteChoice(model=job["model"], provider=job["provider"]) if named else None,
+        route=route_of(job["model"], job["provider"]),
         toolsets=frozenset(job["enabled_toolsets"]) if job["enabled_toolsets"] is not None else None,
         tool_policy=_ceiling(job.get("tool_policy")),
         allowed_models=_ceiling(job.get("allowed_models")),
+        reasoning={"enabled": effort != "none", "effort": effort} if effort else None,
         workdir=job["workdir"],
+        script=job.get("script"),
         job_id=job["id"],
     )
+
+
+def route_of(model: str | None, provider: str | None) -> RouteChoice | None:
+    """Where a job's model is asked. Without a provider it is an alias, `provider/model`, or one of the main provider."""
+    if not (model or provider):
+        return None
+    return RouteChoice(alias=None if provider else model, model=model, provider=provider)
 
 
 def _ceiling(names: Sequence[str] | None) -> frozenset[str] | None:
@@ -43,6 +54,16 @@ def begun(spec: RunSpec, now: float) -> Job:
     return {**noted, "last_status": "running", "last_error": None}
 
 
-def ended(state: RunState) -> Job:
-    """What it says once that run has its end."""
-    return {"last_status": state.status, "last_error": state.error or None}
+def ended(state: RunState, text: str | None) -> Job:
+    """What it says once that run has its end with this final text."""
+    status = "silent" if state.status == "completed" and is_silent(text) else state.status
+    return {"last_status": status, "last_error": state.error or None}
+
+
+def is_silent(text: str | None) -> bool:
+    return text is not None and text.strip() == SILENT
+
+
+def has_own_session(spec: RunSpec) -> bool:
+    """Whether nothing but this run of a job is in its session."""
+    return spec.job_id is not None and spec.session_id.startswith(f"cron_{spec.job_id}_")

@@ -50,6 +50,10 @@ class SessionLeases:
         """How many turns of a session there are before a new one."""
         return len(self._lines.get(session_id, ()))
 
+    def others(self, session_id: str, run_id: str) -> bool:
+        """Whether this process has another run than this in a session, at work or waiting."""
+        return any(lease.run_id != run_id for lease in self._lines.get(session_id, ()))
+
     async def acquire(
         self,
         spec: RunSpec,
@@ -58,11 +62,15 @@ class SessionLeases:
         *,
         unrecorded: bool,
         next_in_line: bool = False,
+        after_run: str | None = None,
     ) -> Lease:
-        """Wait in order of arrival, or as the next one. With `unrecorded`, a store that is away is done without."""
+        """Wait in order of arrival, or as the next one. With `unrecorded`, a store that is away is done without; with
+        `after_run`, no other run than that one is waited for."""
         line = self._lines.setdefault(spec.session_id, [])
         if line and line[0].token is not None and line[0].owner != spec.owner:
             raise SessionNotFound(spec.session_id)
+        if after_run is not None and self.others(spec.session_id, after_run):
+            raise SessionBusy("Another turn of this session is running.")
         if len(line) > self._turn_queue and not next_in_line:
             raise SessionBusy(f"{self._turn_queue} turns of this session are waiting already.")
         lease = Lease(spec.session_id, spec.owner, spec.run_id, asyncio.get_running_loop().create_future(), store)
@@ -74,7 +82,7 @@ class SessionLeases:
             once = wait_s == 0 and lease.turn.done()
             async with asyncio.timeout(None if once else wait_s):
                 await lease.turn
-                await self._claim(lease, spec, once=once)
+                await self._claim(lease, spec, once=once, after_run=after_run)
         except StoreError:
             if not unrecorded:
                 self._leave(lease)
@@ -87,13 +95,17 @@ class SessionLeases:
             raise
         return lease
 
-    async def _claim(self, lease: Lease, spec: RunSpec, *, once: bool) -> None:
+    async def _claim(self, lease: Lease, spec: RunSpec, *, once: bool, after_run: str | None) -> None:
         # Another process may hold it, and cannot tell us when it lets go.
         while (begun := await self._ask(spec, lease.store, bind=False)) is None:
-            if once:
+            if once or (after_run and not await self._is_running(after_run, spec.session_id, lease.store)):
                 raise TimeoutError
             await asyncio.sleep(LEASE_POLL_S)
         self._hold(lease, begun)
+
+    @staticmethod
+    async def _is_running(run_id: str, session_id: str, store: Store) -> bool:
+        return any(record.spec.run_id == run_id for record in await store.runs.unfinished(session_id))
 
     def _hold(self, lease: Lease, begun: Begun) -> None:
         lease.begun, lease.token = begun, begun.token

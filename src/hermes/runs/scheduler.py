@@ -13,8 +13,9 @@ from hermes.limits import JOB_CLAIM_S, JOB_LOOK_S
 from hermes.runs import schedule as schedules
 from hermes.runs.engine import Refused, RunEngine
 from hermes.runs.jobs import Job, begun, ended, spec_of
-from hermes.store.base import StoreError
+from hermes.store.base import RunRecord, StoreError
 from hermes.store.leases import this_process
+from hermes.text import text_of
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class Scheduler:
                 running += 1
             else:
                 lost = {"last_status": "failed", "last_error": "its run is gone"}
-                await self._jobs.update(job["id"], **(ended(record.state) if record else lost))
+                await self._jobs.update(job["id"], **(await settled(self._engine, record) if record else lost))
         return running
 
     async def _begin(self, job: Job, now: float) -> dict[str, Any]:
@@ -97,6 +98,13 @@ class Scheduler:
         log.warning("%s (%s)", words, job["id"])
         if (live := self._engine.live(job["last_run_id"])) is not None:
             await live.log.emit("notice", level="warn", code="job_skipped", message=words)
+
+
+async def settled(engine: RunEngine, record: RunRecord) -> Job:
+    """What becomes different of a job's record when its run has ended."""
+    row_id = record.state.final_row
+    row = await engine.row(record.spec.run_id, row_id) if row_id is not None else None
+    return ended(record.state, text_of(row.content) if row is not None else None)
 
 
 def run_id_of(job: Job) -> str:

@@ -38,13 +38,22 @@ class RouteChoice:
     extra_body: Mapping[str, Any] = field(default_factory=dict, repr=False)
     fallbacks: tuple[Mapping[str, Any] | str, ...] | None = field(default=None, repr=False)
 
+    @property
+    def name(self) -> str | None:
+        """How it is asked for by name."""
+        return self.alias or (f"{self.provider}/{self.model}" if self.provider and self.model else None)
+
 
 class RunSpec(msgspec.Struct, frozen=True):
     """One turn to be run. With `compact` nothing is asked: the conversation is made shorter, minding what it names.
 
-    With `verbatim` the model is given `history` whatever the session holds.
+    With `count_only` nothing is asked either: the result tells how many tokens the first request would have.
 
-    `tool_policy` (toolsets) and `allowed_models` (aliases) are ceilings: whatever else the spec asks for stays within
+    With `verbatim` the model is given `history` whatever the session holds. With `continues` nothing new is said: the
+    model goes on with the last message, which is its own. With `toolsets_by_default` nobody has asked for these toolsets:
+    those that the session keeps come first.
+
+    `tool_policy` (toolsets) and `allowed_models` (names) are ceilings: whatever else the spec asks for stays within
     them, after a restart too. None is no ceiling.
     """
 
@@ -57,6 +66,7 @@ class RunSpec(msgspec.Struct, frozen=True):
     session_key: str | None = None
     history: list[dict[str, Any]] | None = None
     verbatim: bool = False
+    continues: bool = False
     user_name: str | None = None
     instructions: str | None = None
     route: RouteChoice | None = None
@@ -65,6 +75,7 @@ class RunSpec(msgspec.Struct, frozen=True):
     response_format: Mapping[str, Any] | None = None
     max_output_tokens: int | None = None
     toolsets: frozenset[str] | None = None
+    toolsets_by_default: bool = False
     disabled_toolsets: frozenset[str] = frozenset()
     tool_policy: frozenset[str] | None = None
     allowed_models: frozenset[str] | None = None
@@ -80,6 +91,7 @@ class RunSpec(msgspec.Struct, frozen=True):
     persist: bool = True
     compress: bool = True
     compact: str | None = None
+    count_only: bool = False
     context_files: bool = True
     memory: bool = True
     deadline_seconds: float | None = None
@@ -90,6 +102,8 @@ class RunSpec(msgspec.Struct, frozen=True):
     parent_session_id: str | None = None
     metadata: Mapping[str, str] = msgspec.field(default_factory=dict)
     workdir: str | None = None
+    # A command that is run before the model is asked; the model is given its output.
+    script: str | None = None
 
     @property
     def folder_id(self) -> str:

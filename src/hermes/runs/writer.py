@@ -401,7 +401,7 @@ class RunWriter:
         rows: Sequence[Row] = (),
         session: Mapping[str, Any] | None = None,
         closes: Sequence[str] = (),
-        replaces: bool = False,
+        replaces: Sequence[int | None] = (),
         annotate: tuple[int, str] | None = None,
         sync: bool = False,
         prepare: Callable[[], None] | None = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import inspect
 import logging
 import os
@@ -11,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -18,7 +20,9 @@ from aiohttp import web
 from hermes import app as apps
 from hermes import home
 from hermes.agent import facade
+from hermes.config import Settings
 from hermes.guards.secrets import Secrets
+from hermes.limits import BODIES_MEMORY_BYTES_MAX
 from hermes.runs.engine import Admission, LiveRun, Refused
 from hermes.runs.events import Event
 from hermes.runs.spec import RunSpec
@@ -37,6 +41,7 @@ from hermes.server import (
     session_routes,
     websocket,
 )
+from hermes.server.body_memory import Budget
 from hermes.server.endpoint import endpoint
 from hermes.server.errors import ApiError
 from hermes.server.gate import gate_middleware
@@ -49,7 +54,7 @@ from hermes.server.session_ids import _derive_chat_session_id
 from hermes.server.settings import Platform, PlatformConfig, api_server_options
 from hermes.server.sse import EventStream
 from hermes.server.stored_result import result_at_end, said_until
-from hermes.server.wishes import session_key_fault
+from hermes.server.wishes import session_key_fault, user_scope
 from hermes.store import sessions
 from hermes.store.base import StoreError
 from hermes.store.bundle import Async
@@ -90,6 +95,18 @@ class SendResult:
     error: str | None = None
 
 
+def _given_key(request: web.Request) -> bytes:
+    """The key that a request shows, as `Authorization: Bearer` or as `api-key`; nothing where the two differ."""
+    shown = []
+    if (given := request.headers.get("Authorization")) is not None:
+        scheme, _, token = given.partition(" ")
+        shown.append(token if scheme.lower() == "bearer" else "")
+    if (given := request.headers.get("api-key")) is not None:
+        shown.append(given)
+    tokens = [token.strip().encode("utf-8", "surrogateescape") for token in shown]
+    return tokens[0] if tokens and hmac.compare_digest(tokens[0], tokens[-1]) else b""
+
+
 class APIServerAdapter:
     """The API server. Making one touches neither network nor disk: its responses begin in memory."""
 
@@ -112,6 +129,7 @@ class APIServerAdapter:
         self.keyring = Keyring(self._api_key, options["keys"])
         self._secrets = Secrets([self._api_key] if self._api_key else [])
         self.metrics = metrics.Metrics()
+        self.body_memory = Budget(BODIES_MEMORY_BYTES_MAX)
         self.started_at = time.time()
         self.draining = asyncio.Event()
         self.seal: Any = None
@@ -136,6 +154,16 @@ class APIServerAdapter:
     def option(self, name: str) -> Any:
         """A setting of the API server."""
         return self._options[name]
+
+    @property
+    def settings(self) -> Settings:
+        """All settings as they stand."""
+        return self._app.settings if self._app is not None else runner._settings()
+
+    @property
+    def spool_folder(self) -> Path | None:
+        """Where large bodies lie while they are read: on the disk of the home, since the usual place may be memory."""
+        return self._app.home.path if self._app is not None else None
 
     def redact(self, text: str) -> str:
         """The text without anything that is, or looks like, a credential."""
@@ -266,6 +294,17 @@ class APIServerAdapter:
             return narrowed & toolsets._get_platform_tools(runner._load_gateway_config(), "api_server")
         return frozenset(own) if narrowed is None else frozenset(own) & narrowed
 
+    async def offered(self, toolset: str, narrowed: frozenset[str] | None) -> frozenset[str]:
+        """The tools of a toolset that a turn of the present caller can use."""
+        app = await self.app()
+        sets, ceiling = self.toolsets(narrowed), CALLER.get().toolsets
+        if sets is None:
+            sets = frozenset(toolsets._get_platform_tools(app.settings.section(), "api_server"))
+        if toolset not in sets or (ceiling is not None and toolset not in ceiling):
+            return frozenset()
+        await app.services.outside.sandboxes.ready(app.settings)
+        return frozenset(app.services.registry().offered([toolset], app.settings))
+
     # --- who may come in --------------------------------------------------------------------------------------------
 
     @property
@@ -315,19 +354,24 @@ class APIServerAdapter:
 
     def _refusal(self, request: web.Request) -> ApiError | None:
         """Why the request may not come in: its key, its key's scopes, or too many requests."""
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        token = given.strip().encode("utf-8", "surrogateescape") if scheme.lower() == "bearer" else b""
-        key = self.keyring.find(token)
+        key = self.keyring.find(_given_key(request))
         if key is None:
             challenge = {"WWW-Authenticate": "Bearer"}
             return ApiError(401, "Incorrect API key provided.", "invalid_api_key", headers=challenge)
         CALLER.set(key)
         route = route_at(request)
-        if route is not None and (missing := key.lacks(route.scope)):
-            words = f"This key lacks the scope {' and '.join(map(repr, missing))}."
-            challenge = {"WWW-Authenticate": f'Bearer error="insufficient_scope", scope="{route.scope}"'}
-            return ApiError(403, words, "insufficient_scope", headers=challenge)
+        if route is not None and (refusal := self.scope_refusal(key, route.scope)) is not None:
+            return refusal
         return self.rate_refusal(key, begins_turns=route is not None and route.begins_turns)
+
+    def scope_refusal(self, key: Key, scope: str | None) -> ApiError | None:
+        """Why a key does not suffice for what needs this scope."""
+        if not (missing := key.lacks(scope)):
+            return None
+        words = f"This key lacks the scope {' and '.join(map(repr, missing))}."
+        needed = str(scope).partition("|")[0]
+        challenge = {"WWW-Authenticate": f'Bearer error="insufficient_scope", scope="{needed}"'}
+        return ApiError(403, words, "insufficient_scope", headers=challenge)
 
     def rate_refusal(self, key: Key, *, begins_turns: bool) -> ApiError | None:
         """Count a request of a key; one that has used up what it may do in a minute has to wait."""
@@ -358,11 +402,11 @@ class APIServerAdapter:
         key, refusal = self.session_key(request)
         return key, refusal.response() if refusal else None
 
-    def session_key(self, request: web.Request) -> tuple[str | None, ApiError | None]:
-        """The same, with the refusal to be raised."""
+    def session_key(self, request: web.Request, user: str | None = None) -> tuple[str | None, ApiError | None]:
+        """The same, with the refusal to be raised. Where none is named, the user may be the scope (`memory_scope`)."""
         given = request.headers.get("X-Hermes-Session-Key", "")
         if not given:
-            return None, None
+            return user_scope(request, user) if self._options["memory_scope"] == "user" else (None, None)
         if fault := session_key_fault(given):
             return None, ApiError(400, fault, "invalid_session_key", "X-Hermes-Session-Key")
         if self.is_open:
@@ -493,6 +537,7 @@ class APIServerAdapter:
     _handle_cancel_response = endpoint(responses.cancel)
     _handle_response_input_items = endpoint(responses.input_items)
     _handle_compact = endpoint(responses.compact)
+    _handle_input_tokens = endpoint(responses.input_tokens)
     _handle_responses_websocket = endpoint(websocket.connect)
     _handle_create_conversation = endpoint(conversations.create)
     _handle_get_conversation = endpoint(conversations.get)
@@ -500,6 +545,8 @@ class APIServerAdapter:
     _handle_delete_conversation = endpoint(conversations.delete)
     _handle_conversation_items = endpoint(conversations.items)
     _handle_add_conversation_items = endpoint(conversations.add_items)
+    _handle_get_conversation_item = endpoint(conversations.get_item)
+    _handle_delete_conversation_item = endpoint(conversations.delete_item)
 
     _handle_list_sessions = endpoint(session_routes.list_sessions)
     _handle_create_session = endpoint(session_routes.create)
@@ -513,6 +560,7 @@ class APIServerAdapter:
     _handle_session_files = endpoint(session_routes.files)
     _handle_session_file = endpoint(session_routes.file)
     _handle_fork_session = endpoint(session_routes.fork)
+    _handle_compact_session = endpoint(session_chat.compact)
     _handle_session_chat = endpoint(session_chat.chat)
     _handle_session_chat_stream = endpoint(session_chat.stream)
 

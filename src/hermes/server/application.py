@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
+from aiohttp.http_parser import RawRequestMessage
 from aiohttp.web_protocol import RequestHandler
 
 from hermes.ids import random_hex
@@ -28,6 +30,7 @@ from hermes.server.routes import ROUTES
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
 
+_SLASHES = re.compile("/+")
 _MIDDLEWARES = (counting_middleware, head_middleware, gate_middleware, security_headers_middleware, envelope_middleware)
 
 
@@ -74,7 +77,19 @@ class Runner(web.AppRunner):
         server.__class__ = _Server
         assert isinstance(server, _Server)
         server.is_open = self.app[ADAPTER].is_open
+        make = server.request_factory
+        server.request_factory = lambda message, *parts: make(_plain_path(message), *parts)
         return server
+
+
+def _plain_path(message: RawRequestMessage) -> RawRequestMessage:
+    """The request with single slashes in its path and none at its end, before anything is decided by the path."""
+    path = message.url.raw_path
+    if "//" not in path and (path == "/" or not path.endswith("/")):
+        return message
+    plain = _SLASHES.sub("/", path).rstrip("/") or "/"
+    url = message.url.with_path(plain, encoded=True, keep_query=True)
+    return message._replace(path=url.raw_path_qs, url=url)
 
 
 class _Server(web.Server):

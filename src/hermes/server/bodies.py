@@ -7,6 +7,7 @@ import functools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
@@ -15,13 +16,23 @@ from aiohttp.web_exceptions import HTTPException
 from msgspec import inspect as kinds
 
 from hermes.inflate import ENCODINGS, InflateError, Inflater
-from hermes.limits import BODY_S_MAX, IGNORED_BYTES_MAX, JSON_DEPTH_MAX, JSON_FIELDS_MAX, JSON_VALUES_MAX
+from hermes.limits import (
+    BODIES_WAIT_S_MAX,
+    BODY_MEMORY_BYTES_MAX,
+    BODY_S_MAX,
+    IGNORED_BYTES_MAX,
+    JSON_DEPTH_MAX,
+    JSON_FIELDS_MAX,
+    JSON_VALUES_MAX,
+)
+from hermes.server.body_memory import Spool
 from hermes.server.errors import ApiError, invalid
 
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
 
-_READ = web.RequestKey("body", bytes)
+_SPOOL = web.RequestKey("body", Spool)
+_ROOM = web.RequestKey("room", int)
 M = TypeVar("M", bound=msgspec.Struct)
 _SHORT_BYTES = 4096
 _NAME_CHARS_READ, _NAME_CHARS_SHOWN = 256, 64
@@ -56,18 +67,45 @@ class Body(Generic[M]):
 
 async def read(adapter: APIServerAdapter, request: web.Request, kind: type[M]) -> Body[M]:
     """The body of a request as its model."""
-    raw = as_object(await read_bytes(request, adapter.option("max_body_bytes")))
-    return parse(raw, kind, strict=adapter.option("strict_parameters"))
+    return parse(await read_object(adapter, request), kind, strict=adapter.option("strict_parameters"))
 
 
-async def read_bytes(request: web.Request, limit: int) -> bytes:
-    """The bytes of a body, however they are sent, but not more and not longer than allowed. They may be read again."""
-    if _READ not in request:
-        request[_READ] = await _read_bytes(request, limit)
-    return request[_READ]
+async def read_object(adapter: APIServerAdapter, request: web.Request) -> dict[str, Any]:
+    """The JSON object that a request brings. It may be read again."""
+    limit = adapter.option("max_body_bytes")
+    try:
+        if _SPOOL not in request:
+            request[_SPOOL] = await _received(request, limit, adapter.spool_folder)
+        spool = request[_SPOOL]
+        await _make_room(adapter, request, spool.size)
+        return as_object(await spool.whole())
+    except OSError as error:
+        words = f"The body cannot be kept on disk while it is read: {error.strerror}."
+        raise ApiError(503, words, "not_ready", headers={"Retry-After": "1", "x-should-retry": "true"}) from None
 
 
-async def _read_bytes(request: web.Request, limit: int) -> bytes:
+async def _make_room(adapter: APIServerAdapter, request: web.Request, size: int) -> None:
+    """Wait until a large body may be in memory; it has its room until the request is answered."""
+    if size <= BODY_MEMORY_BYTES_MAX or _ROOM in request:
+        return
+    try:
+        await adapter.body_memory.take(size, BODIES_WAIT_S_MAX)
+    except TimeoutError:
+        words = "Too many large requests are being answered; try again, or send smaller images and files."
+        told = {"Retry-After": "5", "x-should-retry": "true"}
+        raise ApiError(429, words, "rate_limit_exceeded", headers=told) from None
+    request[_ROOM] = size
+
+
+def give_back_room(adapter: APIServerAdapter, request: web.Request) -> None:
+    """The request is answered: others may have the room of its body."""
+    if (size := request.get(_ROOM)) is not None:
+        del request[_ROOM]
+        adapter.body_memory.give_back(size)
+
+
+async def _received(request: web.Request, limit: int, folder: Path | None) -> Spool:
+    """The bytes of a body, however they are sent, but not more and not longer than allowed."""
     if request.content_type in _FORMS:
         raise ApiError(
             415, f"A body of the type {request.content_type} is not taken; send JSON.", "unsupported_media_type"
@@ -76,41 +114,37 @@ async def _read_bytes(request: web.Request, limit: int) -> bytes:
         raise _too_large(limit)
     encoding = request.headers.get("Content-Encoding", "").strip().lower().removeprefix("identity")
     if encoding not in ("", *ENCODINGS):
-        words = f"The Content-Encoding {encoding!r} is not supported; send gzip, deflate or none."
+        words = (
+            f"The Content-Encoding {encoding!r} is not supported. Send the body with gzip or deflate, or uncompressed."
+        )
         raise ApiError(415, words, "unsupported_media_type", headers={"Accept-Encoding": "gzip, deflate"})
-    parts: list[bytes] = []
-    size = 0
+    spool = Spool(folder)
     try:
         if request.content.is_eof():  # what has come already need not be waited for
-            parts.append(request.content.read_nowait())
-            size = len(parts[0])
+            await spool.add(request.content.read_nowait())
         else:
             async with asyncio.timeout(BODY_S_MAX):
                 async for part in request.content.iter_any():
-                    parts.append(part)
-                    size += len(part)
-                    if size > limit:
+                    await spool.add(part)
+                    if spool.size > limit:
                         break
     except TimeoutError:
         raise ApiError(408, f"The body did not come within {BODY_S_MAX:.0f} seconds.", "request_timeout") from None
     except (web.RequestPayloadError, HTTPException, ValueError) as error:
         raise ApiError(400, f"The body could not be read: {error}", "bad_request") from None
-    if size > limit:
+    if spool.size > limit:
         raise _too_large(limit)
-    data = parts[0] if len(parts) == 1 else b"".join(parts)
-    return await _inflated(data, encoding, limit) if encoding else data
+    return await _inflated(await spool.whole(), encoding, limit, folder) if encoding else spool
 
 
-async def _inflated(data: bytes, encoding: str, limit: int) -> bytes:
-    parts: list[bytes] = []
-    size = 0
+async def _inflated(data: bytes, encoding: str, limit: int, folder: Path | None) -> Spool:
+    spool = Spool(folder)
     inflater = Inflater(encoding)
     inflater.feed(data)
     try:
         while part := inflater.read():
-            parts.append(part)
-            size += len(part)
-            if size > limit:
+            await spool.add(part)
+            if spool.size > limit:
                 raise _too_large(limit)
             await asyncio.sleep(0)  # much can come out of little: others have their turn in between
         inflater.finish()
@@ -118,7 +152,7 @@ async def _inflated(data: bytes, encoding: str, limit: int) -> bytes:
         if error.reason == "too_large":
             raise ApiError(413, f"The body {error}.", "body_too_large") from None
         raise ApiError(400, f"The body {error}.", "bad_request") from None
-    return b"".join(parts)
+    return spool
 
 
 def _too_large(limit: int) -> ApiError:

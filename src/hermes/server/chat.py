@@ -12,7 +12,7 @@ from aiohttp import web
 from hermes.providers.chat_completions import reasoning_of
 from hermes.runs.spec import RunSpec
 from hermes.server.bodies import Body, read
-from hermes.server.content import content, newest, result, text_of
+from hermes.server.content import check_said, content, newest, result, text_of
 from hermes.server.errors import ApiError, answer, invalid
 from hermes.server.idempotency import asked_at
 from hermes.server.models import ChatMessage, ChatRequest
@@ -20,8 +20,9 @@ from hermes.server.outcome import Outcome
 from hermes.server.render_chat import ChatRenderer
 from hermes.server.session_ids import _derive_chat_session_id
 from hermes.server.sse import ClientGone, direct, items, pump
-from hermes.server.turns import Message, Turn, client_tools, ended_of, leave, parameters
+from hermes.server.turns import Message, Turn, client_tools, ended_of, leave, parameters, with_unseen
 from hermes.server.wishes import wishes
+from hermes.store.sessions import new_session_id
 from hermes.tools.arguments import unusable
 
 if TYPE_CHECKING:
@@ -40,12 +41,15 @@ class Said:
     results: tuple[Message, ...]
     first: str
     name: str | None = None
+    continues: bool = False
 
 
 async def complete(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
     """POST /v1/chat/completions"""
     body = await read(adapter, request, ChatRequest)
     turn = _turn(adapter, request, body)
+    if not turn.spec.persist and turn.spec.results:
+        turn.spec = turn.spec.replace(history=await with_unseen(adapter, turn.spec, turn.spec.history or []))
     try:
         await turn.admit()
         completion_id, created = f"chatcmpl-{turn.spec.run_id.removeprefix('run_')}", int(asked_at())
@@ -163,17 +167,20 @@ def _turn(adapter: APIServerAdapter, request: web.Request, body: Body[ChatReques
     _check_supported(asked)
     said = parted(asked.messages, adapter.option("max_text_chars"))
     tools = client_tools(asked.tools, asked.tool_choice)
-    wished = wishes(adapter, request, client_tools=bool(tools.schemas))
+    wished = wishes(adapter, request, client_tools=bool(tools.schemas), user=asked.user)
     announces = asked.stream and wished.tool_progress != "off"
     owner = adapter.owner_of(request)
     form = asked.response_format
-    session_id = wished.session_id or _derive_chat_session_id(said.system, said.first, owner)
+    persist = asked.store or wished.session_id is not None
+    session_id = wished.session_id or (
+        _derive_chat_session_id(said.system, said.first, owner) if persist else new_session_id()
+    )
     spec = RunSpec(
         user_message=said.prompt,
         user_name=said.name,
         session_id=session_id,
         history=said.history,
-        base_id=session_id,
+        base_id=session_id if persist else None,
         kind="chat",
         owner=owner,
         instructions=said.system,
@@ -182,12 +189,14 @@ def _turn(adapter: APIServerAdapter, request: web.Request, body: Body[ChatReques
         tool_choice=tools.choice,
         allowed_tools=tools.allowed,
         results=said.results,
+        persist=persist,
+        continues=said.continues,
         **wished.fields(adapter, announces=announces),
-        **parameters(adapter, asked),
+        **parameters(adapter, body),
     )
     if not wished.session_id:
-        return Turn(adapter, request, spec, wished, bind=True)
-    if not (wished.seed and said.history):
+        return Turn(adapter, request, spec, wished, bind=persist)
+    if not (said.history and (wished.seed or said.continues)):
         spec = spec.replace(history=None, base_id=None)
     return Turn(adapter, request, spec, wished, ignored_messages=len(said.history))
 
@@ -230,17 +239,28 @@ def parted(messages: list[ChatMessage], text_chars_max: int, where: str = "messa
             system.append(text_of(known["content"]))
         else:
             told.append((at, known))
+    while told and told[-1][1]["role"] == "assistant" and not _begins(*told[-1], where):
+        told.pop()
     users = [message for _, message in told if message["role"] == "user"]
     before, outputs, asked = newest([message for _, message in told])
     if not users and not outputs:
-        raise ApiError(400, "No user message was found in messages.", "missing_user_message", where)
-    if not outputs and not asked:
-        words = "The last message is the assistant's; an answer cannot be begun for it."
-        raise invalid(f"{where}[{told[-1][0]}].role", words, "unsupported_value")
+        words = f"No user message was found in {where}; send one, as {{'role': 'user', 'content': '...'}}."
+        raise ApiError(400, words, "missing_user_message", where)
+    if asked:
+        check_said(asked[-1]["content"], f"{where}[{max(at for at, m in told if m['role'] == 'user')}].content")
     prompt = asked[-1] if asked else {"content": ""}
     first = text_of(users[0]["content"]) if users else ""
     joined = "\n".join(system) if system else None
-    return Said(joined, before, prompt["content"], tuple(map(result, outputs)), first, prompt.get("name"))
+    continues = not outputs and not asked
+    return Said(joined, before, prompt["content"], tuple(map(result, outputs)), first, prompt.get("name"), continues)
+
+
+def _begins(at: int, message: Message, where: str) -> bool:
+    """Whether the assistant's last message says anything that it can go on with; calls wait for their outputs."""
+    if isinstance(message["content"], list):
+        words = "The assistant's last message is gone on with, which only text can be."
+        raise invalid(f"{where}[{at}].content", words, "unsupported_value")
+    return bool(message["content"].strip() or message.get("tool_calls"))
 
 
 def message_of(message: ChatMessage, where: str, text_chars_max: int) -> Message:

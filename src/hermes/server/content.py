@@ -113,6 +113,13 @@ def text_of(value: Any) -> str:
     return value or ""
 
 
+def check_said(value: Content, where: str) -> None:
+    """What is asked now must say something. `where` names the field."""
+    if isinstance(value, str) and not value.strip():
+        words = f"{where!r} is empty or blank; send a message with text, an image or a file."
+        raise invalid(where, words, "empty_message")
+
+
 def newest(messages: Sequence[Message]) -> tuple[list[Message], list[Message], list[Message]]:
     """A conversation in three: up to its last answer, outputs of calls behind that, and what the user says there."""
     end = 1 + max((at for at, message in enumerate(messages) if message["role"] == "assistant"), default=-1)

@@ -69,9 +69,31 @@ async def add_items(adapter: APIServerAdapter, request: web.Request) -> web.Stre
     found = await _found(adapter, request)
     body = await read(adapter, request, ConversationItems)
     given = await reader(adapter, found["owner"]).read(body.model.items, "items")
-    await adapter.stored_responses.add_conversation_items(found["id"], found["owner"], given.items)
-    ends = {"first_id": given.items[0]["id"], "last_id": given.items[-1]["id"]}
-    return answer({"object": "list", "data": given.items, **ends, "has_more": False}, 200, body.headers())
+    kept = await adapter.stored_responses.add_conversation_items(found["id"], found["owner"], given.items)
+    ends = {"first_id": kept[0]["id"], "last_id": kept[-1]["id"]} if kept else {"first_id": None, "last_id": None}
+    return answer({"object": "list", "data": kept, **ends, "has_more": False}, 200, body.headers())
+
+
+async def get_item(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
+    """GET /v1/conversations/{conversation_id}/items/{item_id}"""
+    found, item_id = await _found(adapter, request), request.match_info["item_id"]
+    listed = await adapter.stored_responses.conversation_items(found["id"], found["owner"])
+    item = next((item for item in listed if item["id"] == item_id), None)
+    if item is None:
+        raise _no_item(item_id)
+    return answer(item)
+
+
+async def delete_item(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
+    """DELETE /v1/conversations/{conversation_id}/items/{item_id}"""
+    found, item_id = await _found(adapter, request), request.match_info["item_id"]
+    if not await adapter.stored_responses.delete_conversation_item(found["id"], found["owner"], item_id):
+        raise _no_item(item_id)
+    return answer(_shown(found))
+
+
+def _no_item(item_id: str) -> ApiError:
+    return ApiError(404, f"There is no item {item_id!r} in this conversation.", "item_not_found")
 
 
 async def _found(adapter: APIServerAdapter, request: web.Request) -> Json:

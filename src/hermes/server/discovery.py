@@ -12,6 +12,7 @@ from aiohttp import web
 
 import hermes
 from hermes import limits as fixed
+from hermes.agent.routes import listed
 from hermes.agent.skills import find_skills
 from hermes.errors import ConfigError
 from hermes.sandbox.choose import choice
@@ -104,12 +105,14 @@ async def model(adapter: APIServerAdapter, request: web.Request) -> web.StreamRe
 
 
 def _models(adapter: APIServerAdapter) -> dict[str, Json]:
-    """The advertised name, and every alias with the model it stands for."""
+    """The advertised name, every alias with the model it stands for, and the models named of configured providers."""
     own = adapter.model_name
     found = {own: _model(adapter, own, own, None)}
     for alias, route in adapter.option("model_routes").items():
         target = route.get("model") if isinstance(route, dict) else None
         found.setdefault(str(alias), _model(adapter, str(alias), target or own, own))
+    for name, model in listed(adapter.settings).items():
+        found.setdefault(name, _model(adapter, name, model, None))
     allowed = CALLER.get().models
     return {name: told for name, told in found.items() if allowed is None or name in allowed}
 
@@ -192,6 +195,7 @@ _BY_ROUTE = {
     "responses_cancel": "response_cancel",
     "responses_input_items": "response_input_items",
     "responses_compact": "responses_compact",
+    "responses_input_tokens": "responses_input_tokens",
     "responses_websocket": "responses_websocket",
     "conversations_api": "conversations",
     "run_submission": "runs",
@@ -211,6 +215,7 @@ _BY_ROUTE = {
     "session_chat": "session_chat",
     "session_chat_streaming": "session_chat_stream",
     "session_fork": "session_fork",
+    "session_compact": "session_compact",
     "session_fork_at_message": "session_fork",
     "session_export": "session_export",
     "session_import": "session_import",
@@ -250,6 +255,7 @@ _DESCRIPTION = (
 _OPTIONS = {
     "max_body_bytes": "max_body_bytes",
     "max_text_chars": "max_text_chars",
+    "max_event_bytes": "max_event_bytes",
     "max_concurrent_runs": "max_concurrent_runs",
     "session_wait_seconds": "session_wait_seconds",
     "run_queue_seconds": "run_queue_seconds",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from hermes.ids import random_hex
+from hermes.server.bodies import give_back_room
 from hermes.server.errors import ApiError
 from hermes.store.base import StoreBusy, StoreError
 
@@ -73,6 +74,8 @@ def endpoint(work: Work, *, public: bool = False) -> Handler:
             log.error("%s: %s", request_id(request), self.redact(traceback.format_exc()))
             words = f"The server had an internal error; it is in the log as {request_id(request)}."
             return ApiError(500, words, "internal_error").response()
+        finally:
+            give_back_room(self, request)
 
     handle.__name__ = work.__name__
     handle.__doc__ = work.__doc__

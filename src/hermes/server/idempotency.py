@@ -21,7 +21,7 @@ from aiohttp import web
 from hermes.limits import IDEMPOTENCY_KEY_CHARS_MAX
 from hermes.runs.engine import Admission, Refused
 from hermes.runs.spec import new_run_id
-from hermes.server.bodies import as_object, read_bytes
+from hermes.server.bodies import read_object
 from hermes.server.endpoint import request_id
 from hermes.server.errors import ApiError, invalid
 from hermes.server.outcome import refusal
@@ -123,6 +123,7 @@ _OF_ONE = frozenset({"x-request-id", "date", "server", "content-length", "transf
 _OF_ONE |= {f"x-ratelimit-{part}-{what}" for part in ("limit", "remaining", "reset") for what in ("requests", "tokens")}
 _WISHES = "Session-Id Session-Key Seed-History Detach Approvals Tool-Progress Tool-Items Reasoning Toolsets Timeout"
 _MEANINGFUL = tuple(f"X-Hermes-{name}" for name in _WISHES.split())
+_USER = "X-OpenWebUI-User-Id"
 _RAN, _HOW = "X-Hermes-Run-Id", "X-Hermes-Completed"
 
 
@@ -207,8 +208,11 @@ class Once:
             task.exception()  # whoever still waits for it is told
 
     async def _fingerprint(self, request: web.Request) -> str:
-        body = as_object(await read_bytes(request, self._adapter.option("max_body_bytes")))
-        told = [body, {name: request.headers.get(name) for name in _MEANINGFUL}, sorted(request.query.items())]
+        body = await read_object(self._adapter, request)
+        headers = {name: request.headers.get(name) for name in _MEANINGFUL}
+        if _USER in request.headers:  # only then, so that records of earlier versions stay valid
+            headers[_USER] = request.headers[_USER]
+        told = [body, headers, sorted(request.query.items())]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
     def _begin(self, request: web.Request, place: tuple[str, str], recording: Recording, work: Work) -> None:

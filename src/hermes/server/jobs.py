@@ -25,7 +25,7 @@ from hermes.server.models import JobPatch, JobRequest
 from hermes.server.queries import bad_cursor, cursor_of, flag, listed, whole
 from hermes.server.runs import shown
 from hermes.server.session_routes import unknown_session
-from hermes.server.turns import route_of
+from hermes.server.turns import check_model, route_of
 from hermes.server.wishes import session_id_of, toolsets_of
 from hermes.tools import cronjob
 from hermes.tools.registry import ToolError
@@ -47,7 +47,7 @@ _CODES = {
 
 async def list_jobs(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
     """GET /api/jobs"""
-    with_disabled = "include_disabled" not in request.query or flag(request, "include_disabled")
+    with_disabled = flag(request, "include_disabled")
     store = await _store(adapter)
     found = await store.jobs.list(owner=adapter.seen_by(request), include_disabled=with_disabled)
     data = [_shown(adapter, job) for job in found]
@@ -58,7 +58,8 @@ async def create(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
     """POST /api/jobs"""
     body = await read(adapter, request, JobRequest)
     owner = adapter.owner_of(request)
-    fields = await _fields(adapter, owner, msgspec.structs.asdict(body.model))
+    given = {name: value for name, value in msgspec.structs.asdict(body.model).items() if value is not None}
+    fields = await _fields(adapter, owner, given)
     settings = (await adapter.app()).settings
     key, refusal = adapter.session_key(request)
     if refusal:
@@ -67,11 +68,11 @@ async def create(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
         job = cronjob.made(fields, time.time(), fields.get("timezone") or settings.get("timezone"), adapter.secrets)
     except ToolError as error:
         raise _refused(error) from None
-    route_of(adapter, body.model.model)
     job |= {"owner": owner, "session_key": key, "origin": {"source": "api_server"}}
     caller = CALLER.get()
     ceilings = {"tool_policy": caller.toolsets, "allowed_models": caller.models}
     job |= {name: None if names is None else sorted(names) for name, names in ceilings.items()}
+    await check_model(adapter, spec_of({"id": "", **job}, time.time()))
     made = await (await _store(adapter)).jobs.create(job)
     told = {"object": "hermes.job", "job": _shown(adapter, made)}
     return answer(told, 201, {"Location": f"/api/jobs/{made['id']}", **body.headers()})
@@ -91,7 +92,7 @@ async def update(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
         raise ApiError(400, f"Nothing was given that is to change; these can be: {known}.", "no_fields")
     job = await _job(adapter, request)
     enabled = given.pop("enabled", None)
-    fields = await _fields(adapter, job["owner"], given)
+    fields = await _fields(adapter, job["owner"], given, job)
     try:
         new = cronjob.changed(job, fields, time.time(), adapter.secrets) if fields else {}
         if enabled is not None:
@@ -191,21 +192,29 @@ def _switched(job: Job, enabled: bool) -> Job:
     return (cronjob.resumed if enabled else cronjob.paused)(job, time.time())
 
 
-async def _fields(adapter: APIServerAdapter, owner: str, given: Mapping[str, Any]) -> Job:
-    """What was given for a job of this owner, checked: model, toolsets, session, folder."""
-    fields = {name: value for name, value in given.items() if value is not None}
-    if "model" in fields:
-        route_of(adapter, fields["model"])
-        named = adapter.option("model_routes").get(fields["model"], {})
-        fields |= {name: named[name] for name in ("model", "provider") if named.get(name)}
-    if "enabled_toolsets" in fields:
+async def _fields(adapter: APIServerAdapter, owner: str, given: Mapping[str, Any], job: Job | None = None) -> Job:
+    """What was given for a job of this owner, checked: model, toolsets, session, folder, script. None clears a field."""
+    fields = dict(given)
+    ceiling = CALLER.get().toolsets
+    if fields.get("script") and ceiling is not None and "terminal" not in ceiling:
+        raise invalid("script", "This key may not run commands: its toolsets do not include terminal.")
+    if {"model", "provider"} & fields.keys():
+        if fields.get("model", "") is None:  # a provider that came with a model goes with it
+            fields.setdefault("provider", None)
+        named = {**(job or {}), **fields}
+        chosen = route_of(adapter, named.get("model"), named.get("provider"))
+        if chosen is None:
+            fields["model"] = None
+        elif chosen.provider:
+            fields |= {"model": chosen.model, "provider": chosen.provider}
+    if fields.get("enabled_toolsets") is not None:
         toolsets_of(fields["enabled_toolsets"], "enabled_toolsets")
-    if "session_id" in fields:
+    if fields.get("session_id") is not None:
         fields["session_id"] = session_id_of(fields["session_id"], "session_id")
         session = await (await _store(adapter)).sessions.get_session(fields["session_id"])
         if session is not None and session["owner"] != owner:
             raise unknown_session(fields["session_id"])
-    if "workdir" in fields:
+    if fields.get("workdir") is not None:
         app = await adapter.app()
         try:
             await app.services.files.call(partial(workspace_of, app.home, app.settings, owner, None, fields["workdir"]))

@@ -11,9 +11,19 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from hermes.runs.spec import RunSpec
+from hermes.runs.spec import RunKind, RunSpec
 
 SCOPES = ("chat", "sessions:read", "sessions:write", "runs", "jobs", "admin")
+# A run is under the scope of the route that begins its kind, or under `runs`.
+RUN_SCOPES: dict[RunKind, str] = {
+    "chat": "runs|chat",
+    "response": "runs|chat",
+    "session": "runs|chat sessions:write",
+    "run": "runs",
+    "job": "runs|jobs",
+    "cli": "runs",
+    "subagent": "runs",
+}
 DEFAULT_OWNER = "default"
 COUNTS = ("max_concurrent", "requests_per_minute", "tokens_per_minute")
 CEILINGS = ("toolsets", "models")
@@ -39,10 +49,12 @@ class Key:
         return "admin" in self.scopes
 
     def lacks(self, scope: str | None) -> list[str]:
-        """What it is missing of a scope, which may be several with spaces between; any key does for `any`."""
+        """What it is missing of a scope, which may be several with spaces between, or alternatives with `|` between; any
+        key does for `any`."""
         if scope in (None, "any") or self.is_admin:
             return []
-        return [one for one in str(scope).split() if one not in self.scopes]
+        ways = [[one for one in way.split() if one not in self.scopes] for way in str(scope).split("|")]
+        return [] if [] in ways else ways[0]
 
     def opens(self, scope: str | None) -> bool:
         """Whether it suffices for what needs this scope."""

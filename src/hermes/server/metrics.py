@@ -105,7 +105,7 @@ class Metrics:
             self.seconds["session_wait_seconds"].add(live.waited_s)
         elif kind == "model.retrying":
             self._provider_failed(code_of(data["failure"]))
-        elif event.final or kind == "run.interrupted":
+        elif (event.final or kind == "run.interrupted") and not live.spec.count_only:
             self.counts["turns"][live.spec.kind, state.status] += 1
             self._provider_failed(state.code)
             if event.final and state.started_at is not None:

@@ -30,6 +30,7 @@ SECURITY_HEADERS = {
 }
 _REQUEST_HEADERS = (
     "Authorization",
+    "api-key",
     "Content-Type",
     "Idempotency-Key",
     "Last-Event-ID",

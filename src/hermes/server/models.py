@@ -11,6 +11,7 @@ from hermes.limits import (
     IMPORT_SESSIONS_MAX,
     JOB_NAME_CHARS_MAX,
     JOB_PROMPT_CHARS_MAX,
+    JOB_SCRIPT_CHARS_MAX,
     MESSAGES_MAX,
     METADATA_CHARS_MAX,
     METADATA_KEY_CHARS_MAX,
@@ -18,7 +19,7 @@ from hermes.limits import (
     STOP_STRINGS_MAX,
 )
 
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Verbosity = Literal["low", "medium", "high"]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Count = Annotated[int, Meta(ge=1, le=2**53)]
@@ -43,6 +44,8 @@ class Parameters(Struct, kw_only=True):
     """What every turn may ask of its model."""
 
     model: str | None = None
+    # A provider's name; an object of this name is another service's own, and has no effect.
+    provider: str | dict[str, Any] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
@@ -80,14 +83,29 @@ class ChatTool(Struct, kw_only=True):
     function: Function | None = None
 
 
-class ResponseTool(Struct, kw_only=True):
-    """A tool of a response."""
+class NamespacedTool(Struct, kw_only=True):
+    """A tool of a namespace: a function, or a custom tool."""
 
     type: str
     name: FunctionName | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    format: dict[str, Any] | None = None
+
+
+class ResponseTool(NamespacedTool, kw_only=True):
+    """A tool of a response. What types without an equivalent here bring besides is not looked at."""
+
+    tools: Annotated[list[NamespacedTool], Meta(max_length=CLIENT_TOOLS_MAX)] | None = None
+    environment: dict[str, Any] | None = None
+    execution: str | None = None
+
+
+class AdditionalTools(Struct, kw_only=True):
+    """Tools that stand in the input of a response."""
+
+    tools: Annotated[list[ResponseTool], Meta(max_length=CLIENT_TOOLS_MAX)]
 
 
 class CalledFunction(Struct, kw_only=True):
@@ -160,7 +178,7 @@ class TextOptions(Struct, kw_only=True):
 class ChatRequest(Parameters, kw_only=True):
     """A chat completion."""
 
-    WITHOUT_EFFECT: ClassVar = ("store", "prediction", "prompt_cache_retention", "moderation")
+    WITHOUT_EFFECT: ClassVar = ("prediction", "prompt_cache_retention", "moderation")
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MESSAGES_MAX)]
     stream: bool = False
@@ -177,7 +195,7 @@ class ChatRequest(Parameters, kw_only=True):
     functions: Any = None
     function_call: Any = None
     web_search_options: Any = None
-    store: Any = None
+    store: bool = True
     prediction: Any = None
     prompt_cache_retention: Any = None
     moderation: Any = None
@@ -192,7 +210,7 @@ class ConversationRef(Struct, kw_only=True):
 class ResponseRequest(Parameters, kw_only=True):
     """A response."""
 
-    WITHOUT_EFFECT: ClassVar = ("prompt_cache_retention", "moderation")
+    WITHOUT_EFFECT: ClassVar = ("prompt_cache_retention", "moderation", "client_metadata")
 
     input: str | Annotated[list[str | dict[str, Any]], Meta(max_length=MESSAGES_MAX)]
     instructions: str | None = None
@@ -214,6 +232,7 @@ class ResponseRequest(Parameters, kw_only=True):
     top_logprobs: int | None = None
     prompt_cache_retention: Any = None
     moderation: Any = None
+    client_metadata: Any = None
 
 
 class SessionChatRequest(Parameters, kw_only=True):
@@ -249,6 +268,7 @@ class RunRequest(Parameters, kw_only=True):
     toolsets: list[str] | None = None
     tools: Any = None
     workdir: str | None = None
+    max_iterations: Count | None = None
     cli: CommandLine | None = None
 
 
@@ -256,6 +276,7 @@ class CompactRequest(Struct, kw_only=True):
     """A conversation to be made shorter."""
 
     model: str
+    provider: str | None = None
     input: str | Annotated[list[str | dict[str, Any]], Meta(max_length=MESSAGES_MAX)] | None = None
     previous_response_id: str | None = None
     instructions: str | None = None
@@ -281,9 +302,10 @@ class ConversationItems(Struct, kw_only=True):
 
 
 class SteerRequest(Struct, kw_only=True):
-    """Words for a run that is at work."""
+    """Words for a run that is at work, under either name."""
 
-    text: str
+    text: str | None = None
+    input: str | None = None
 
 
 class ApprovalRequest(Struct, kw_only=True):
@@ -310,16 +332,31 @@ class SessionRequest(Struct, kw_only=True):
     title: Any = None
     model: str | None = None
     system_prompt: Any = None
+    pinned: bool = False
+    workdir: str | None = None
+    toolsets: Names | None = None
+    max_iterations: Count | None = None
 
 
 class SessionPatch(Struct, kw_only=True):
-    """What of a session is to be changed; null clears a title, a model or a prompt."""
+    """What of a session is to be changed; null clears what need not be there."""
 
     title: Any = UNSET
     end_reason: str | UnsetType = UNSET
     archived: bool | UnsetType = UNSET
     model: str | UnsetType | None = UNSET
     system_prompt: Any = UNSET
+    pinned: bool | UnsetType = UNSET
+    workdir: str | UnsetType | None = UNSET
+    toolsets: Names | UnsetType | None = UNSET
+    max_iterations: Count | UnsetType | None = UNSET
+
+
+class SessionCompactRequest(Struct, kw_only=True):
+    """A session whose conversation is to be made shorter; what is said of `focus` is kept most fully."""
+
+    focus: str | None = None
+    instructions: str | None = None
 
 
 class ForkRequest(Struct, kw_only=True):
@@ -338,6 +375,7 @@ class ImportRequest(Struct, kw_only=True):
 
 JobName = Annotated[str, Meta(min_length=1, max_length=JOB_NAME_CHARS_MAX)]
 JobPrompt = Annotated[str, Meta(max_length=JOB_PROMPT_CHARS_MAX)]
+JobScript = Annotated[str, Meta(min_length=1, max_length=JOB_SCRIPT_CHARS_MAX)]
 Names = Annotated[list[Annotated[str, Meta(min_length=1, max_length=200)]], Meta(max_length=64)]
 
 
@@ -356,6 +394,9 @@ class JobRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     workdir: str | None = None
     session_id: str | None = None
     timezone: str | None = None
+    script: JobScript | None = None
+    effort: Effort | None = None
+    continuity: bool | None = None
 
 
 class JobPatch(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -374,3 +415,6 @@ class JobPatch(Struct, kw_only=True, forbid_unknown_fields=True):
     session_id: str | UnsetType | None = UNSET
     timezone: str | UnsetType = UNSET
     enabled: bool | UnsetType = UNSET
+    script: JobScript | UnsetType | None = UNSET
+    effort: Effort | UnsetType | None = UNSET
+    continuity: bool | UnsetType = UNSET

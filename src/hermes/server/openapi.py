@@ -47,12 +47,15 @@ ANSWERS: dict[str, type[msgspec.Struct]] = {
     "response_cancel": shapes.Response,
     "response_input_items": shapes.ItemList,
     "responses_compact": shapes.Compaction,
+    "responses_input_tokens": shapes.InputTokens,
     "conversations": shapes.Conversation,
     "conversation": shapes.Conversation,
     "conversation_update": shapes.Conversation,
     "conversation_delete": shapes.ConversationDeleted,
     "conversation_items": shapes.ItemList,
     "conversation_items_add": shapes.ItemList,
+    "conversation_item": shapes.ConversationItem,
+    "conversation_item_delete": shapes.Conversation,
     "jobs": kept.JobList,
     "job_create": kept.JobKept,
     "job": kept.JobKept,
@@ -80,6 +83,7 @@ ANSWERS: dict[str, type[msgspec.Struct]] = {
     "session_messages": kept.MessageList,
     "session_files": kept.FileList,
     "session_fork": kept.SessionAnswer,
+    "session_compact": kept.SessionCompacted,
     "session_chat": kept.SessionTurn,
 }
 FAULTS = {
@@ -206,10 +210,11 @@ def _operation(route: Route) -> Json:
         "tags": [group_of(route)],
         "parameters": [*parameters, *QUERIES.get(route.name, ()), *HEADERS.get(route.name, ()), REQUEST_ID],
         "responses": _answers(route),
-        "security": [] if route.scope is None else [{"key": []}],
+        "security": [] if route.scope is None else [{"key": []}, {"api_key": []}],
     }
     if route.scope is not None and route.scope != "any":
-        told["description"] = f"Needs a key with the scope {' and '.join(f'`{one}`' for one in route.scope.split())}."
+        ways = [" and ".join(f"`{one}`" for one in way.split()) for way in route.scope.split("|")]
+        told["description"] = f"Needs a key with the scope {' or '.join(ways)}."
     if route.body is not None:
         needed = any(field.required for field in msgspec.structs.fields(route.body))
         content: Json = {"schema": _ref(route.body)}
@@ -265,7 +270,10 @@ def document() -> Json:
             "headers": {
                 name: {"description": about, "schema": {"type": "string"}} for name, about in _TURN_HEADERS.items()
             },
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer", "description": "the server's key"}},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer", "description": "the server's key"},
+                "api_key": {"type": "apiKey", "in": "header", "name": "api-key", "description": "the same, otherwise"},
+            },
         },
     }
 

@@ -45,6 +45,7 @@ def _items(default_order: str) -> tuple[Json, ...]:
     )
 
 
+_ORDERS = ["asc", "desc", "oldest", "latest"]
 _CURSOR = _query("cursor", "the place to go on from, as `next_cursor` gave it")
 _STATUSES = ("queued", "running", "waiting_for_approval", "waiting_for_input", "stopping")
 _FINISHED = ("completed", "failed", "cancelled")
@@ -64,7 +65,7 @@ QUERIES: dict[str, tuple[Json, ...]] = {
         _query("kind", "only runs of this kind", enum=list(_KINDS)),
         _query("session_id", "only runs of this session"),
     ),
-    "jobs": (_flag("include_disabled", "those too that rest or are over; they are shown unless this is false"),),
+    "jobs": (_flag("include_disabled", "paused and finished jobs, too"),),
     "job_runs": (_whole("limit", "how many runs", 1, 200, 50), _CURSOR),
     "run_events": (
         _whole("starting_after", "the number of the last event that is known"),
@@ -77,6 +78,7 @@ QUERIES: dict[str, tuple[Json, ...]] = {
         _query("source", "only sessions that were begun there"),
         _flag("include_children", "sessions of subagents too"),
         _choice("archived", "whether archived ones are shown", "false", "true", "all"),
+        _query("pinned", "only those that are pinned, or are not", type="boolean"),
         _choice("order", "what comes first", "last_active", "started_at"),
     ),
     "session_search": (
@@ -98,8 +100,9 @@ QUERIES: dict[str, tuple[Json, ...]] = {
         _whole("limit", "how many messages", 1, 2000, 500),
         _whole("before", "only those before this message"),
         _whole("after", "only those after this message"),
-        _choice("order", "which way they go", "asc", "desc"),
-        _flag("include_inactive", "those too that compression has put aside"),
+        _whole("offset", "how many to pass over"),
+        _query("order", "from the first on, or from the latest back; without it the latest, in order", enum=_ORDERS),
+        _flag("include_inactive", "also messages that were taken back and those that only the model sees"),
     ),
     "session_files": (_whole("limit", "how many files", 1, 1000, 200), _CURSOR),
     "session_export": (_choice("format", "the form", "json", "jsonl", "markdown"),),
@@ -111,12 +114,17 @@ _SEED = _header("X-Hermes-Seed-History", "begin an empty session with the body's
 _REASONING = _header("X-Hermes-Reasoning", "whether reasoning is shown", enum=["on", "off"])
 _WISHES = (
     _header("X-Hermes-Session-Key", "the scope of long-term memory; needs a key", maxLength=SESSION_KEY_CHARS_MAX),
+    _header("X-OpenWebUI-User-Id", "the user whose memory is used, with `api_server.memory_scope: user`"),
     _header("X-Hermes-Detach", "the turn goes on when the client leaves", type="boolean"),
     _header("X-Hermes-Approvals", "wait for answers to the agent's questions, or deny", enum=["wait", "deny"]),
     _header("X-Hermes-Tool-Progress", "how a chat stream tells of tools", enum=["event", "chunk", "off"]),
     _header("X-Hermes-Tool-Items", "how a response shows server tools", enum=["function", "mcp", "none"]),
     _REASONING,
-    _header("X-Hermes-Toolsets", "the toolsets of this turn, comma separated, or `none`"),
+    _header(
+        "X-Hermes-Toolsets",
+        "the toolsets of this turn, comma separated, or `none`; with `tools` of the client, `terminal`, `file` and "
+        "`code_execution` are offered only where this or the key names them",
+    ),
     _header("X-Hermes-Timeout", "the most seconds that the turn may take", type="number", minimum=1),
 )
 _LAST_EVENT = _header("Last-Event-ID", "the number of the last event that is known", type="integer", minimum=0)
@@ -125,7 +133,9 @@ HEADERS: dict[str, tuple[Json, ...]] = {
     "responses": (_SESSION_ID, *_WISHES),
     "runs": (_SESSION_ID, *_WISHES),
     "responses_compact": _WISHES,
+    "responses_input_tokens": (_SESSION_ID, *_WISHES),
     "session_chat": _WISHES,
+    "session_compact": _WISHES,
     "session_chat_stream": _WISHES,
     "run_events": (_LAST_EVENT, _REASONING),
     "session_messages": (_REASONING,),
@@ -135,6 +145,7 @@ PATHS: dict[str, tuple[str, Json]] = {
     "session_id": ("the id of a session", {"minLength": 1, "maxLength": SESSION_ID_CHARS_MAX}),
     "response_id": ("the id of a response", {"minLength": 1}),
     "conversation_id": ("the id of a conversation", {"minLength": 1}),
+    "item_id": ("the id of an item", {"minLength": 1}),
     "run_id": ("the id of a run", {"minLength": 1}),
     "job_id": ("the id of a job", {"pattern": "^[0-9a-f]{12}$"}),
     "file_id": ("the id of a file", {"minLength": 1}),
@@ -145,6 +156,7 @@ EXAMPLES: dict[str, Json] = {
     "chat_completions": {"model": "hermes-agent", "messages": [_SAID], "stream": False},
     "responses": {"model": "hermes-agent", "input": "Which files are here?", "store": True},
     "responses_compact": {"model": "hermes-agent", "input": [_ITEM]},
+    "responses_input_tokens": {"model": "hermes-agent", "input": [_ITEM]},
     "conversations": {"items": [_ITEM], "metadata": {"topic": "files"}},
     "conversation_update": {"metadata": {"topic": "letters"}},
     "conversation_items_add": {"items": [_ITEM]},
@@ -158,6 +170,7 @@ EXAMPLES: dict[str, Json] = {
     "session_import": {"sessions": []},
     "session_update": {"title": "Garden"},
     "session_fork": {"title": "Kitchen, otherwise"},
+    "session_compact": {"focus": "the shopping list"},
     "session_chat": {"message": "Which files are here?"},
     "session_chat_stream": {"message": "Which files are here?"},
 }

@@ -13,9 +13,11 @@ import msgspec
 from hermes.ids import random_hex
 from hermes.runs.events import Event
 from hermes.server.errors import error_body
+from hermes.server.event_size import shorten_outputs
 from hermes.server.outcome import STATUS, Outcome, usage_object
 from hermes.server.render_chat import DONE, approval_request, clarify_request
 from hermes.server.sse import Item
+from hermes.server.tool_types import CLIENT_TYPES, HOSTED_ITEMS, HOSTED_TYPES, HostedType, object_of
 from hermes.text import spaced_json
 
 Json = dict[str, Any]
@@ -27,7 +29,8 @@ _REASONS = {
     "max_iterations": "max_iterations",
 }
 _ERRORS = {"provider_rate_limited": "rate_limit_exceeded", "context_length_exceeded": "invalid_prompt"}
-_ERRORS |= {"content_policy_violation": "invalid_prompt", "rate_limit_exceeded": "rate_limit_exceeded"}
+_ERRORS |= {"content_policy_violation": "invalid_prompt", "provider_rejected_request": "invalid_prompt"}
+_ERRORS |= {"rate_limit_exceeded": "rate_limit_exceeded"}
 _DELTA = "response.output_text.delta"
 _encode = msgspec.json.Encoder().encode
 
@@ -44,13 +47,17 @@ def socket_frame(_: str, payload: Json) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Shows:
-    """What a response shows: settled by the request that made it, the same for all its readers."""
+    """What a response shows: settled by the request that made it, the same for all its readers.
+
+    `reported` tells what the client knows a tool as, where that is no plain function.
+    """
 
     tool_items: str = "function"
     reasoning: bool = False
     encrypted: bool = False
     extensions: bool = True
     client_tools: tuple[str, ...] = ()
+    reported: Mapping[str, Json] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -74,7 +81,9 @@ class ResponseRenderer:
         after: int = -1,
         frame: Callable[[str, Json], bytes] = sse_frame,
         seal: Callable[[Any], str] | None = None,
+        event_bytes_max: int | None = None,
     ) -> None:
+        self._event_bytes_max = event_bytes_max
         self._template = dict(template)
         self._shows = shows or Shows()
         self._after, self._frame, self._seal = after, frame, seal
@@ -244,7 +253,9 @@ class ResponseRenderer:
     def _server_call(self, call_id: str, name: str, arguments: str) -> None:
         if self._shows.tool_items == "none" or call_id in self._calls:
             return
-        if self._shows.tool_items == "mcp":
+        if (hosted := self._hosted(name)) is not None:
+            opened = self._hosted_call(hosted, call_id, name, arguments)
+        elif self._shows.tool_items == "mcp":
             item: Json = {"type": "mcp_call", "id": self._id("mcp", call_id), "server_label": "hermes", "name": name}
             item |= {
                 "arguments": "",
@@ -263,18 +274,36 @@ class ResponseRenderer:
             opened = self._call(call_id, name, arguments)
         self._calls[call_id] = opened
 
+    def _hosted(self, name: str) -> HostedType | None:
+        """The hosted tool in whose place the client asked for this tool of the server."""
+        known = self._shows.reported.get(name)
+        return None if known is None else HOSTED_TYPES.get(known["type"])
+
+    def _hosted_call(self, hosted: HostedType, call_id: str, name: str, arguments: str) -> _Open:
+        item: Json = {"type": hosted.call, "id": self._id(hosted.prefix, call_id), "status": "in_progress"}
+        opened = self._add({**item, **hosted.fields[name](object_of(arguments))})
+        where = {"item_id": item["id"], "output_index": opened.index}
+        for stage in ("in_progress", hosted.working):
+            self._emit(f"response.{hosted.call}.{stage}", **where)
+        return opened
+
     def _client_call(self, call: Mapping[str, Any]) -> None:
         self._close_text("commentary")
         function = call["function"]
         self._call(call["id"], function["name"], function["arguments"])
 
     def _call(self, call_id: str, name: str, arguments: str) -> _Open:
-        item = {"type": "function_call", "id": self._id("fc", call_id), "call_id": call_id, "name": name}
-        opened = self._add({**item, "arguments": "", "status": "in_progress"})
-        where = {"item_id": item["id"], "output_index": opened.index}
-        self._emit("response.function_call_arguments.delta", **where, delta=arguments)
-        self._emit("response.function_call_arguments.done", **where, name=name, arguments=arguments)
-        self._done(opened, status="completed", arguments=arguments)
+        called = self._shows.reported.get(name) or {"type": "function", "name": name}
+        kind = CLIENT_TYPES[called["type"]]
+        payload = kind.pack(arguments)
+        item = kind.item(called, self._id(kind.prefix, call_id), call_id)
+        opened = self._add({**item, kind.payload: "" if kind.event else payload, "status": "in_progress"})
+        if kind.event:
+            where = {"item_id": item["id"], "output_index": opened.index}
+            named = {"name": item["name"]} if kind.payload == "arguments" else {}
+            self._emit(f"{kind.event}.delta", **where, delta=payload)
+            self._emit(f"{kind.event}.done", **where, **named, **{kind.payload: payload})
+        self._done(opened, status="completed", **{kind.payload: payload})
         return opened
 
     def _tool_started(self, event: Event) -> None:
@@ -291,6 +320,11 @@ class ResponseRenderer:
         if opened is None:
             return
         output, well = _text_of(data.get("content")), data["status"] == "ok"
+        if (hosted := HOSTED_ITEMS.get(opened.item["type"])) is not None:
+            where = {"item_id": opened.item["id"], "output_index": opened.index}
+            self._emit(f"response.{hosted.call}.completed", **where)
+            self._done(opened, status="completed" if well else "failed", **hosted.result(output))
+            return
         if opened.item["type"] == "mcp_call":
             where = {"item_id": opened.item["id"], "output_index": opened.index}
             self._emit("response.mcp_call.completed" if well else "response.mcp_call.failed", **where)
@@ -404,6 +438,7 @@ class ResponseRenderer:
             if opened.item["type"] == "mcp_call":
                 where = {"item_id": opened.item["id"], "output_index": opened.index}
                 self._emit("response.mcp_call.failed", **where)
+            if opened.item["type"] != "function_call":
                 self._done(opened, status="incomplete")
         self._calls.clear()
 
@@ -427,11 +462,20 @@ class ResponseRenderer:
         shown = self.snapshot()
         shown["output"] = [_streamed(item) for item in shown["output"]]
         self._emit(kind, response=shown)
+        if self._event_bytes_max is None or self._seq <= self._after:
+            return
+        excess_bytes = len(self._out[-1]) - self._event_bytes_max
+        if excess_bytes > 0:
+            shown["output"] = shorten_outputs(shown["output"], excess_bytes)
+            self._out[-1] = self._framed(kind, response=shown)
 
     def _emit(self, kind: str, /, **payload: Any) -> None:
         self._seq += 1
         if self._seq > self._after:
-            self._out.append(self._frame(kind, {"type": kind, "sequence_number": self._seq, **payload}))
+            self._out.append(self._framed(kind, **payload))
+
+    def _framed(self, kind: str, /, **payload: Any) -> bytes:
+        return self._frame(kind, {"type": kind, "sequence_number": self._seq, **payload})
 
     def _taken(self) -> bytes:
         out, self._out = self._out, []

@@ -51,7 +51,7 @@ def run_object(record: RunRecord, output: str | None, model_name: str) -> Json:
         "finished_at": state.ended_at,
         "session_id": spec.session_id,
         "response_id": spec.response_id,
-        "model": (spec.route.alias if spec.route else None) or model_name,
+        "model": (spec.route.name if spec.route else None) or model_name,
         "last_event": public_name(state.last_event) if state.last_event else None,
         "last_seq": state.last_seq,
         "output": output or None,

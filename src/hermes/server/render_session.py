@@ -43,6 +43,10 @@ _SESSION = (
     "api_call_count",
     "forked_at_message_id",
     "archived",
+    "pinned",
+    "workdir",
+    "toolsets",
+    "max_iterations",
     "last_active",
     "preview",
 )
@@ -82,7 +86,7 @@ def message_object(row: Mapping[str, Any], *, reasoning: bool, state: bool) -> J
     """A message of a session; `state` says whether it is still part of the conversation."""
     told = {name: row[name] for name in _MESSAGE}
     if state:
-        told |= {"active": row["active"], "compacted": row["compacted"]}
+        told |= {name: row[name] for name in ("active", "compacted", "model_only")}
     if reasoning:
         told |= {"reasoning": row["reasoning"], "reasoning_content": row["reasoning"]}
     return told

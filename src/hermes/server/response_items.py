@@ -7,33 +7,49 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hermes.ids import random_hex
-from hermes.server.content import content, newest, result, text_of
+from hermes.server.content import check_said, content, newest, result, text_of
 from hermes.server.errors import ApiError, invalid
+from hermes.server.response_tools import additional
 from hermes.server.sealing import Broken, Seal
+from hermes.server.tool_types import CALL_ITEMS, HOSTED_ITEMS, IGNORED_ITEMS, OUTPUT_ITEMS, flat_name
+from hermes.text import spaced_json
 
 Json = dict[str, Any]
 Find = Callable[[str], Awaitable[Json | None]]
 _ROLES = ("user", "assistant", "system", "developer")
-_PREFIX = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "mcp_call": "mcp"}
-_PREFIX |= {"reasoning": "rs", "compaction": "cmp"}
+_PREFIX = {"message": "msg", "mcp_call": "mcp", "reasoning": "rs", "compaction": "cmp", "additional_tools": "at"}
+_PREFIX |= {name: kind.prefix for name, kind in CALL_ITEMS.items()}
+_PREFIX |= {name: f"{kind.prefix}o" for name, kind in OUTPUT_ITEMS.items()}
+_PREFIX |= {name: kind.prefix for name, kind in HOSTED_ITEMS.items()}
+_PREFIX |= dict.fromkeys(IGNORED_ITEMS, "item")
+_WITH_STATUS = ("message", "mcp_call", *CALL_ITEMS, *OUTPUT_ITEMS)
+# What clients expect of a part that is listed, also where it was not sent.
+_ADDED: dict[Any, Json] = {"output_text": {"annotations": []}, "input_image": {"detail": "auto"}}
 SUMMARY = "Summary of the conversation so far:"
 
 
 @dataclass(slots=True)
 class Given:
-    """What a request's items say: system text, messages, and the items themselves as they are kept."""
+    """What a request's items say: system text, messages, tools, and the items themselves as they are kept. `_speaks`: the user
+    has said something since the last answer, which a summary is not; `_asked_at` names the field of that."""
 
     system: list[str] = field(default_factory=list)
     messages: list[Json] = field(default_factory=list)
     items: list[Json] = field(default_factory=list)
+    tools: list[Json] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
     _opaque: Any = None
+    _asked_at: str = ""
+    _speaks: bool = False
 
     def parted(self) -> tuple[list[Json], Any, tuple[Json, ...]]:
         """What was said before, what is said now, and the results of calls that what was said before leaves open."""
         before, outputs, asked = newest(self.messages)
-        if not outputs and not asked:
+        if not outputs and not (asked and self._speaks):
             words = "The last item of input must be a message of the user or the output of a function call."
             raise ApiError(400, words, "missing_user_message", "input")
+        if asked:
+            check_said(asked[-1]["content"], self._asked_at)
         return before, asked[-1]["content"] if asked else "", tuple(map(result, outputs))
 
 
@@ -55,7 +71,8 @@ class Reader:
         return out
 
     async def _item(self, item: Any, where: str, out: Given) -> None:
-        if isinstance(item, str):
+        bare = isinstance(item, str)
+        if bare:
             item = {"type": "message", "role": "user", "content": content(item, where, self.text_chars_max)}
         if not isinstance(item, Mapping):
             raise invalid(where, f"Invalid type for {where!r}: an item is an object.", "invalid_type")
@@ -70,12 +87,17 @@ class Reader:
         if read is None:
             raise invalid(f"{where}.type", f"Items of the type {kind!r} are not taken.")
         await read(self, item, where, out)
+        if bare:
+            out._asked_at = where
         item_id = item.get("id")
         known = item_id if isinstance(item_id, str) and item_id else f"{_PREFIX[kind]}_{random_hex(12)}"
         kept = {**item, "type": kind, "id": known}
         if kind == "message":
             kept["content"] = _kept_content(item.get("content"), item.get("role"))
-            kept.setdefault("status", "completed")
+        elif isinstance(item.get("output"), list):
+            kept["output"] = _kept_content(item["output"], "user")
+        if kind in _WITH_STATUS and kept.get("status") is None:
+            kept["status"] = "completed"
         out.items.append(kept)
 
     async def _message(self, item: Mapping[str, Any], where: str, out: Given) -> None:
@@ -90,20 +112,24 @@ class Reader:
         message: Json = {"role": role, "content": said}
         if role == "assistant":
             message |= _opaque_of(out)
-        elif not said:
-            raise invalid(f"{where}.content", f"{where!r} says nothing.")
+            out._speaks = False
+        else:
+            out._asked_at, out._speaks = f"{where}.content", True
         out.messages.append(message)
 
     async def _call(self, item: Mapping[str, Any], where: str, out: Given) -> None:
-        call_id = _text(item, "call_id", where)
-        self._add_call(call_id, _text(item, "name", where), item.get("arguments"), where, out)
+        kind = CALL_ITEMS[item["type"]]
+        call_id, payload = _text(item, "call_id", where), item.get(kind.payload)
+        if not isinstance(payload, kind.payload_type):
+            place, wanted = f"{where}.{kind.payload}", "text" if kind.payload_type is str else "an object"
+            raise invalid(place, f"Invalid type for {place!r}: {wanted} is expected.", "invalid_type")
+        namespace = _text(item, "namespace", where) if item.get("namespace") is not None else None
+        name = kind.function or flat_name(namespace, _text(item, "name", where))
+        self._add_call(call_id, name, kind.unpack(payload), out)
 
-    def _add_call(self, call_id: str, name: str, arguments: Any, where: str, out: Given) -> None:
-        if not isinstance(arguments, str):
-            raise invalid(
-                f"{where}.arguments", f"Invalid type for {where + '.arguments'!r}: text is expected.", "invalid_type"
-            )
+    def _add_call(self, call_id: str, name: str, arguments: str, out: Given) -> None:
         call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments or "{}"}}
+        out._speaks = False
         last = out.messages[-1] if out.messages else None
         if last is not None and last["role"] == "assistant":
             last.setdefault("tool_calls", []).append(call)
@@ -112,12 +138,39 @@ class Reader:
             out.messages.append({"role": "assistant", "content": "", "tool_calls": [call], **_opaque_of(out)})
 
     async def _output(self, item: Mapping[str, Any], where: str, out: Given) -> None:
-        said = content(item.get("output"), f"{where}.output", self.text_chars_max)
-        out.messages.append({"role": "tool", "content": said, "tool_call_id": _text(item, "call_id", where)})
+        said = content(OUTPUT_ITEMS[item["type"]].content(item), f"{where}.output", self.text_chars_max)
+        # The outputs of local_shell name their call by `id`.
+        named = "id" if item["type"] == "local_shell_call_output" and not item.get("call_id") else "call_id"
+        out.messages.append({"role": "tool", "content": said, "tool_call_id": _text(item, named, where)})
+        if item.get("tools") is not None:
+            await self._tools(item, where, out)
+
+    async def _tools(self, item: Mapping[str, Any], where: str, out: Given) -> None:
+        """Tools that can be called from here on."""
+        tools = item.get("tools")
+        if not isinstance(tools, list):
+            raise invalid(
+                f"{where}.tools", f"Invalid type for {where + '.tools'!r}: a list is expected.", "invalid_type"
+            )
+        additional(tools, where)
+        out.tools += tools
+
+    async def _hosted(self, item: Mapping[str, Any], where: str, out: Given) -> None:
+        """A call of a hosted tool, with as much of its result as the item holds."""
+        call_id = _text(item, "id", where)
+        name, arguments, result = HOSTED_ITEMS[item["type"]].given(item)
+        self._add_call(call_id, name, spaced_json(arguments), out)
+        out.messages.append({"role": "tool", "content": result, "tool_call_id": call_id})
+
+    async def _ignored(self, item: Mapping[str, Any], where: str, out: Given) -> None:
+        out.ignored.append(f"input.{item['type']}")
 
     async def _mcp(self, item: Mapping[str, Any], where: str, out: Given) -> None:
-        call_id = _text(item, "id", where)
-        self._add_call(call_id, _text(item, "name", where), item.get("arguments"), where, out)
+        call_id, arguments = _text(item, "id", where), item.get("arguments")
+        if not isinstance(arguments, str):
+            place = f"{where}.arguments"
+            raise invalid(place, f"Invalid type for {place!r}: text is expected.", "invalid_type")
+        self._add_call(call_id, _text(item, "name", where), arguments, out)
         told = item.get("output") if item.get("output") is not None else item.get("error") or ""
         if isinstance(told, Mapping):
             told = text_of(told.get("content")) if isinstance(told.get("content"), list) else told.get("message") or ""
@@ -149,11 +202,14 @@ class Reader:
 
     _READ = {  # noqa: RUF012  (a table of methods)
         "message": _message,
-        "function_call": _call,
-        "function_call_output": _output,
         "mcp_call": _mcp,
         "reasoning": _reasoning,
         "compaction": _compaction,
+        "additional_tools": _tools,
+        **dict.fromkeys(CALL_ITEMS, _call),
+        **dict.fromkeys(OUTPUT_ITEMS, _output),
+        **dict.fromkeys(HOSTED_ITEMS, _hosted),
+        **dict.fromkeys(IGNORED_ITEMS, _ignored),
     }
 
 
@@ -175,7 +231,7 @@ def _kept_content(given: Any, role: Any) -> Any:
     if isinstance(given, str):
         given = [given]
     parts = [{"type": kind, "text": part} if isinstance(part, str) else dict(part) for part in given or ()]
-    return [{**p, "annotations": p.get("annotations", [])} if p.get("type") == "output_text" else p for p in parts]
+    return [_ADDED.get(p.get("type"), {}) | {name: v for name, v in p.items() if v is not None} for p in parts]
 
 
 def cut_to(messages: list[Json], count: int) -> list[Json]:

@@ -21,13 +21,16 @@ if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
 
 WAIT_FOR_RUN_S = 1.0
-_STORED = ("instructions", "conversation", "session_id", "owner", "run_id", "input_items")
+_STORED = ("instructions", "conversation", "session_id", "owner", "run_id", "input_items", "system", "added_tools")
 _SHOWN = tuple(item.name for item in fields(Shows))
 
 
 @dataclass(slots=True)
 class Kept:
-    """What is remembered of a response, besides its object."""
+    """What is remembered of a response, besides its object.
+
+    `system` and `added_tools` are what the inputs of its chain, its own included, say to the system and add to the tools.
+    """
 
     response_id: str
     template: Json
@@ -41,6 +44,8 @@ class Kept:
     owner: str = "default"
     run_id: str | None = None
     input_items: list[Json] = field(default_factory=list)
+    system: list[str] = field(default_factory=list)
+    added_tools: list[Json] = field(default_factory=list)
     known: bool = False
 
     def record(self, response: Json, history: list[Message]) -> Json:
@@ -62,6 +67,8 @@ class Kept:
             Shows(**{**shows, "client_tools": tuple(shows.get("client_tools", ()))}),
             owner=record.get("owner") or "default",
             input_items=list(record.get("input_items") or ()),
+            system=list(record.get("system") or ()),
+            added_tools=list(record.get("added_tools") or ()),
             known=True,
             **known,
         )
@@ -70,7 +77,8 @@ class Kept:
         """What builds it."""
         seal = await seal_of(adapter) if self.shows.encrypted else None
         closed = (lambda opaque: seal.close("reasoning", self.owner, opaque)) if seal is not None else None
-        return ResponseRenderer(self.template, self.shows, seal=closed, **how)
+        limit = adapter.option("max_event_bytes")
+        return ResponseRenderer(self.template, self.shows, seal=closed, event_bytes_max=limit, **how)
 
     async def begin(self, adapter: APIServerAdapter, response: Json) -> None:
         """Store the response for the first time; one that is stored already is further on than this."""

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
 from hermes.limits import TRUNCATED_MESSAGES
+from hermes.runs.engine import Refused
 from hermes.runs.spec import RunSpec, new_run_id
+from hermes.server import outcome
 from hermes.server.bodies import Body
 from hermes.server.chat import message_of, structure
 from hermes.server.errors import ApiError, invalid
 from hermes.server.idempotency import asked_at, joined
-from hermes.server.models import ConversationRef, JsonSchema, ResponseRequest
+from hermes.server.models import ConversationRef, JsonSchema, ResponseRequest, ResponseTool
 from hermes.server.render_responses import Shows
 from hermes.server.response_items import Json, Reader, cut_to
 from hermes.server.response_kept import Kept, blank
+from hermes.server.response_tools import additional, response_tools, stand_in
 from hermes.server.sealing import Seal, seal_of
-from hermes.server.turns import Message, Turn, client_tools, parameters
+from hermes.server.turns import Message, Turn, answered_again, parameters, with_unseen
 from hermes.server.wishes import wishes
-from hermes.store.binding import match
-from hermes.store.rows import row_of_message
 from hermes.store.sessions import new_session_id
 
 if TYPE_CHECKING:
@@ -53,10 +54,16 @@ class Work:
         """Admit the turn; one that goes on from a response which is not its session's last branches off there."""
         turn = self.turn
         await self.branch()
-        await turn.gain()
-        if joined() is None and await self._is_behind():  # another turn was quicker
+        try:
+            await turn.gain(after_run=self._follows)
+        except ApiError as error:
+            if error.code != "session_busy" or self._follows is None:
+                raise
+            await self._fork(error)
+            await turn.gain()
+        if await self._is_behind():  # another turn was quicker
             await turn.release()
-            await self.branch()
+            await self._fork()
             await turn.gain()
         await turn.look_back()
         if joined() is not None:
@@ -64,25 +71,53 @@ class Work:
             self.kept.known = found is not None
         self.settle()
 
+    @property
+    def _follows(self) -> str | None:
+        """The run that the turn goes on from in the run's own session."""
+        if joined() is not None or self.chain is None or self.turn.spec.history is not None:
+            return None
+        return self.chain.get("run_id") or None
+
     async def _is_behind(self) -> bool:
-        """Whether something has been said in the session since the response that is gone on from."""
-        run_id = (self.chain or {}).get("run_id")
-        if not run_id or self.turn.spec.history is not None:
+        """Whether something else has been said in the session since, or is about to be."""
+        run_id, session_id = self._follows, self.turn.session_id
+        if run_id is None:
             return False
         app = await self.turn.adapter.app()
-        return await app.store.runs.newest(self.turn.session_id) not in (None, run_id)
+        if self.turn.admission is None and app.engine.others(session_id, run_id):
+            return True
+        return await app.store.runs.newest(session_id) not in (None, run_id)
 
     async def branch(self) -> None:
         """Go on in a session of its own where the chain's has gone on with something else; that is not waited for."""
-        if joined() is not None or self.chain is None or not await self._is_behind():
-            return
+        if await self._is_behind():
+            await self._fork()
+
+    async def _fork(self, busy: ApiError | None = None) -> None:
+        """Make the turn's own session, which begins like the chain's; `busy` is why it is made only now."""
         turn, chain = self.turn, self.chain
+        assert chain is not None
+        if (chain.get("response") or {}).get("status") in ("queued", "in_progress"):
+            chain = await self._ended(chain, busy)
         try:
             made = await turn.adapter.database().fork_session(turn.session_id, after_run=chain["run_id"])
             turn.spec = turn.spec.replace(session_id=made)
         except KeyError:  # its messages were compacted since; the response has kept them
             made, history = new_session_id(), list(chain.get("conversation_history") or ())
             turn.spec, turn.bind = turn.spec.replace(session_id=made, base_id=made, history=history), True
+
+    async def _ended(self, chain: Json, busy: ApiError | None) -> Json:
+        """The chain's record once its run has ended: before that there is nothing to branch off from."""
+        adapter, run_id, session_id = self.turn.adapter, chain["run_id"], self.turn.session_id
+        app = await adapter.app()
+        if busy is not None and not app.engine.others(session_id, run_id):  # that run was waited for already
+            raise busy
+        await app.engine.wait(run_id, adapter.option("session_wait_seconds"))
+        if any(record.spec.run_id == run_id for record in await app.store.runs.unfinished(session_id)):
+            words = "The response that this one goes on from has not ended yet."
+            raise busy or outcome.refusal(Refused("session_busy", words, run_id))
+        found: Json | None = await adapter.stored_responses.get(chain["response"]["id"], self.kept.owner)
+        return found or chain
 
     def settle(self) -> None:
         """What is known only now: the session, and what was said in it."""
@@ -97,15 +132,25 @@ async def prepare(
     request: web.Request,
     body: Body[ResponseRequest],
     memory: Mapping[str, Json] | None = None,
+    *,
+    generate: bool = True,
 ) -> Work:
-    """All of a request that can be refused without a turn, and the turn that it asks for."""
+    """All of a request that can be refused without a turn, and the turn that it asks for.
+
+    Without `generate` the turn is not to be run, so the input needs no prompt.
+    """
     asked, owner = body.model, adapter.owner_of(request)
     _check_supported(asked, body)
-    tools = client_tools(asked.tools, asked.tool_choice)
-    wished = wishes(adapter, request, client_tools=bool(tools.schemas))
     name, chain, added = await _chain(adapter, asked, owner, memory or {})
     given = await reader(adapter, owner).read(asked.input)
-    history, prompt, results = given.parted()
+    body.ignored += dict.fromkeys(given.ignored)
+    added_tools = [*((chain or {}).get("added_tools") or ()), *given.tools]
+    further = additional(added_tools, "input") if added_tools else []
+    tools = response_tools(asked.tools or (), further, asked.tool_choice, body.ignored)
+    wished = wishes(adapter, request, client_tools=bool(tools.schemas), user=asked.user)
+    used = await stand_in(adapter, tools, wished.toolsets, body.ignored)
+    wished = replace(wished, disabled_toolsets=wished.disabled_toolsets - used)
+    history, prompt, results = given.parted() if generate else (given.messages, "", ())
     if chain is None and asked.conversation_history:
         chars = adapter.option("max_text_chars")
         told = [message_of(m, f"conversation_history[{at}]", chars) for at, m in enumerate(asked.conversation_history)]
@@ -113,7 +158,8 @@ async def prepare(
     instructions = asked.instructions
     if instructions is None and chain is not None:
         instructions = chain.get("instructions")
-    system = "\n".join(text for text in (*given.system, instructions) if text) or None
+    said_to_system = [*((chain or {}).get("system") or ()), *given.system]
+    system = "\n".join(text for text in (*said_to_system, instructions) if text) or None
     form = asked.text.format if asked.text else None
     announces = asked.stream and not wished.strict
     fields = {"run_id": new_run_id(), **wished.fields(adapter, announces=announces)}
@@ -138,7 +184,7 @@ async def prepare(
         compress=asked.truncation != "disabled",
         response_id=response_id,
         **fields,
-        **_verbosity(asked, parameters(adapter, asked)),
+        **_verbosity(asked, parameters(adapter, body)),
     )
     turn = await _placed(
         adapter, request, spec, wished, chain, [*added, *history], asked.truncation == "auto", new=session_id is None
@@ -153,6 +199,7 @@ async def prepare(
             _ENCRYPTED in (asked.include or ()),
             not wished.strict,
             tuple(tool["function"]["name"] for tool in tools.schemas),
+            tools.reported,
         ),
         user_message=prompt,
         instructions=instructions,
@@ -162,6 +209,8 @@ async def prepare(
         owner=owner,
         run_id=spec.run_id,
         input_items=given.items,
+        system=said_to_system,
+        added_tools=added_tools,
     )
     return Work(body, kept, turn, chain)
 
@@ -229,8 +278,11 @@ async def _placed(
         spec = spec.replace(history=history if seeds else None, base_id=spec.session_id if seeds else None)
         return Turn(adapter, request, spec, wished, ignored_messages=0 if seeds else len(history))
     if chain is None and spec.results and wished.tool_items == "none":
-        history = await _with_unseen(adapter, spec, history)
+        history = await with_unseen(adapter, spec, history)
     whole = [*before, *history]
+    if chain is not None and not spec.user_message and (again := answered_again(whole, spec.results)) is not None:
+        whole, results = again
+        spec = spec.replace(results=results)
     if truncates and len(whole) > TRUNCATED_MESSAGES:
         return Turn(adapter, request, spec.replace(history=cut_to(whole, TRUNCATED_MESSAGES)), wished)
     if chain is not None and spec.persist and not history and await _is_kept(adapter, chain):
@@ -239,14 +291,6 @@ async def _placed(
         spec, new = spec.replace(session_id=new_session_id()), True
     spec = spec.replace(history=whole, base_id=spec.session_id if spec.persist else None)
     return Turn(adapter, request, spec, wished, bind=new)
-
-
-async def _with_unseen(adapter: APIServerAdapter, spec: RunSpec, history: list[Message]) -> list[Message]:
-    """The history with the server's own calls, where the turn that waits for these results is the one that is meant."""
-    ids = [str(result["tool_call_id"]) for result in spec.results]
-    kept = await adapter.stored_responses.suspended(ids, spec.owner)
-    found = match(history, [row_of_message("", message) for message in kept or ()])
-    return found.with_unseen() if found is not None else history
 
 
 async def _is_kept(adapter: APIServerAdapter, chain: Json) -> bool:
@@ -296,7 +340,7 @@ def _template(
         "status": "queued" if asked.background else "in_progress",
         "previous_response_id": asked.previous_response_id,
         "instructions": instructions,
-        "tools": [_tool(tool) for tool in asked.tools or ()],
+        "tools": [_tool(tool, given) for tool, given in zip(asked.tools or (), raw.get("tools") or (), strict=True)],
         "tool_choice": _tool_choice(asked.tool_choice),
         "parallel_tool_calls": asked.parallel_tool_calls is not False,
         "max_tool_calls": asked.max_tool_calls,
@@ -328,7 +372,9 @@ def _tool_choice(given: Any) -> Any:
     return "auto" if given is None else given
 
 
-def _tool(tool: Any) -> Json:
+def _tool(tool: ResponseTool, given: Json) -> Json:
+    if tool.type != "function":
+        return dict(given)
     told = {"type": "function", "name": tool.name, "description": tool.description}
     return {**told, "parameters": tool.parameters, "strict": tool.strict}
 

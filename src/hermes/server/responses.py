@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from hermes.agent.routes import of_session
 from hermes.limits import CLOSE_S_MAX
 from hermes.runs.engine import Refused
 from hermes.runs.spec import Control, RunSpec
@@ -25,8 +26,9 @@ from hermes.server.response_items import Json
 from hermes.server.response_kept import Kept, blank, follow, reported, turn_messages
 from hermes.server.response_work import Work, prepare, reader
 from hermes.server.sealing import seal_of
+from hermes.server.session_routes import unknown_session
 from hermes.server.sse import ClientGone, EventStream, Item, direct, items, logged
-from hermes.server.turns import Turn, ended_of, leave, route_of, to_its_end
+from hermes.server.turns import Turn, check_model, ended_of, leave, route_of, to_its_end
 from hermes.server.wishes import wishes
 from hermes.store.base import StoreError
 from hermes.store.sessions import new_session_id
@@ -115,9 +117,6 @@ async def _carry(
         if renderer.ended and ended is None:
             ended = await ended_of(adapter, task, turn)
             await kept.keep(adapter, renderer.response, ended)
-            if ended.calls and turn is not None and not turn.spec.persist:
-                ids = [call["id"] for call in ended.calls]
-                await adapter.stored_responses.suspend(ids, kept.owner, ended.messages or [])
         if data and write:
             await write(data)
     if ended is None:
@@ -238,6 +237,10 @@ async def _in_background(adapter: APIServerAdapter, request: web.Request, work: 
     turn, kept = work.turn, work.kept
     if joined() is not None:
         await work.admit()
+    elif turn.spec.results and not turn.bind:
+        # Outputs are checked against the calls in the session before they are taken.
+        await work.admit()
+        await turn.release()
     else:
         await work.branch()
         work.settle()
@@ -252,6 +255,8 @@ async def _in_background(adapter: APIServerAdapter, request: web.Request, work: 
 async def _submit(adapter: APIServerAdapter, work: Work, renderer: ResponseRenderer) -> None:
     """Keep the response and submit its turn: both, or neither."""
     app, kept = await adapter.app(), work.kept
+    if joined() is None:
+        await check_model(adapter, work.turn.spec)
     await kept.begin(adapter, renderer.snapshot())
     try:
         await app.engine.submit(work.turn.spec, charged=True) if joined() is None else None
@@ -366,6 +371,46 @@ def page(found: list[Json], request: web.Request) -> Json:
     return {"object": "list", "data": shown, **ends, "has_more": len(ordered) > limit}
 
 
+# --- counting --------------------------------------------------------------------------------------------------------
+
+
+async def input_tokens(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
+    """POST /v1/responses/input_tokens: what the model would be given for this request, as the agent counts it."""
+    body = await read(adapter, request, ResponseRequest)
+    body.model.store = body.model.stream = body.model.background = False
+    turn = (await prepare(adapter, request, body)).turn
+    turn = Turn(adapter, request, await _counted(adapter, request, turn.spec), turn.wishes)
+    try:
+        await turn.admit()
+        assert turn.admission is not None
+        # An agent that somebody has put in the place of ours is never asked.
+        result = await turn.admission.engine.work(turn.spec, turn.admission)
+    except Refused as error:
+        raise outcome.refusal(error) from None
+    finally:
+        await turn.release()
+    if "prompt_tokens" not in result:
+        raise outcome.outcome_of(result, {}, adapter.redact).failure()
+    told = {"object": "response.input_tokens", "input_tokens": result["prompt_tokens"]}
+    return answer(told, 200, body.headers())
+
+
+async def _counted(adapter: APIServerAdapter, request: web.Request, spec: RunSpec) -> RunSpec:
+    """The turn as one that is only counted: with all that its session gives it, and without that session."""
+    await check_model(adapter, spec)
+    if spec.persist:
+        session = await adapter.session(spec.session_id)
+        if session is not None:
+            if not adapter.may_see(request, session["owner"]):
+                raise unknown_session(spec.session_id)
+            texts = [text for text in (session["instructions"], spec.instructions) if text]
+            route = spec.route or of_session(adapter.settings, session)
+            spec = spec.replace(instructions="\n".join(texts) or None, route=route)
+        if spec.history is None:
+            spec = spec.replace(history=await adapter.stored_history(spec.session_id))
+    return spec.replace(session_id=new_session_id(), base_id=None, persist=False, count_only=True)
+
+
 # --- compacting ------------------------------------------------------------------------------------------------------
 
 
@@ -397,7 +442,7 @@ async def compact(adapter: APIServerAdapter, request: web.Request) -> web.Stream
         persist=False,
         memory=False,
         context_files=False,
-        route=route_of(adapter, asked.model),
+        route=route_of(adapter, asked.model, asked.provider),
     )
     turn = Turn(adapter, request, spec, wishes(adapter, request))
     try:

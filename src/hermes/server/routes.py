@@ -14,7 +14,7 @@ from hermes.server import models
 @dataclass(frozen=True, slots=True)
 class Route:
     """One route. `handler` is a method of the adapter, `scope` what a key must have (None: no key is needed); several
-    scopes have spaces between them, and all are needed."""
+    scopes have spaces between them, and all are needed; alternatives have `|` between them."""
 
     name: str
     method: str
@@ -40,6 +40,8 @@ class Route:
 
 _TURN = (404, 409, 429, 500, 502, 503, 504)
 _CHAT, _READ, _WRITE, _RUNS, _JOBS = "chat", "sessions:read", "sessions:write", "runs", "jobs"
+# Whoever may begin some kind of run; which kinds the key covers is asked once the run is known (`keys.RUN_SCOPES`).
+_OF_RUN = "runs|chat|jobs"
 _CHAT_IN_SESSION = f"{_CHAT} {_WRITE}"
 _SESSION = "/api/sessions/{session_id}"
 _RESPONSE = "/v1/responses/{response_id}"
@@ -124,6 +126,16 @@ ROUTES: tuple[Route, ...] = (
         faults=_TURN,
     ),
     Route(
+        "responses_input_tokens",
+        "POST",
+        "/v1/responses/input_tokens",
+        "_handle_input_tokens",
+        _CHAT,
+        "Count the tokens of a response's input",
+        models.ResponseRequest,
+        faults=_TURN,
+    ),
+    Route(
         "conversations",
         "POST",
         "/v1/conversations",
@@ -172,6 +184,24 @@ ROUTES: tuple[Route, ...] = (
         faults=(404,),
     ),
     Route(
+        "conversation_item",
+        "GET",
+        f"{_CONVERSATION}/items/{{item_id}}",
+        "_handle_get_conversation_item",
+        _CHAT,
+        "One of its items",
+        faults=(404,),
+    ),
+    Route(
+        "conversation_item_delete",
+        "DELETE",
+        f"{_CONVERSATION}/items/{{item_id}}",
+        "_handle_delete_conversation_item",
+        _CHAT,
+        "Remove an item from it",
+        faults=(404,),
+    ),
+    Route(
         "runs",
         "POST",
         "/v1/runs",
@@ -182,26 +212,26 @@ ROUTES: tuple[Route, ...] = (
         202,
         (404, 409, 429, 503),
     ),
-    Route("run_list", "GET", "/v1/runs", "_handle_list_runs", _RUNS, "Runs, newest first"),
-    Route("run_status", "GET", _RUN, "_handle_get_run", _RUNS, "A run", faults=(404,)),
-    Route("run_delete", "DELETE", _RUN, "_handle_delete_run", _RUNS, "Forget a finished run", faults=(404, 409)),
+    Route("run_list", "GET", "/v1/runs", "_handle_list_runs", _OF_RUN, "Runs, newest first"),
+    Route("run_status", "GET", _RUN, "_handle_get_run", _OF_RUN, "A run", faults=(404,)),
+    Route("run_delete", "DELETE", _RUN, "_handle_delete_run", _OF_RUN, "Forget a finished run", faults=(404, 409)),
     Route(
         "run_events",
         "GET",
         f"{_RUN}/events",
         "_handle_run_events",
-        _RUNS,
+        _OF_RUN,
         "The events of a run, replayed and live",
         faults=(404, 410),
         stream=True,
     ),
-    Route("run_stop", "POST", f"{_RUN}/stop", "_handle_stop_run", _RUNS, "Stop a run", faults=(404, 409)),
+    Route("run_stop", "POST", f"{_RUN}/stop", "_handle_stop_run", _OF_RUN, "Stop a run", faults=(404, 409)),
     Route(
         "run_steer",
         "POST",
         f"{_RUN}/steer",
         "_handle_steer_run",
-        _RUNS,
+        _OF_RUN,
         "Tell a run something",
         models.SteerRequest,
         202,
@@ -212,7 +242,7 @@ ROUTES: tuple[Route, ...] = (
         "POST",
         f"{_RUN}/approval",
         "_handle_approve_run",
-        _RUNS,
+        _OF_RUN,
         "Allow or refuse",
         models.ApprovalRequest,
         faults=(404, 409),
@@ -222,7 +252,7 @@ ROUTES: tuple[Route, ...] = (
         "POST",
         f"{_RUN}/clarify",
         "_handle_clarify_run",
-        _RUNS,
+        _OF_RUN,
         "Answer a question",
         models.ClarifyRequest,
         faults=(404, 409),
@@ -316,6 +346,16 @@ ROUTES: tuple[Route, ...] = (
         (404, 409),
     ),
     Route(
+        "session_compact",
+        "POST",
+        f"{_SESSION}/compact",
+        "_handle_compact_session",
+        _WRITE,
+        "Compact a session",
+        models.SessionCompactRequest,
+        faults=_TURN,
+    ),
+    Route(
         "session_chat",
         "POST",
         f"{_SESSION}/chat",
@@ -339,11 +379,11 @@ ROUTES: tuple[Route, ...] = (
 )
 _BEGIN_TURNS = frozenset(
     {"chat_completions", "responses", "responses_websocket", "responses_compact", "runs", "job_run"}
-    | {"session_chat", "session_chat_stream"}
+    | {"session_chat", "session_chat_stream", "session_compact"}
 )
 _ONCE = frozenset(
     {"chat_completions", "responses", "responses_compact", "runs", "session_create", "session_fork", "session_chat"}
-    | {"session_chat_stream", "session_import", "conversations", "job_create", "job_run"}
+    | {"session_chat_stream", "session_compact", "session_import", "conversations", "job_create", "job_run"}
 )
 _BY_PLACE = {(route.method, route.path): route for route in ROUTES}
 

@@ -7,31 +7,28 @@ import contextlib
 import os
 import time
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from aiohttp import web
 
 from hermes.runs.engine import Refused
 from hermes.runs.events import Status
 from hermes.runs.spec import Control, ControlKind, RouteChoice, RunKind, RunSpec
-from hermes.sandbox.base import SandboxError
-from hermes.sandbox.choose import workspace_of
 from hermes.server import outcome
 from hermes.server.bodies import Body, read
 from hermes.server.chat import message_of
 from hermes.server.content import text_of
 from hermes.server.errors import ApiError, answer, invalid
 from hermes.server.idempotency import joined, own_run_id
-from hermes.server.keys import CALLER
+from hermes.server.keys import CALLER, RUN_SCOPES
 from hermes.server.models import ApprovalRequest, ClarifyRequest, RunRequest, SteerRequest
 from hermes.server.queries import bad_cursor, cursor_of, flag, listed, number_of, shows_reasoning, whole, word
 from hermes.server.render_run import CLOSED, ROWS, THOUGHTS, RunRenderer, run_object, used_until
 from hermes.server.response_work import reader
 from hermes.server.session_routes import unknown_session
 from hermes.server.sse import ClientGone, direct, logged, pump
-from hermes.server.turns import Message, open_calls, parameters, route_in
-from hermes.server.wishes import Wishes, at_door, session_id_of, toolsets_of, wishes
+from hermes.server.turns import Message, check_model, open_calls, parameters
+from hermes.server.wishes import Wishes, at_door, max_iterations_of, session_id_of, toolsets_of, wishes, workdir_of
 from hermes.store.base import EventsExpired, RunRecord
 
 if TYPE_CHECKING:
@@ -57,11 +54,17 @@ async def submit(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
     try:
         # What was asked for is done, also when the client does not stay to be told so.
         if joined() is None:
+            await check_model(adapter, spec)
             await asyncio.shield(asyncio.ensure_future(engine.submit(spec, charged=True)))
     except Refused as error:
         raise outcome.refusal(error) from None
     record = await engine.get(spec.run_id)
-    headers = {"Location": f"/v1/runs/{spec.run_id}", "X-Hermes-History": history, **_names(spec), **body.headers()}
+    headers = {
+        "Location": f"/v1/runs/{spec.run_id}",
+        "X-Hermes-History": history,
+        **_names(request, spec),
+        **body.headers(),
+    }
     told = {
         "run_id": spec.run_id,
         "status": "started",
@@ -77,7 +80,7 @@ async def _spec(adapter: APIServerAdapter, request: web.Request, body: Body[RunR
     asked, owner = body.model, adapter.owner_of(request)
     if asked.tools is not None:
         raise invalid("tools", "A run has no tools of its client's.", "unsupported_parameter")
-    wished = wishes(adapter, request)
+    wished = wishes(adapter, request, user=asked.user)
     chain = await _chain(adapter, asked, owner)
     named = _session_id(asked, wished, chain)
     given = await reader(adapter, owner).read(asked.input)
@@ -92,8 +95,7 @@ async def _spec(adapter: APIServerAdapter, request: web.Request, body: Body[RunR
         raise unknown_session(named)
     stored = await adapter.stored_history(named, joined()) if named and session is not None else []
     await _check_answered(adapter, stored, owner)
-    fields = parameters(adapter, asked)
-    fields["route"] = route_in(adapter, fields["route"], session)
+    fields = parameters(adapter, body)
     run_id = own_run_id()
     session_id = named or run_id
     if history and not stored:
@@ -122,13 +124,9 @@ async def _placed(adapter: APIServerAdapter, request: web.Request, asked: RunReq
     """The run where it is to work; that of a command line works for its user, in whatever folder that one is."""
     if asked.cli is None:
         if asked.workdir is not None:
-            app = await adapter.app()
-            place = (app.home, app.settings, spec.owner, spec.session_key, asked.workdir)
-            try:
-                await app.services.files.call(partial(workspace_of, *place))
-            except SandboxError as error:
-                raise invalid("workdir", str(error)) from None
-        return spec.replace(workdir=asked.workdir)
+            await workdir_of(adapter, spec.owner, spec.session_key, asked.workdir)
+        most = await max_iterations_of(adapter, asked.max_iterations)
+        return spec.replace(workdir=asked.workdir, max_iterations=most)
     if not at_door(adapter, request):
         raise invalid("cli", "Only a command line of the user who runs this server may ask for this.")
     if asked.workdir is None or not os.path.isabs(asked.workdir):
@@ -140,6 +138,7 @@ async def _placed(adapter: APIServerAdapter, request: web.Request, asked: RunReq
         workdir=asked.workdir,
         route=RouteChoice(model=cli.model, provider=cli.provider) if cli.model or cli.provider else None,
         toolsets=toolsets_of(asked.toolsets, "toolsets") if asked.toolsets is not None else None,
+        toolsets_by_default=asked.toolsets is None,
         answerable=cli.answerable,
         approvals="off" if cli.yolo else None,
         memory=cli.memory,
@@ -199,9 +198,10 @@ def _toolsets(asked: RunRequest, wished: Wishes) -> frozenset[str] | None:
     return named if wished.toolsets is None else named & wished.toolsets
 
 
-def _names(spec: RunSpec) -> dict[str, str]:
+def _names(request: web.Request, spec: RunSpec) -> dict[str, str]:
     names = {"X-Hermes-Run-Id": spec.run_id, "X-Hermes-Session-Id": spec.session_id}
-    return names | ({"X-Hermes-Session-Key": spec.session_key} if spec.session_key is not None else {})
+    key = request.headers.get("X-Hermes-Session-Key")
+    return names | ({"X-Hermes-Session-Key": key} if key else {})
 
 
 # --- looking at them -------------------------------------------------------------------------------------------------
@@ -211,6 +211,9 @@ async def list_runs(adapter: APIServerAdapter, request: web.Request) -> web.Stre
     """GET /v1/runs"""
     limit = whole(request, "limit", 50, 1, 200)
     kind, status = word(request, "kind", _KINDS), word(request, "status", _STATUSES)
+    kinds = [one for one in ([kind] if kind else _LISTED) if CALLER.get().opens(RUN_SCOPES[cast(RunKind, one)])]
+    if not kinds:
+        return answer(listed([], None, 0))
     app = await adapter.app()
     try:
         found, texts, total = await app.store.runs.page(
@@ -219,7 +222,7 @@ async def list_runs(adapter: APIServerAdapter, request: web.Request) -> web.Stre
             session_id=request.query.get("session_id") or None,
             # One that waits to be taken up by the next server is shown as one that waits.
             statuses=[status, *(["interrupted"] if status == "queued" else [])] if status else (),
-            kinds=[kind] if kind else _LISTED,
+            kinds=kinds,
             before=cursor_of(request),
         )
     except KeyError:
@@ -257,6 +260,8 @@ async def _record(adapter: APIServerAdapter, request: web.Request) -> RunRecord:
     found = await (await adapter.app()).engine.get(run_id)
     if found is None or not adapter.may_see(request, found.spec.owner):
         raise _unknown(run_id)
+    if (refusal := adapter.scope_refusal(CALLER.get(), RUN_SCOPES[found.spec.kind])) is not None:
+        raise refusal
     return found
 
 
@@ -280,7 +285,7 @@ async def events(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
     used = used_until(await engine.durable(spec.run_id), after) if after else ()
     renderer = RunRenderer(record, adapter.redact, names=names, reasoning=reasoning, used=used)
     rows = ROWS | THOUGHTS if reasoning else ROWS
-    stream = adapter.stream(request, _names(spec))
+    stream = adapter.stream(request, _names(request, spec))
     with contextlib.suppress(ClientGone, EventsExpired):
         async with stream:
             if request.method == "HEAD":
@@ -308,7 +313,12 @@ async def stop(adapter: APIServerAdapter, request: web.Request) -> web.StreamRes
 async def steer(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
     """POST /v1/runs/{run_id}/steer"""
     body = await read(adapter, request, SteerRequest)
-    text = _words(adapter, body.model.text, "text")
+    asked = body.model
+    if asked.text is None and asked.input is None:
+        raise invalid("text", "Missing required parameter: 'text'.", "missing_required_parameter")
+    if None not in (asked.text, asked.input) and asked.text != asked.input:
+        raise invalid("input", "text and input are the same and have different values.")
+    text = _words(adapter, *((asked.text, "text") if asked.text is not None else (asked.input or "", "input")))
     record = await _record(adapter, request)
     control = None if record.state.ended else await _tell(adapter, request, record, "steer", {"text": text})
     if control is None:

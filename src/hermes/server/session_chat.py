@@ -10,15 +10,15 @@ from aiohttp import web
 
 from hermes.runs.spec import RunSpec
 from hermes.server.bodies import Body, read
-from hermes.server.content import content
+from hermes.server.content import check_said, content
 from hermes.server.errors import ApiError, answer, invalid
-from hermes.server.models import SessionChatRequest
+from hermes.server.models import SessionChatRequest, SessionCompactRequest
 from hermes.server.outcome import Outcome
 from hermes.server.render_run import THOUGHTS
 from hermes.server.render_session import ROWS, SessionRenderer
 from hermes.server.session_routes import session_of
 from hermes.server.sse import ClientGone, direct, items, pump
-from hermes.server.turns import Turn, ended_of, parameters, route_in
+from hermes.server.turns import Turn, ended_of, parameters
 from hermes.server.wishes import wishes
 
 if TYPE_CHECKING:
@@ -48,6 +48,46 @@ async def stream(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
         return await _write(adapter, request, body, turn, task)
     finally:
         await turn.release()
+
+
+async def compact(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
+    """POST /api/sessions/{session_id}/compact: a turn that asks nothing. It does not wait for another one to end."""
+    body = await read(adapter, request, SessionCompactRequest)
+    asked, longest = body.model, adapter.option("max_text_chars")
+    for name in ("focus", "instructions"):
+        if len(getattr(asked, name) or "") > longest:
+            raise invalid(name, f"{name} is longer than {longest} characters.", "string_above_max_length")
+    wished = wishes(adapter, request)
+    session = await session_of(adapter, request)
+    spec = RunSpec(
+        user_message="",
+        session_id=session["id"],
+        kind="session",
+        owner=session["owner"],
+        compact="\n".join(text for text in (asked.focus, asked.instructions) if text),
+        **{**wished.fields(adapter, announces=False), "on_detach": "continue"},
+    )
+    turn = Turn(adapter, request, spec, wished, wait_s=0)
+    try:
+        await turn.gain()
+        ended = await turn.run()
+    finally:
+        await turn.release()
+    if ended.code is not None:
+        raise ended.failure()
+    run_id = turn.spec.run_id
+    done = [e.data for e in await (await adapter.app()).engine.durable(run_id) if e.type == "context.compacted"]
+    told = {
+        "object": "hermes.session.compaction",
+        "session_id": session["id"],
+        "run_id": run_id,
+        "compacted": bool(done),
+        "messages_archived": sum(data["messages_archived"] for data in done),
+        "tokens_before": done[0]["tokens_before"] if done else None,
+        "tokens_after": done[-1]["tokens_after"] if done else None,
+        "usage": ended.response_usage(),
+    }
+    return answer(told, 200, {**turn.headers(ended), **body.headers()})
 
 
 async def _write(
@@ -109,9 +149,8 @@ async def _turn(
 ) -> Turn:
     """The turn that a request asks for."""
     asked = body.model
-    wished = wishes(adapter, request)
+    wished = wishes(adapter, request, user=asked.user)
     session = await session_of(adapter, request)
-    given = parameters(adapter, asked)
     spec = RunSpec(
         user_message=_message(asked, adapter.option("max_text_chars")),
         session_id=session["id"],
@@ -119,7 +158,7 @@ async def _turn(
         owner=session["owner"],
         instructions=_instructions(asked, adapter.option("max_text_chars")),
         **{**wished.fields(adapter, announces=streamed), "on_detach": "continue"},
-        **{**given, "route": route_in(adapter, given["route"], session)},
+        **parameters(adapter, body),
     )
     return Turn(adapter, request, spec, wished)
 
@@ -127,7 +166,9 @@ async def _turn(
 def _message(asked: SessionChatRequest, text_chars_max: int) -> Any:
     for name in ("message", "input"):
         given = getattr(asked, name)
-        if given is not None and (said := content(given, name, text_chars_max)):
+        if given is not None:
+            said = content(given, name, text_chars_max)
+            check_said(said, name)
             return said
     raise ApiError(400, "The request has no message.", "missing_message", "message")
 

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from hermes.limits import QUERY_CHARS_MAX
 from hermes.server import middleware
-from hermes.server.bodies import as_object, parse, read, read_bytes
+from hermes.server.bodies import parse, read, read_object
 from hermes.server.errors import ApiError, answer, invalid, refused
 from hermes.server.models import ForkRequest, ImportRequest, SessionPatch, SessionRequest
 from hermes.server.queries import (
@@ -38,7 +38,7 @@ from hermes.server.render_session import (
     title_match,
 )
 from hermes.server.turns import route_of
-from hermes.server.wishes import session_id_of
+from hermes.server.wishes import max_iterations_of, session_id_of, toolsets_of, workdir_of
 from hermes.store.base import SessionBusy, SessionExists
 from hermes.store.coding import BadSessionId, plain_title
 from hermes.store.search import words_of
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 _ROLES = ("user", "assistant", "tool", "system")
+_ORDERS = {"asc": "asc", "oldest": "asc", "desc": "desc", "latest": "desc"}
 _READ_BYTES = 256 * 1024
 # form of an export: its media type, and how its file ends
 _EXPORTS = {
@@ -69,6 +70,7 @@ async def list_sessions(adapter: APIServerAdapter, request: web.Request) -> web.
         "owner": adapter.seen_by(request),
         "include_children": flag(request, "include_children"),
         "archived": "all" if archived == "all" else archived == "true",
+        "pinned": flag(request, "pinned") if request.query.get("pinned") else None,
     }
     order = word(request, "order", ("last_active", "started_at")) or "last_active"
     db, place = adapter.database(), cursor_of(request)
@@ -99,6 +101,8 @@ async def create(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
         "title": _title(asked.title),
         "model": asked.model or None,
         "instructions": _system_prompt(adapter, asked.system_prompt),
+        "pinned": asked.pinned,
+        **await _turn_settings(adapter, request, msgspec.structs.asdict(asked)),
     }
     try:
         made = await adapter.database().create_session(session_id, "api_server", exist_ok=False, **fields)
@@ -176,7 +180,7 @@ async def get(adapter: APIServerAdapter, request: web.Request) -> web.StreamResp
 
 async def update(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
     """PATCH /api/sessions/{session_id}: all of it or nothing."""
-    raw = as_object(await read_bytes(request, adapter.option("max_body_bytes")))
+    raw = await read_object(adapter, request)
     for name in raw:
         if name not in SessionPatch.__struct_fields__:
             known = ", ".join(SessionPatch.__struct_fields__)
@@ -185,13 +189,14 @@ async def update(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
     asked = parse(raw, SessionPatch).model
     session_id = (await session_of(adapter, request))["id"]
     given = msgspec.structs.asdict(asked)
-    fields = {name: given[name] for name in ("archived", "model") if given[name] is not msgspec.UNSET}
+    fields = {name: given[name] for name in ("archived", "model", "pinned") if given[name] is not msgspec.UNSET}
     if fields.get("model") == "":
         fields["model"] = None
     if asked.system_prompt is not msgspec.UNSET:
         fields["instructions"] = _system_prompt(adapter, asked.system_prompt)
     if isinstance(asked.model, str):
         route_of(adapter, asked.model)
+    fields |= await _turn_settings(adapter, request, given)
     title = msgspec.UNSET if asked.title is msgspec.UNSET else _title(asked.title)
     database = adapter.database()
     db = database.blocking
@@ -259,23 +264,25 @@ async def fork(adapter: APIServerAdapter, request: web.Request) -> web.StreamRes
 async def messages(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
     """GET /api/sessions/{session_id}/messages"""
     limit = whole(request, "limit", 500, 1, 2000)
-    order = word(request, "order", ("asc", "desc")) or "asc"
+    order = _ORDERS.get(word(request, "order", tuple(_ORDERS)) or "")
+    offset = whole(request, "offset", 0, 0, OFFSET_MAX)
     between = {name: number_of(given, name) for name in ("before", "after") if (given := request.query.get(name))}
     everything, reasoning = flag(request, "include_inactive"), shows_reasoning(adapter, request)
     session_id = (await session_of(adapter, request))["id"]
     db = adapter.database()
-    # Without a place to go on from, the latest are the ones that are wanted.
-    forward = "after" in between and order == "asc"
+    # Without an order and a place to go on from, the latest are the ones that are wanted, in their order.
+    forward = order != "desc" and ("after" in between or (order == "asc" and "before" not in between))
     found = await db.get_messages(
         session_id,
         everything,
         limit=limit + 1,
+        offset=offset,
         before_id=between.get("before"),
         after_id=between.get("after"),
         order="asc" if forward else "desc",
     )
     page = found[:limit]
-    if order == "asc" and not forward:
+    if order != "desc" and not forward:
         page.reverse()
     data = [message_object(row, reasoning=reasoning, state=everything) for row in page]
     told = {
@@ -384,6 +391,18 @@ def _title(given: Any) -> str | None:
         return plain_title(given)
     except ValueError as error:
         raise invalid("title", str(error), "invalid_title") from None
+
+
+async def _turn_settings(adapter: APIServerAdapter, request: web.Request, given: Mapping[str, Any]) -> Json:
+    """What a session keeps for its turns, as far as the request says; checked like that of a run."""
+    named = ("workdir", "toolsets", "max_iterations")
+    fields = {name: given[name] for name in named if given[name] is not msgspec.UNSET}
+    if fields.get("workdir") is not None:
+        await workdir_of(adapter, adapter.owner_of(request), None, fields["workdir"])
+    if fields.get("toolsets") is not None:
+        fields["toolsets"] = sorted(toolsets_of(fields["toolsets"], "toolsets"))
+    await max_iterations_of(adapter, fields.get("max_iterations"))
+    return fields
 
 
 def _system_prompt(adapter: APIServerAdapter, given: Any) -> str | None:

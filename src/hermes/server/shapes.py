@@ -273,6 +273,20 @@ class ItemList(Struct, kw_only=True):
     has_more: bool
 
 
+class InputTokens(Struct, kw_only=True):
+    """How many tokens a request has."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+class ConversationItem(Struct, kw_only=True):
+    """An item; what else it has depends on its type."""
+
+    id: str
+    type: str
+
+
 class Compaction(Struct, kw_only=True):
     """A conversation made short: an item that stands for it as input."""
 

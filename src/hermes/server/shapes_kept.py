@@ -145,6 +145,9 @@ class Job(Struct, kw_only=True):
     origin: Object | None
     paused_at: float | None
     paused_reason: str | None
+    script: str | None
+    effort: str | None
+    continuity: bool
     owner: str | UnsetType = UNSET
 
 
@@ -207,6 +210,10 @@ class Session(Struct, kw_only=True):
     has_system_prompt: bool
     has_model_config: bool
     archived: bool
+    pinned: bool
+    workdir: str | None
+    toolsets: list[str] | None
+    max_iterations: int | None
     last_active: float | None
     preview: str | None
     active_run_id: str | None
@@ -235,6 +242,19 @@ class SessionDeleted(Struct, kw_only=True):
     deleted: bool
 
 
+class SessionCompacted(Struct, kw_only=True):
+    """What a compaction came to; the counts of tokens are missing where there was nothing to make shorter."""
+
+    object: Literal["hermes.session.compaction"]
+    session_id: str
+    run_id: str
+    compacted: bool
+    messages_archived: int
+    tokens_before: int | None
+    tokens_after: int | None
+    usage: Object
+
+
 class StoredMessage(Struct, kw_only=True):
     """A message of a session."""
 
@@ -252,6 +272,9 @@ class StoredMessage(Struct, kw_only=True):
     run_id: str | None
     reasoning: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType | None = UNSET
+    active: bool | UnsetType = UNSET
+    compacted: bool | UnsetType = UNSET
+    model_only: bool | UnsetType = UNSET
 
 
 class MessageList(Struct, kw_only=True):

@@ -18,10 +18,8 @@ _UNTOLD = {"completed": None, "cancelled": "The turn was stopped."}
 
 async def said_until(sessions: Any, session_id: str, run_id: str, *, with_it: bool) -> list[dict[str, Any]]:
     """The conversation as it stood before a run, or behind it."""
-    found: list[dict[str, Any]] = await sessions.get_messages_as_conversation(session_id)
-    rows = await sessions.get_messages(session_id)
-    of_run = [at for at, row in enumerate(rows) if row["run_id"] == run_id]
-    return found[: of_run[-1] + 1 if with_it else of_run[0]] if of_run else found
+    found: list[dict[str, Any]] = await sessions.conversation_until(session_id, run_id, with_it=with_it)
+    return found
 
 
 async def result_at_end(engine: RunEngine, run_id: str) -> Result:

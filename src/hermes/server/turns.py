@@ -7,10 +7,12 @@ import contextlib
 import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from hermes.agent import routes
 from hermes.providers.base import SAMPLING
 from hermes.runs.engine import Admission, Refused
 from hermes.runs.events import Event
@@ -20,11 +22,13 @@ from hermes.server.bodies import Body
 from hermes.server.errors import ApiError, invalid
 from hermes.server.idempotency import joined
 from hermes.server.keys import CALLER
-from hermes.server.models import ChatTool, Parameters, ResponseTool
+from hermes.server.models import ChatTool, Parameters
 from hermes.server.outcome import Outcome
 from hermes.server.sse import TurnQueue
 from hermes.server.wishes import Wishes
 from hermes.store.base import StoreError
+from hermes.store.binding import match
+from hermes.store.rows import row_of_message
 
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
@@ -41,15 +45,24 @@ _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 @dataclass(slots=True)
 class Tools:
-    """A client's functions, and how they may be chosen."""
+    """A client's functions, and how they may be chosen.
+
+    `reported` tells what the client knows a tool as, where that is no plain function; `hosted` are the types of tools
+    that the server is to have.
+    """
 
     schemas: tuple[Message, ...] = ()
     choice: str | Message | None = None
     allowed: frozenset[str] | None = None
+    reported: dict[str, Message] = field(default_factory=dict)
+    hosted: tuple[str, ...] = ()
 
 
-def parameters(adapter: APIServerAdapter, given: Parameters) -> dict[str, Any]:
+def parameters(adapter: APIServerAdapter, body: Body[Any]) -> dict[str, Any]:
     """The fields of a spec that a request's common parameters give."""
+    given: Parameters = body.model
+    if isinstance(given.provider, dict):
+        body.ignored.append("provider")
     sampling = {name: value for name in SAMPLING if (value := getattr(given, name, None)) is not None}
     limits = {name: value for name in _LIMITS if (value := getattr(given, name)) is not None}
     if len(set(limits.values())) > 1:
@@ -60,36 +73,49 @@ def parameters(adapter: APIServerAdapter, given: Parameters) -> dict[str, Any]:
         "max_output_tokens": next(iter(limits.values()), None),
         "reasoning": {"enabled": effort != "none", "effort": effort} if effort else None,
         "metadata": dict(given.metadata or {}),
-        "route": route_of(adapter, given.model),
+        "route": route_of(adapter, given.model, given.provider if isinstance(given.provider, str) else None),
     }
 
 
-def route_of(adapter: APIServerAdapter, model: str | None) -> RouteChoice | None:
-    """The route that a model's name stands for; None is the configured one."""
-    allowed = CALLER.get().models
-    if allowed is not None and (model or adapter.model_name) not in allowed:
-        words = (
-            f"This key may not use the model {model or adapter.model_name!r}; it may use {', '.join(sorted(allowed))}."
-        )
-        raise ApiError(403, words, "model_not_allowed", "model")
-    if model and model in adapter.option("model_routes"):
-        return RouteChoice(alias=model)
-    if model and model != adapter.model_name and adapter.option("strict_models"):
+def route_of(adapter: APIServerAdapter, model: str | None, provider: str | None = None) -> RouteChoice | None:
+    """The route that a request names; None where it names none: the session's, else the configured one."""
+    aliases = adapter.option("model_routes")
+    is_default = not model or (model == adapter.model_name and model not in aliases)
+    if provider:
+        found = routes.of_provider(adapter.settings, provider, None if is_default else model)
+        model = f"{provider}/{(found.model if found else model) or ''}"
+        _check_allowed(adapter, model)
+        if found is None:
+            words = f"There is no model {model!r} here: the provider is not configured, or no model is named for it."
+            raise invalid("provider", f"{words} GET /v1/models lists what can be asked for.")
+        return found
+    if not model or is_default:
+        return None
+    _check_allowed(adapter, model)
+    found = RouteChoice(alias=model) if model in aliases else routes.named(adapter.settings, model)
+    # A key that may use certain models only is never given another one in the place of one that is gone.
+    if found is None and (adapter.option("strict_models") or CALLER.get().models is not None):
         raise ApiError(404, f"There is no model {model!r} here; GET /v1/models lists them.", "model_not_found", "model")
-    return None
+    return found or RouteChoice()
 
 
-def route_in(
-    adapter: APIServerAdapter, asked: RouteChoice | None, session: Mapping[str, Any] | None
-) -> RouteChoice | None:
-    """The route of a turn in a session: the one that is asked for, else the session's own."""
-    if asked is not None or session is None or not session["model"]:
-        return asked
-    # A name that is none of the server's stands for its default model.
-    return route_of(adapter, session["model"]) or RouteChoice()
+async def check_model(adapter: APIServerAdapter, spec: RunSpec) -> None:
+    """A turn that names no model has its session's, or the default one: its key must be allowed to use that."""
+    if spec.route is None and CALLER.get().models is not None:
+        session = await adapter.session(spec.session_id) if spec.persist else None
+        own = session["model"] if session and session["owner"] == spec.owner else None
+        _check_allowed(adapter, own or adapter.model_name)
 
 
-def client_tools(tools: Sequence[ChatTool | ResponseTool] | None, choice: str | Message | None) -> Tools:
+def _check_allowed(adapter: APIServerAdapter, name: str) -> None:
+    """A ceiling holds names as they are asked for: `provider/model` is allowed only where it is listed as such."""
+    allowed = CALLER.get().models
+    if allowed is not None and name not in allowed:
+        words = f"This key may not use the model {name!r}; it may use {', '.join(sorted(allowed))}."
+        raise ApiError(403, words, "model_not_allowed", "model")
+
+
+def client_tools(tools: Sequence[ChatTool] | None, choice: str | Message | None) -> Tools:
     """The functions that a client brings, checked."""
     schemas: list[Message] = []
     names: set[str] = set()
@@ -98,21 +124,20 @@ def client_tools(tools: Sequence[ChatTool | ResponseTool] | None, choice: str | 
         if tool.type != "function":
             words = f"Tools of the type {tool.type!r} are not taken; only functions of the client are."
             raise invalid(f"{where}.type", words, "unsupported_tool_type")
-        function = tool.function if isinstance(tool, ChatTool) else tool
-        where += ".function" if isinstance(tool, ChatTool) else ""
-        if function is None or function.name is None:
-            param = where if function is None else f"{where}.name"
-            raise invalid(param, f"Missing required parameter: {param!r}.", "missing_required_parameter")
+        function = tool.function
+        where += ".function"
+        if function is None:
+            raise invalid(where, f"Missing required parameter: {where!r}.", "missing_required_parameter")
         if function.name in names:
             raise invalid(f"{where}.name", f"There are two tools named {function.name!r}.")
         names.add(function.name)
         schema: Message = {"name": function.name, "description": function.description or ""}
         schema["parameters"] = function.parameters or {"type": "object", "properties": {}}
         schemas.append({"type": "function", "function": schema})
-    return Tools(tuple(schemas), *_choice(choice, names))
+    return Tools(tuple(schemas), *choice_of(choice, names))
 
 
-def _choice(given: str | Message | None, names: set[str]) -> tuple[str | Message | None, frozenset[str] | None]:
+def choice_of(given: str | Message | None, names: set[str]) -> tuple[str | Message | None, frozenset[str] | None]:
     """How a tool is to be chosen, in the form of chat completions, and which calls are allowed."""
     if given is None or isinstance(given, str):
         if given not in (None, "auto", "none", "required"):
@@ -157,6 +182,7 @@ class Turn:
     bind: bool = False
     history: list[Message] = field(default_factory=list)
     history_source: str = "request"
+    wait_s: float | None = -1.0
     ignored_messages: int = 0
     admission: Admission | None = None
     queue: TurnQueue = field(default_factory=TurnQueue)
@@ -173,8 +199,9 @@ class Turn:
         await self.gain()
         await self.look_back()
 
-    async def gain(self) -> None:
-        """Gain a permit and the session. One whose run an earlier server has begun has both, and only follows."""
+    async def gain(self, after_run: str | None = None) -> None:
+        """Gain a permit and the session, with `after_run` waiting for no other run's end than that one's. One whose run
+        an earlier server has begun has both, and only follows."""
         app = await self.adapter.app()
         if self.adapter.seen_by(self.request) is None and not self.bind:
             # Who sees all sessions works in another owner's for that owner.
@@ -182,11 +209,19 @@ class Turn:
             if session is not None and session["owner"] != self.spec.owner:
                 self.spec = self.spec.replace(owner=session["owner"])
         try:
-            self.admission = joined() or await app.engine.admit(self.spec, bind=self.bind, charged=True)
+            self.admission = joined() or await app.engine.admit(
+                self.spec, wait_s=self.wait_s, bind=self.bind, charged=True, after_run=after_run
+            )
         except Refused as error:
             raise outcome.refusal(error) from None
         self.spec = self.admission.spec
         self.admission.told = self.queue.wake
+        if joined() is None:
+            try:
+                await check_model(self.adapter, self.spec)
+            except BaseException:
+                await self.release()
+                raise
 
     async def look_back(self) -> None:
         """The history that the turn goes on from, once the session is held; a client's calls in it are answered."""
@@ -198,6 +233,8 @@ class Turn:
 
     async def _look_back(self) -> None:
         spec = self.spec
+        if spec.continues and self.admission is not None and (begun := self.admission.lease.begun) is not None:
+            await self.adapter.database().hide_last_notes(spec.session_id, lease_token=begun.token)
         if spec.history is not None and not self._seeds():
             self.history = [*spec.history]
         else:
@@ -211,14 +248,13 @@ class Turn:
             stored = await self.adapter.stored_history(spec.session_id, joined())
             if begun is not None and stored:
                 begun.said = [*stored]
-            if session is not None and (route := spec.route or route_in(self.adapter, None, session)) != spec.route:
-                self.spec = spec.replace(route=route)
             seeded = not stored and bool(spec.history)
             self.history = list(spec.history or ()) if seeded else stored
             self.history_source = "request" if seeded else "stored"
             self.ignored_messages = 0 if seeded else self.ignored_messages
         if joined() is None:
             await self._answer_calls()
+            self._check_continued()
         self.history += ({"role": "tool", **result} for result in self.spec.results)
 
     def _seeds(self) -> bool:
@@ -233,8 +269,13 @@ class Turn:
             fresh = tuple(result for result in self.spec.results if result["tool_call_id"] not in known)
             self.spec = self.spec.replace(results=fresh)
         given = {str(result["tool_call_id"]) for result in self.spec.results}
+        if given - set(asked) and await self._answer_again():
+            return
         if unknown := sorted(given - set(asked)):
-            words = f"No tool call found for the output of {unknown[0]!r}."
+            words = (
+                f"No tool call found for the output of {unknown[0]!r}. Continue from the response that made the call, "
+                "or send the call along."
+            )
             raise ApiError(400, words, "tool_call_not_found", "tool_call_id")
         missing = [call_id for call_id in asked if call_id not in given]
         if missing and (given or self.spec.verbatim or await self.adapter.waits(missing, self.spec.owner)):
@@ -244,6 +285,26 @@ class Turn:
             # Nobody waits for them any more; the model is told so.
             late = tuple({"tool_call_id": call_id, "content": UNANSWERED} for call_id in missing)
             self.spec = self.spec.replace(results=(*self.spec.results, *late))
+
+    def _check_continued(self) -> None:
+        last = self.history[-1] if self.history else {}
+        if self.spec.continues and (last.get("role") != "assistant" or not isinstance(last.get("content"), str)):
+            words = "The session does not end with an answer that can be gone on with; send a user message."
+            raise ApiError(400, words, "missing_user_message", "messages")
+
+    async def _answer_again(self) -> bool:
+        """Go back to calls that were answered before, if those are what the outputs are for."""
+        spec, begun = self.spec, self.admission.lease.begun if self.admission else None
+        if spec.user_message or begun is None or self.history_source != "stored":
+            return False
+        if (found := answered_again(self.history, spec.results)) is None:
+            return False
+        self.history, results = found
+        self.spec = spec.replace(results=results)
+        call_ids = [result["tool_call_id"] for result in results]
+        await self.adapter.database().rewind_to_calls(spec.session_id, call_ids, lease_token=begun.token)
+        begun.said = [*self.history]
+        return True
 
     # --- running ----------------------------------------------------------------------------------------------------
 
@@ -308,7 +369,11 @@ class Turn:
                 log.warning("%s: the agent failed: %s", self.spec.run_id, self.adapter.redact(repr(error)))
             return outcome.raised(error, self.adapter.redact)
         limited = self.spec.max_output_tokens is not None
-        return outcome.outcome_of(result, usage, self.adapter.redact, own_limit=limited)
+        found = outcome.outcome_of(result, usage, self.adapter.redact, own_limit=limited)
+        if found.calls and not self.spec.persist:  # no session holds what the client's results belong to
+            ids = [call["id"] for call in found.calls]
+            await self.adapter.stored_responses.suspend(ids, self.spec.owner, found.messages or [])
+        return found
 
     async def leave(self, task: asyncio.Future[Any]) -> None:
         """The client has gone: stop the turn and wait for its end, unless it goes on without its client."""
@@ -362,8 +427,8 @@ class Turn:
         headers = {"X-Hermes-Session-Id": self.spec.session_id, "X-Hermes-History": told}
         if (self.admission is not None and self.admission.begun) or ended is None:
             headers["X-Hermes-Run-Id"] = self.spec.run_id
-        if self.spec.session_key is not None:
-            headers["X-Hermes-Session-Key"] = self.spec.session_key
+        if key := self.request.headers.get("X-Hermes-Session-Key"):
+            headers["X-Hermes-Session-Key"] = key
         if ended is not None:
             headers |= ended.headers()
             if ended.served_by:
@@ -408,6 +473,14 @@ async def leave(task: asyncio.Future[Any], agent_ref: list[Any] | None, joined: 
         await task
 
 
+async def with_unseen(adapter: APIServerAdapter, spec: RunSpec, history: list[Message]) -> list[Message]:
+    """The history with the server's own calls, where the turn that waits for these results is the one that is meant."""
+    ids = [str(result["tool_call_id"]) for result in spec.results]
+    kept = await adapter.stored_responses.suspended(ids, spec.owner)
+    found = match(history, [row_of_message("", message) for message in kept or ()])
+    return found.with_unseen() if found is not None else history
+
+
 def open_calls(messages: Sequence[Mapping[str, Any]]) -> list[str]:
     """Ids of the calls of the last message that have no results."""
     answered: set[Any] = set()
@@ -417,6 +490,28 @@ def open_calls(messages: Sequence[Mapping[str, Any]]) -> list[str]:
             return [str(call["id"]) for call in calls if call.get("id") not in answered]
         answered.add(message.get("tool_call_id"))
     return []
+
+
+def answered_again(
+    messages: Sequence[Message], results: Sequence[Mapping[str, Any]]
+) -> tuple[list[Message], tuple[Mapping[str, Any], ...]] | None:
+    """The conversation as it was before the client's outputs of the last calls came, and all of these: as they are given
+    now, else as they were then. None: the results are of other calls, or the user has spoken since."""
+    given = {str(result["tool_call_id"]): result for result in results}
+    for at in range(len(messages) - 1, -1, -1):
+        if messages[at].get("role") == "user":
+            return None
+        calls = messages[at].get("tool_calls") or ()
+        if not given.keys() & {str(call["id"]) for call in calls}:
+            continue
+        outputs = list(takewhile(lambda message: message.get("role") == "tool", messages[at + 1 :]))
+        own = [message for message in outputs if message.get("tool_name")]
+        clients = {str(message["tool_call_id"]): message for message in outputs if not message.get("tool_name")}
+        if not given.keys() <= clients.keys():
+            return None
+        again = [given.get(i) or {k: v for k, v in output.items() if k != "role"} for i, output in clients.items()]
+        return [*messages[: at + 1], *own], tuple(again)
+    return None
 
 
 def preview(args: Any) -> str:

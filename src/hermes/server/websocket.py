@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
 
-from hermes.limits import SOCKET_PING_S, SOCKET_QUEUE_MAX, SOCKET_S_MAX
-from hermes.server.bodies import as_object, parse
+from hermes.limits import BODY_MEMORY_BYTES_MAX, SOCKET_PING_S, SOCKET_QUEUE_MAX, SOCKET_S_MAX
+from hermes.server.bodies import as_object, flag_of, parse
 from hermes.server.errors import ApiError
 from hermes.server.keys import CALLER
 from hermes.server.middleware import own_headers
 from hermes.server.models import ResponseRequest
+from hermes.server.outcome import Outcome
 from hermes.server.render_responses import socket_frame
 from hermes.server.response_kept import transcript
 from hermes.server.response_work import Work, prepare
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
 
 log = logging.getLogger(__name__)
-_REFUSED = ("stream", "stream_options", "background")
 Json = dict[str, Any]
 
 
@@ -66,7 +66,7 @@ class _Connection:
 
     def __init__(self, adapter: APIServerAdapter, request: web.Request, socket: web.WebSocketResponse) -> None:
         self._adapter, self._request, self._socket = adapter, request, socket
-        self._waiting: asyncio.Queue[Json] = asyncio.Queue()
+        self._waiting: asyncio.Queue[tuple[Json, int]] = asyncio.Queue()
         self._memory: dict[str, Json] = {}
         self._open = 0
 
@@ -89,6 +89,8 @@ class _Connection:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
+            while not self._waiting.empty():
+                self._adapter.body_memory.give_back(self._waiting.get_nowait()[1])
 
     async def _finish(self, working: asyncio.Task[None]) -> None:
         """Let the response at work come to its end."""
@@ -111,12 +113,17 @@ class _Connection:
         if self._open > SOCKET_QUEUE_MAX:  # one of them is being answered
             words = f"{SOCKET_QUEUE_MAX} requests wait on this connection already."
             raise ApiError(429, words, "rate_limit_exceeded")
-        self._waiting.put_nowait(as_object(message.data))
+        size = len(message.data) if len(message.data) > BODY_MEMORY_BYTES_MAX else 0
+        given = as_object(message.data)
+        if size and not self._adapter.body_memory.take_now(size):
+            words = "Too many large requests are being answered; try again, or send smaller images and files."
+            raise ApiError(429, words, "rate_limit_exceeded")
+        self._waiting.put_nowait((given, size))
         self._open += 1
 
     async def _work(self) -> None:
         while True:
-            given = await self._waiting.get()
+            given, size = await self._waiting.get()
             try:
                 await self._respond(given)
             except ApiError as error:
@@ -131,23 +138,30 @@ class _Connection:
                 await self._tell(ApiError(500, "The server had an internal error.", "internal_error"))
             finally:
                 self._open -= 1
+                self._adapter.body_memory.give_back(size)
 
     async def _respond(self, given: Json) -> None:
         kind = given.pop("type", None)
         if kind != "response.create":
             raise ApiError(400, "The type of a message is response.create.", "invalid_value", "type")
-        for name in _REFUSED:
-            if name in given:
-                raise ApiError(400, f"{name} has no place on a WebSocket.", "unsupported_parameter", name)
+        generate = flag_of(given.pop("generate", None), "generate", True)
+        if not generate:
+            given.setdefault("input", [])
         body = parse(given, ResponseRequest, strict=self._adapter.option("strict_parameters"))
+        if body.model.background:
+            words = "A response on a WebSocket cannot run in the background; send it with POST."
+            raise ApiError(400, words, "unsupported_parameter", "background")
         body.model.stream = True
         before = body.model.previous_response_id
         try:
-            work = await prepare(self._adapter, self._request, body, self._memory)
+            work = await prepare(self._adapter, self._request, body, self._memory, generate=generate)
         except ApiError as error:
             if error.code == "previous_response_not_found":
                 error.status = 400
             raise
+        if not generate:
+            await self._warm_up(work)
+            return
         try:
             await work.admit()
             write = _Writer(self._socket, self._adapter.option("write_stall_seconds"))
@@ -161,6 +175,25 @@ class _Connection:
             self._memory.pop(before or "", None)
         else:
             self._remember(work, renderer.response, ended)
+
+    async def _warm_up(self, work: Work) -> None:
+        """Answer without a turn. What the input says belongs to the history of whatever is chained to the answer."""
+        kept, write = work.kept, _Writer(self._socket, self._adapter.option("write_stall_seconds"))
+        renderer = await kept.renderer(self._adapter, frame=write.frame)
+        for data in renderer.begin():
+            await write(data)
+        data = renderer.finish(Outcome())
+        chain = work.chain or {}
+        said = list(work.turn.spec.history or ())
+        if said:  # the session of the chain holds nothing of it
+            kept.session_id, kept.run_id = None, None
+        else:
+            kept.session_id, kept.run_id = chain.get("session_id"), chain.get("run_id")
+        record = kept.record(renderer.response, said or chain.get("conversation_history") or [])
+        self._memory = {kept.response_id: record}
+        if kept.store:
+            await self._adapter.stored_responses.put(kept.response_id, record)
+        await write(data)
 
     def _remember(self, work: Work, response: Json, ended: Any) -> None:
         kept = work.kept

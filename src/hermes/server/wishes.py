@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from hermes.limits import IDEMPOTENCY_KEY_CHARS_MAX, SESSION_KEY_CHARS_MAX
+from hermes.limits import IDEMPOTENCY_KEY_CHARS_MAX, SESSION_KEY_CHARS_MAX, USER_ID_CHARS_MAX
+from hermes.sandbox.base import SandboxError
+from hermes.sandbox.choose import workspace_of
 from hermes.server.bodies import flag_of
 from hermes.server.errors import ApiError, invalid
 from hermes.server.idempotency import RECORDING
@@ -24,7 +26,13 @@ if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
 
 _IDEMPOTENCY_KEY = re.compile(rf"[\x21-\x7e]{{1,{IDEMPOTENCY_KEY_CHARS_MAX}}}")
+# Open WebUI sends it with ENABLE_FORWARD_USER_INFO_HEADERS.
+USER_HEADER = "X-OpenWebUI-User-Id"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+# A client with tools of its own gets these only on request: its model would take the server's files for the client's.
+ON_REQUEST = frozenset({"terminal", "file", "code_execution"})
+# Sent by generated SDKs, and by Open WebUI, whose User-Agent is that of any program.
+_STRICT_CLIENT_HEADERS = ("X-Stainless-Lang", USER_HEADER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +48,18 @@ class Wishes:
     tool_items: str = "function"
     reasoning: bool = False
     toolsets: frozenset[str] | None = None
+    disabled_toolsets: frozenset[str] = frozenset()
     deadline_s: float | None = None
     strict: bool = False
 
     def fields(self, adapter: APIServerAdapter, *, announces: bool) -> dict[str, Any]:
         """The fields of a spec that follow. Questions are asked where somebody hears them, or is said to wait for them."""
+        toolsets = adapter.toolsets(self.toolsets)
         return {
             "session_key": self.session_key,
-            "toolsets": adapter.toolsets(self.toolsets),
+            "toolsets": toolsets,
+            "toolsets_by_default": self.toolsets is None and toolsets is not None,
+            "disabled_toolsets": self.disabled_toolsets,
             "tool_policy": CALLER.get().toolsets,
             "allowed_models": CALLER.get().models,
             **({"run_id": recording.run_id} if (recording := RECORDING.get()) else {}),
@@ -58,16 +70,18 @@ class Wishes:
         }
 
 
-def wishes(adapter: APIServerAdapter, request: web.Request, *, client_tools: bool = False) -> Wishes:
+def wishes(
+    adapter: APIServerAdapter, request: web.Request, *, client_tools: bool = False, user: str | None = None
+) -> Wishes:
     """The wishes of a request, each checked."""
     header = request.headers.get
-    session_key, refusal = adapter.session_key(request)
+    session_key, refusal = adapter.session_key(request, user)
     if refusal is not None:
         raise refusal
     strict = is_strict(adapter, request)
     progress = _one_of(request, "X-Hermes-Tool-Progress", ("event", "chunk", "off")) or adapter.option("tool_progress")
     shown = _one_of(request, "X-Hermes-Tool-Items", ("function", "mcp", "none")) or adapter.option("tool_items")
-    session_id = header("X-Hermes-Session-Id")
+    session_id, toolsets = header("X-Hermes-Session-Id"), _toolsets(header("X-Hermes-Toolsets"))
     detach = flag_of(header("X-Hermes-Detach"), "X-Hermes-Detach", False) or RECORDING.get() is not None
     return Wishes(
         session_id=session_id_of(session_id, "X-Hermes-Session-Id") if session_id else None,
@@ -78,7 +92,10 @@ def wishes(adapter: APIServerAdapter, request: web.Request, *, client_tools: boo
         tool_progress=progress if progress != "auto" else "off" if strict else "event",
         tool_items=shown if shown != "auto" else "mcp" if strict or client_tools else "function",
         reasoning=flag_of(header("X-Hermes-Reasoning"), "X-Hermes-Reasoning", adapter.option("show_reasoning")),
-        toolsets=_toolsets(header("X-Hermes-Toolsets")),
+        toolsets=toolsets,
+        disabled_toolsets=ON_REQUEST - (CALLER.get().toolsets or set())
+        if client_tools and toolsets is None
+        else frozenset(),
         deadline_s=_deadline(header("X-Hermes-Timeout"), adapter.option("turn_timeout_seconds")),
         strict=strict,
     )
@@ -105,9 +122,19 @@ def session_key_fault(value: str) -> str:
     return "X-Hermes-Session-Key holds control characters." if _CONTROL.search(value) else ""
 
 
+def user_scope(request: web.Request, user: str | None) -> tuple[str | None, ApiError | None]:
+    """The scope of the user that a front end names by header, or a request by its field; or why there is none."""
+    forwarded = request.headers.get(USER_HEADER, "").strip()
+    where, given = (USER_HEADER, forwarded) if forwarded else ("user", (user or "").strip())
+    if len(given) > USER_ID_CHARS_MAX or _CONTROL.search(given):
+        words = f"{where} is at most {USER_ID_CHARS_MAX} characters, without control characters."
+        return None, ApiError(400, words, "invalid_value", where)
+    return (f"user:{given}" if given else None), None
+
+
 def is_strict(adapter: APIServerAdapter, request: web.Request) -> bool:
     """Whether the client is known to stumble over events of ours."""
-    if "X-Stainless-Lang" in request.headers:
+    if any(name in request.headers for name in _STRICT_CLIENT_HEADERS):
         return True
     agent = request.headers.get("User-Agent", "")
     return bool(agent) and any(p.search(agent) for p in _patterns(tuple(adapter.option("strict_clients") or ())))
@@ -145,6 +172,28 @@ def toolsets_of(names: list[str], where: str) -> frozenset[str]:
     if unknown := sorted(name for name in names if name not in DEFAULTS and not name.startswith(SERVER_PREFIX)):
         raise invalid(where, f"There is no toolset {unknown[0]!r}; there are {', '.join(sorted(DEFAULTS))}.")
     return frozenset(names)
+
+
+async def workdir_of(adapter: APIServerAdapter, owner: str, session_key: str | None, workdir: str) -> str:
+    """A folder that a request names to work in; one outside `terminal.workspaces` is refused."""
+    app = await adapter.app()
+    try:
+        await app.services.files.call(
+            functools.partial(workspace_of, app.home, app.settings, owner, session_key, workdir)
+        )
+    except SandboxError as error:
+        raise invalid("workdir", str(error)) from None
+    except ValueError:  # no path can have these characters
+        raise invalid("workdir", "workdir is not a path.") from None
+    return workdir
+
+
+async def max_iterations_of(adapter: APIServerAdapter, given: int | None) -> int | None:
+    """How many steps a turn may take: never more than are configured."""
+    most = int((await adapter.app()).settings.get("agent.max_turns"))
+    if given is not None and given > most:
+        raise invalid("max_iterations", f"max_iterations is a whole number from 1 to {most} (agent.max_turns).")
+    return given
 
 
 def _deadline(given: str | None, longest_s: float) -> float | None:

@@ -71,7 +71,10 @@ class SessionBusy(HermesError):
 
 @dataclass(slots=True)
 class Row:
-    """A message of a transcript. The store sets `id`, and names it in the events of `told`, each in the given field."""
+    """A message of a transcript. The store sets `id`, and names it in the events of `told`, each in the given field.
+
+    One that `continues` is the rest of the session's last message: that one is made longer, and this is kept for the log.
+    """
 
     session_id: str
     role: str
@@ -89,11 +92,13 @@ class Row:
     compacted: bool = False
     timestamp: float = field(default_factory=time.time)
     token_count: int | None = None
-    copy_of: int | None = None
+    model_only: bool = False
+    position: int | None = None
     name: str | None = None
     digest: str | None = None
     id: int | None = None
     told: tuple[tuple[Event, str], ...] = ()
+    continues: bool = False
 
     def as_message(self) -> dict[str, Any]:
         """The canonical message that goes to a model."""
@@ -210,7 +215,7 @@ class RunStore(Protocol):
         session: Mapping[str, Any] | None = None,
         partials: Sequence[Partial] = (),
         closes: Sequence[str] = (),
-        replaces: bool = False,
+        replaces: Sequence[int | None] = (),
         annotate: tuple[int, str] | None = None,
         sync: bool = False,
         creates: RunSpec | None = None,
@@ -219,8 +224,8 @@ class RunStore(Protocol):
 
         `creates` is the run itself, where this is the first that is put on record of it.
         `session` is made, or reopened and its empty fields filled. `partials` are written, those in `closes` removed.
-        With `replaces` the session's live rows become archived ones before `rows` follow. `annotate` gives a row words
-        that stand for it before the model. `sync` asks for a disk sync.
+        With `replaces` the model sees `rows` and nothing else from here on; it tells for each which of the rows that it
+        saw before, by its place, this is. `annotate` gives a row words that stand for it before the model. `sync` asks for a disk sync.
         """
         ...
 

@@ -14,7 +14,7 @@ from hermes.store.records import shown
 
 _SHOWN_IN_LISTS = (
     "id, owner, source, kind, parent_session_id, forked_at_message_id, session_key, base_id, user_id, title, model, "
-    "cwd, started_at, last_active, ended_at, end_reason, archived, message_count, tool_call_count, api_call_count, "
+    "cwd, workdir, toolsets, max_iterations, started_at, last_active, ended_at, end_reason, archived, pinned, message_count, tool_call_count, api_call_count, "
     "input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, reasoning_tokens, actual_cost_usd, preview"
 )
 _CURSOR = re.compile(r"([012])\|(-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\|(.+)", re.DOTALL)
@@ -42,12 +42,13 @@ class Lists(Part):
         include_children: bool = False,
         archived: bool | str = False,
         search: str | None = None,
+        pinned: bool | None = None,
         order: str = "last_active",
     ) -> list[dict[str, Any]]:
         """Sessions, the latest first, without their prompts. Each brings the `cursor` behind which a list goes on."""
         if order not in ("last_active", "started_at"):
             raise ValueError("Sessions are listed by 'last_active' or 'started_at'.")
-        where, params = _filters(source, cwd_prefix, owner, session_key, include_children, archived, search)
+        where, params = _filters(source, cwd_prefix, owner, session_key, include_children, archived, search, pinned)
         rank, ranked = _rank(search)
         inner = f"SELECT {_SHOWN_IN_LISTS}, {rank} AS rank FROM sessions WHERE {where}"
         behind = ""
@@ -72,9 +73,10 @@ class Lists(Part):
         include_children: bool = False,
         archived: bool | str = False,
         search: str | None = None,
+        pinned: bool | None = None,
     ) -> int:
         """How many a list without end would hold."""
-        where, params = _filters(source, cwd_prefix, owner, session_key, include_children, archived, search)
+        where, params = _filters(source, cwd_prefix, owner, session_key, include_children, archived, search, pinned)
         # All rows in their order are quicker to look at than most of them by way of an index.
         return int(tx.value(f"SELECT count(*) FROM sessions NOT INDEXED WHERE {where}", params))
 
@@ -94,8 +96,11 @@ def _filters(
     include_children: bool,
     archived: bool | str,
     search: str | None,
+    pinned: bool | None,
 ) -> tuple[str, list[Any]]:
     where, params = ["1"], []
+    if pinned is not None:
+        where.append(f"pinned = {int(pinned)}")
     if not include_children:
         where.append("kind != 'delegate'")
     if archived not in ("all", True, False):

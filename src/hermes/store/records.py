@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hermes.store.base import LeaseLost, SessionNotFound
-from hermes.store.coding import BadSessionId, clean_or_none, numbered, pack_or_none, plain_title, unpack
+from hermes.store.coding import BadSessionId, clean_or_none, numbered, pack, plain_title, unpack
 from hermes.store.connections import Tx
 from hermes.store.leases import is_current
 
@@ -27,7 +27,12 @@ CREATED_WITH = (
     "cwd",
     "title",
     "base_id",
+    "pinned",
+    "workdir",
+    "toolsets",
+    "max_iterations",
 )
+_JSON, _FLAGS = ("model_config", "toolsets"), ("archived", "pinned")
 _KINDS = ("root", "branch", "delegate", "job")
 _TOKENS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
 _SESSION_USED = f"""UPDATE sessions SET api_call_count = api_call_count + 1, {", ".join(f"{n} = {n} + ?" for n in _TOKENS)},
@@ -152,13 +157,17 @@ def refuse_taken(tx: Tx, owner: str, title: str | None, session_id: str) -> None
 
 def shown(found: sqlite3.Row) -> dict[str, Any]:
     shown = dict(found)
-    shown["archived"] = bool(shown["archived"])
-    if "model_config" in shown:
-        shown["model_config"] = unpack(shown["model_config"])
+    for name in _FLAGS:
+        shown[name] = bool(shown[name])
+    for name in _JSON:
+        if name in shown:
+            shown[name] = unpack(shown[name])
     return shown
 
 
 def column(name: str, value: Any) -> Any:
-    if name == "model_config":
-        return pack_or_none(value)
-    return bool(value) if name == "archived" else clean_or_none(value)
+    if name in _JSON:
+        return None if value is None else pack(value)
+    if name in _FLAGS:
+        return bool(value)
+    return value if name == "max_iterations" else clean_or_none(value)

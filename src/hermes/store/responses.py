@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from hermes.ids import random_hex
 from hermes.limits import PENDING_CALLS_KEPT_S
 from hermes.store.coding import pack
 from hermes.store.connections import Schema, Tx
@@ -213,17 +214,35 @@ class ResponseStore(Part):
         owner: str,
         items: Sequence[Mapping[str, Any]],
         response_id: str | None = None,
-    ) -> None:
-        """Put items behind those of a conversation; those of a response are put there once."""
+    ) -> list[dict[str, Any]]:
+        """Put items behind those of a conversation; those of a response are put there once. Returns them as they are
+        kept: an id that another item of the conversation has is replaced."""
         of = tx.value("SELECT owner FROM conversation_objects WHERE id = ?", (conversation_id,))
         if of != owner:
-            return
+            return []
         if response_id is not None:
             sql = "DELETE FROM conversation_items WHERE conversation_id = ? AND response_id = ?"
             tx.execute(sql, (conversation_id, response_id))
-        for item in items:
+        kept = []
+        for item in map(dict, items):
+            if _item_position(tx, conversation_id, item["id"]) is not None:
+                item["id"] = f"{item['id'].partition('_')[0]}_{random_hex(12)}"
             sql = "INSERT INTO conversation_items (conversation_id, response_id, json) VALUES (?, ?, ?)"
-            tx.execute(sql, (conversation_id, response_id, pack(dict(item))))
+            tx.execute(sql, (conversation_id, response_id, pack(item)))
+            kept.append(item)
+        return kept
+
+    @writes
+    def delete_conversation_item(self, tx: Tx, conversation_id: str, owner: str, item_id: str) -> bool:
+        """Remove an item. Responses that told of it are no longer what the conversation goes on from: its items are."""
+        position = _item_position(tx, conversation_id, item_id)
+        of = tx.value("SELECT owner FROM conversation_objects WHERE id = ?", (conversation_id,))
+        if of != owner or position is None:
+            return False
+        tx.execute("DELETE FROM conversation_items WHERE position = ?", (position,))
+        tx.execute("UPDATE conversation_items SET response_id = NULL WHERE conversation_id = ?", (conversation_id,))
+        tx.execute("DELETE FROM conversations WHERE name = ? AND owner = ?", (conversation_id, owner))
+        return True
 
     @reads
     def conversation_items(self, tx: Tx, conversation_id: str, owner: str) -> list[dict[str, Any]]:
@@ -275,6 +294,12 @@ class ResponseStore(Part):
         sql = "SELECT id FROM responses WHERE owner = ? AND status NOT IN (?, ?) AND id != ? ORDER BY used LIMIT ?"
         for (response_id,) in tx.rows(sql, (owner, *_UNFINISHED, newest, surplus)):
             _remove(tx, response_id)
+
+
+def _item_position(tx: Tx, conversation_id: str, item_id: str) -> int | None:
+    sql = "SELECT position FROM conversation_items WHERE conversation_id = ? AND json_extract(json, '$.id') = ?"
+    found: int | None = tx.value(sql, (conversation_id, item_id))
+    return found
 
 
 def _items(tx: Tx, conversation_id: str, owner: str, where: str, params: Sequence[Any]) -> list[dict[str, Any]]:

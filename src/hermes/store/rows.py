@@ -6,6 +6,7 @@ import functools
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 from typing import Any
 
 from hermes.store.base import Row
@@ -28,31 +29,28 @@ from hermes.store.digests import continued, digest_of, is_current
 from hermes.store.schema import PURGE_DUE
 
 _COLUMNS = (
-    "session_id, run_id, role, active, compacted, synthetic, copy_of, timestamp, token_count, finish_reason, "
-    "tool_call_id, tool_name, content, parts, tool_calls, reasoning, opaque, api_content, search_text, name, digest"
+    "session_id, run_id, role, active, compacted, synthetic, model_only, position, timestamp, token_count, "
+    "finish_reason, tool_call_id, tool_name, content, parts, tool_calls, reasoning, opaque, api_content, search_text, "
+    "name, digest"
 )
-_INSERT = f"INSERT INTO messages ({_COLUMNS}) VALUES ({', '.join('?' * 21)}) RETURNING id"
+_INSERT = f"INSERT INTO messages ({_COLUMNS}) VALUES ({', '.join('?' * 22)}) RETURNING id"
 SELECT = f"SELECT id, {_COLUMNS} FROM messages"
-# What belongs to the conversation as it was held: not the model's short form of it, not what we wrote into it.
-HELD = "copy_of IS NULL AND NOT synthetic AND (active OR compacted)"
-
-_KEPT_BY_COPIES = (
-    "run_id",
-    "timestamp",
-    "token_count",
-    "finish_reason",
-    "reasoning",
-    "api_content",
-    "content",
-    "name",
-    "digest",
-)
+# What was said, under the ids that it got then: neither taken back nor written for the model alone.
+SAID = "NOT model_only AND (active OR compacted)"
+# Of that, what the user and the model said themselves.
+HELD = f"NOT synthetic AND {SAID}"
+# The rest of a message that was gone on with, as its run gave it: the message itself has all of it.
+REST = "(model_only AND run_id IS NOT NULL)"
+# The order of what the model sees. A compaction numbers those rows from one; later ones follow by their ids.
+MODEL_ORDER = "coalesce(position, id)"
 
 
 def add(tx: Tx, rows: Iterable[Row], *, counted: bool = False) -> None:
     """Put rows at the end of their session, each with its new id, and move the session's counters unless that is done."""
     by_session: dict[str, list[Row]] = {}
     for row in rows:
+        if row.continues:
+            _make_longer(tx, row)
         row.id = _insert(tx, row)
         by_session.setdefault(row.session_id, []).append(row)
     for session_id, added in by_session.items() if not counted else ():
@@ -63,7 +61,6 @@ def _insert(tx: Tx, row: Row) -> int:
     blobs: Blobs = {}
     content, parts = columns_of(row.content, blobs)
     api_content = pack_content(row.api_content, blobs)
-    indexed = not row.synthetic and row.copy_of is None
     row_id = tx.value(
         _INSERT,
         (
@@ -73,7 +70,8 @@ def _insert(tx: Tx, row: Row) -> int:
             row.active,
             row.compacted,
             row.synthetic,
-            row.copy_of,
+            row.model_only,
+            row.position,
             row.timestamp,
             row.token_count,
             clean_or_none(row.finish_reason),
@@ -85,13 +83,34 @@ def _insert(tx: Tx, row: Row) -> int:
             clean_or_none(row.reasoning),
             pack_or_none(row.opaque),
             api_content,
-            search_text(content) if indexed else None,
+            search_text(content) if not row.synthetic and not row.model_only else None,
             clean_or_none(row.name),
             digest_of_row(row) if row.role == "user" and parts is not None else row.digest,
         ),
     )
     keep_blobs(tx, int(row_id), blobs)
     return int(row_id)
+
+
+def _make_longer(tx: Tx, rest: Row) -> None:
+    """Put the rest of the session's last message behind its beginning; it is kept by itself for the log of its run."""
+    found = read(tx, f"session_id = ? AND active ORDER BY {MODEL_ORDER} DESC LIMIT 1", (rest.session_id,))
+    last = found[0] if found else None
+    if last is None or last.role != "assistant" or last.tool_calls or not isinstance(last.content, str):
+        rest.active = True
+        return
+    rest.active, rest.model_only = False, True
+    content = clean_or_none(f"{last.content}{text_of(rest.content) or ''}")
+    said = None
+    if last.api_content is not None or rest.api_content is not None:
+        parts = (row.content if row.api_content is None else row.api_content for row in (last, rest))
+        said = pack_content("".join(text_of(part) or "" for part in parts), {})
+    told = (content, search_text(content), said, pack_or_none(rest.tool_calls), clean_or_none(rest.finish_reason))
+    tx.execute(
+        "UPDATE messages SET content = ?, search_text = iif(synthetic, NULL, ?), api_content = ?, "
+        "tool_calls = ?, finish_reason = ?, opaque = coalesce(?, opaque), digest = NULL WHERE id = ?",
+        (*told, pack_or_none(rest.opaque), last.id),
+    )
 
 
 def keep_blobs(tx: Tx, row_id: int, blobs: Blobs) -> None:
@@ -118,12 +137,12 @@ def _count(tx: Tx, session_id: str, rows: Sequence[Row]) -> None:
 
 def tally(rows: Sequence[Row], digest: str | None = None) -> dict[str, Any]:
     """What rows add to their session: its counters, its preview, and the hash over the user's messages after them."""
-    asked = [row for row in rows if row.role == "user" and not row.synthetic and row.copy_of is None]
+    asked = [row for row in rows if row.role == "user" and not row.synthetic]
     for row in asked:
         digest = continued(digest, digest_of_row(row))
     return {
-        "message_count": sum(row.active for row in rows),
-        "tool_call_count": sum(len(row.tool_calls or ()) for row in rows if row.copy_of is None),
+        "message_count": sum(not row.model_only and (row.active or row.compacted) for row in rows),
+        "tool_call_count": sum(len(row.tool_calls or ()) for row in rows),
         "preview": preview_of(text_of(asked[0].content)) if asked else None,
         "transcript_digest": digest if asked else None,
     }
@@ -149,7 +168,7 @@ def recount(tx: Tx, session_id: str) -> None:
         digest = continued(digest, digest_of_row(row))
     tx.execute(
         "UPDATE sessions SET transcript_digest = ?, message_count = "
-        "(SELECT count(*) FROM messages WHERE session_id = ? AND active) WHERE id = ?",
+        f"(SELECT count(*) FROM messages WHERE session_id = ? AND {SAID}) WHERE id = ?",
         (digest, session_id, session_id),
     )
 
@@ -159,9 +178,24 @@ def read(tx: Tx, where: str, params: Sequence[Any] = ()) -> list[Row]:
     return [_row_of(tx, found) for found in tx.rows(f"{SELECT} WHERE {where}", params)]
 
 
-def live(tx: Tx, session_id: str) -> list[Row]:
-    """What the model sees: live rows in order, results in the order of their calls."""
-    return list(in_call_order(read(tx, "session_id = ? AND active ORDER BY id", (session_id,))))
+def live(tx: Tx, session_id: str, where: str = "") -> list[Row]:
+    """What the model sees: live rows in their order, results in the order of their calls."""
+    found = read(tx, f"session_id = ? AND active {where} ORDER BY {MODEL_ORDER}", (session_id,))
+    return list(in_call_order(found))
+
+
+def live_up_to(said: Sequence[Row], rest: Sequence[Row], live: Sequence[Row]) -> list[Row]:
+    """What the model is to see of a conversation that ends with the last of `said`, before `rest`. Where a summary tells
+    of both, it is what was said itself."""
+    if not said or not rest:
+        return list(live if said else ())
+    kept, gone = {row.id for row in said}, {row.id for row in rest}
+    if said[-1].active:
+        end = 1 + max(at for at, row in enumerate(live) if row.id in kept)
+        return [row for row in live[:end] if row.id not in gone]
+    if any(not row.active for row in rest):
+        return list(said)
+    return list(takewhile(lambda row: row.id not in gone, live))
 
 
 def _row_of(tx: Tx, found: sqlite3.Row, *, whole: bool = True) -> Row:
@@ -183,7 +217,8 @@ def _row_of(tx: Tx, found: sqlite3.Row, *, whole: bool = True) -> Row:
         compacted=bool(found["compacted"]),
         timestamp=found["timestamp"],
         token_count=found["token_count"],
-        copy_of=found["copy_of"],
+        model_only=bool(found["model_only"]),
+        position=found["position"],
         name=found["name"],
         digest=found["digest"],
         id=found["id"],
@@ -195,24 +230,46 @@ def _blob(tx: Tx, digest: str) -> tuple[str, bytes]:
     return (found[0], found[1]) if found else ("", b"[The data of this part is missing.]")
 
 
-def archive(tx: Tx, session_id: str, rows: Sequence[Row]) -> int:
-    """Take the live rows out of what the model sees, and put these in their place. How many were taken.
+def set_api_content(tx: Tx, row_id: int, content: Any) -> None:
+    """Give a row words that stand for it before the model."""
+    blobs: Blobs = {}
+    tx.execute("UPDATE messages SET api_content = ? WHERE id = ?", (pack_content(content, blobs), row_id))
+    keep_blobs(tx, row_id, blobs)
 
-    What stays as it was is marked as a copy, with all that was known of it; what is new was written by us.
+
+def archive(tx: Tx, session_id: str, rows: Sequence[Row], places: Sequence[int | None] = ()) -> int:
+    """Make these what the model sees. How many of the live rows were taken out of that.
+
+    A message that stays keeps its row and id; if it was made shorter, its new words are for the model alone. The other
+    rows were written by us and belong to no transcript. `places` tells which of the live rows each of these is; without
+    that they are known by their content.
     """
-    before = read(tx, "session_id = ? AND active ORDER BY id", (session_id,))
-    tx.execute("UPDATE messages SET active = 0, compacted = 1 WHERE session_id = ? AND active", (session_id,))
-    tx.execute("UPDATE sessions SET message_count = message_count - ? WHERE id = ?", (len(before), session_id))
-    for row, old in zip(rows, _origins(list(in_call_order(before)), rows), strict=True):
-        if old is None:
-            row.copy_of, row.synthetic = None, True
+    before = live(tx, session_id)
+    origins = _placed(before, rows, places) or _origins(before, rows)
+    kept = {old.id for old in origins if old is not None}
+    gone = [(row.id,) for row in before if row.id not in kept]
+    tx.many("UPDATE messages SET active = 0, compacted = 1 WHERE id = ?", gone)
+    for position, (row, old) in enumerate(zip(rows, origins, strict=True), 1):
+        row.position = position
+        if old is None or old.id is None:
+            row.synthetic = row.model_only = True
+            row.id = _insert(tx, row)
             continue
-        row.copy_of = old.copy_of or old.id
-        row.synthetic = old.synthetic
-        for name in _KEPT_BY_COPIES:
-            setattr(row, name, getattr(old, name))
-    add(tx, rows)
-    return len(before)
+        tx.execute("UPDATE messages SET position = ? WHERE id = ?", (position, old.id))
+        if old.as_message()["content"] != row.content:
+            set_api_content(tx, old.id, row.content)
+        row.id, row.content = old.id, old.content
+    tx.execute("UPDATE sessions SET last_active = max(last_active, ?) WHERE id = ?", (time.time(), session_id))
+    return len(gone)
+
+
+def _placed(before: list[Row], rows: Sequence[Row], places: Sequence[int | None]) -> list[Row | None]:
+    """The live rows that these are; empty when the places are none of theirs."""
+    found = [before[at] if at is not None and at < len(before) else None for at in places]
+    for row, old, at in zip(rows, found, places, strict=True) if found else ():
+        if at is not None and (old is None or (old.role, old.tool_call_id) != (row.role, row.tool_call_id)):
+            return []
+    return found
 
 
 def _origins(before: list[Row], rows: Sequence[Row]) -> list[Row | None]:

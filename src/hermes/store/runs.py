@@ -17,7 +17,7 @@ from hermes.runs.replay import closed_stream, joined, part_of, replay
 from hermes.runs.spec import Control, RunSpec
 from hermes.store import rows as messages
 from hermes.store.base import EventsExpired, LeaseLost, Partial, Row, RunRecord, Tail
-from hermes.store.coding import Blobs, clean, pack, pack_content, pack_or_none, unpack
+from hermes.store.coding import clean, pack, pack_or_none, unpack
 from hermes.store.connections import Tx
 from hermes.store.leases import held, release
 from hermes.store.parts import Part, reads, writes
@@ -89,7 +89,7 @@ class Runs(Part):
         session: Mapping[str, Any] | None = None,
         partials: Sequence[Partial] = (),
         closes: Sequence[str] = (),
-        replaces: bool = False,
+        replaces: Sequence[int | None] = (),
         annotate: tuple[int, str] | None = None,
         sync: bool = False,
         creates: RunSpec | None = None,
@@ -106,14 +106,11 @@ class Runs(Part):
             state, session_id = _state_of(run), run["session_id"]
         made = session is not None and _open_session(tx, session, rows)
         if replaces and rows:
-            messages.archive(tx, rows[0].session_id, rows)
+            messages.archive(tx, rows[0].session_id, rows, replaces)
         elif rows:
             messages.add(tx, rows, counted=made)
         if annotate is not None:
-            blobs: Blobs = {}
-            words = pack_content(annotate[1], blobs)
-            tx.execute("UPDATE messages SET api_content = ? WHERE id = ?", (words, annotate[0]))
-            messages.keep_blobs(tx, annotate[0], blobs)
+            messages.set_api_content(tx, *annotate)
         for row in rows:
             for event, name in row.told:
                 event.data[name] = row.id
@@ -228,8 +225,9 @@ class Runs(Part):
 
     @reads
     def rows(self, tx: Tx, run_id: str) -> list[Row]:
-        """The messages of the run that are live, in order."""
-        return list(messages.in_call_order(messages.read(tx, f"{_OWN} AND active ORDER BY id", (run_id,) * 3)))
+        """The messages of the run that are live, in order; of one that it went on with, its own part."""
+        where = f"{_OWN} AND (active OR {messages.REST}) ORDER BY {messages.MODEL_ORDER}"
+        return list(messages.in_call_order(messages.read(tx, where, (run_id,) * 3)))
 
     @reads
     def row(self, tx: Tx, run_id: str, row_id: int) -> Row | None:

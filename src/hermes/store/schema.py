@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from hermes.limits import SEARCHED_CHARS_MAX
 from hermes.store.connections import Schema, Tx
@@ -220,8 +221,16 @@ _WORK = (
 )
 
 
-def _indexed(row: str) -> str:
-    return f"NOT {row}synthetic AND {row}copy_of IS NULL AND ({row}content IS NOT NULL OR {row}tool_name IS NOT NULL)"
+def _indexed(row: str, more: str = "") -> str:
+    return f"NOT {row}synthetic{more} AND ({row}content IS NOT NULL OR {row}tool_name IS NOT NULL)"
+
+
+def _indexed_if_said(row: str) -> str:
+    return _indexed(row, f" AND NOT {row}model_only")
+
+
+def _indexed_unless_copy(row: str) -> str:
+    return _indexed(row, f" AND {row}copy_of IS NULL")
 
 
 def _body(row: str) -> str:
@@ -239,17 +248,28 @@ def _unindex(row: str) -> str:
     )
 
 
+def _search_view(indexed: Callable[[str], str]) -> str:
+    shown = f"id, {_body('')} AS body, tool_name AS tool"
+    return f"CREATE VIEW search_src AS SELECT {shown} FROM messages WHERE {indexed('')}"
+
+
+def _search_triggers(indexed: Callable[[str], str], columns: str) -> tuple[str, ...]:
+    return (
+        f"CREATE TRIGGER search_added AFTER INSERT ON messages WHEN {indexed('new.')} BEGIN {_index('new.')} END",
+        f"CREATE TRIGGER search_gone AFTER DELETE ON messages WHEN {indexed('old.')} BEGIN {_unindex('old.')} END",
+        f"CREATE TRIGGER search_leaves BEFORE UPDATE OF {columns} ON messages "
+        f"WHEN {indexed('old.')} BEGIN {_unindex('old.')} END",
+        f"CREATE TRIGGER search_enters AFTER UPDATE OF {columns} ON messages "
+        f"WHEN {indexed('new.')} BEGIN {_index('new.')} END",
+    )
+
+
 _SEARCH = (
-    f"CREATE VIEW search_src AS SELECT id, {_body('')} AS body, tool_name AS tool FROM messages WHERE {_indexed('')}",
+    _search_view(_indexed_unless_copy),
     """CREATE VIRTUAL TABLE messages_fts USING fts5(
       body, tool, content='search_src', content_rowid='id', tokenize='unicode61 remove_diacritics 2'
     )""",
-    f"CREATE TRIGGER search_added AFTER INSERT ON messages WHEN {_indexed('new.')} BEGIN {_index('new.')} END",
-    f"CREATE TRIGGER search_gone AFTER DELETE ON messages WHEN {_indexed('old.')} BEGIN {_unindex('old.')} END",
-    "CREATE TRIGGER search_leaves BEFORE UPDATE OF content, search_text, tool_name, synthetic, copy_of ON messages "
-    f"WHEN {_indexed('old.')} BEGIN {_unindex('old.')} END",
-    "CREATE TRIGGER search_enters AFTER UPDATE OF content, search_text, tool_name, synthetic, copy_of ON messages "
-    f"WHEN {_indexed('new.')} BEGIN {_index('new.')} END",
+    *_search_triggers(_indexed_unless_copy, "content, search_text, tool_name, synthetic, copy_of"),
     "INSERT INTO messages_fts(messages_fts) VALUES ('rebuild')",
 )
 
@@ -266,6 +286,37 @@ _GIVEN = (
       PRIMARY KEY (owner, digest)
     )""",
     "CREATE INDEX compactions_session ON compactions(session_id)",
+)
+
+# A message is one row, whatever was compacted since. Copies that older versions made of rows they kept are put back into
+# the rows they repeat: those are live in the copy's place, with the words that stood for them before the model.
+_ONE_ROW_EACH = (
+    *(f"DROP TRIGGER search_{name}" for name in ("added", "gone", "leaves", "enters")),
+    "DROP VIEW search_src",
+    "ALTER TABLE messages ADD COLUMN model_only INTEGER NOT NULL DEFAULT 0",
+    # Rows that close a turn are written by us as well; they have a reason for their end.
+    "UPDATE messages SET model_only = 1 "
+    "WHERE synthetic AND copy_of IS NULL AND run_id IS NULL AND finish_reason IS NULL",
+    """CREATE TEMP TABLE model_view AS
+      SELECT coalesce(copy_of, id) AS id, api_content, row_number() OVER (PARTITION BY session_id ORDER BY id) AS place
+      FROM messages WHERE active AND session_id IN (SELECT session_id FROM messages WHERE copy_of IS NOT NULL)""",
+    "UPDATE sessions SET forked_at_message_id = (SELECT copy_of FROM messages m WHERE m.id = forked_at_message_id) "
+    "WHERE forked_at_message_id IN (SELECT id FROM messages WHERE copy_of IS NOT NULL)",
+    "DELETE FROM messages WHERE copy_of IS NOT NULL",
+    "ALTER TABLE messages RENAME COLUMN copy_of TO position",
+    "UPDATE messages SET active = 1, compacted = 0, position = v.place, api_content = v.api_content "
+    "FROM temp.model_view v WHERE v.id = messages.id",
+    "DROP TABLE temp.model_view",
+    "UPDATE sessions SET message_count = (SELECT count(*) FROM messages m "
+    "WHERE m.session_id = sessions.id AND NOT m.model_only AND (m.active OR m.compacted)) "
+    "WHERE id IN (SELECT session_id FROM messages WHERE compacted OR model_only)",
+    "CREATE INDEX messages_live ON messages(session_id, coalesce(position, id)) WHERE active",
+    _search_view(_indexed_if_said),
+    *_search_triggers(_indexed_if_said, "content, search_text, tool_name, synthetic, model_only"),
+    "ALTER TABLE sessions ADD COLUMN pinned INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE sessions ADD COLUMN workdir TEXT",
+    "ALTER TABLE sessions ADD COLUMN toolsets TEXT",
+    "ALTER TABLE sessions ADD COLUMN max_iterations INTEGER",
 )
 
 # A text that grows is kept in pieces, each of which is written once.
@@ -287,7 +338,7 @@ _PIECES = (
     "DROP TABLE run_partials_whole",
 )
 
-MIGRATIONS = (_SESSIONS, _RUNS, _WORK, _SEARCH, _GIVEN, _PIECES)
+MIGRATIONS = (_SESSIONS, _RUNS, _WORK, _SEARCH, _GIVEN, _ONE_ROW_EACH, _PIECES)
 # Set when something was deleted: until the index has been merged, its words can still be found in the file.
 PURGE_DUE = "purge_due"
 

@@ -27,6 +27,7 @@ from hermes.store.coding import clean, spaced, unspaced
 from hermes.store.connections import TimeUp, Tx
 from hermes.store.lists import escaped
 from hermes.store.parts import Part, reads, reads_slowly
+from hermes.store.rows import SAID
 
 R = TypeVar("R")
 
@@ -249,7 +250,7 @@ def _context(tx: Tx, session_id: str, message_id: int) -> list[dict[str, Any]]:
     """The message before and the one after, shortened."""
     sql = (
         "SELECT id, role, substr(content, 1, ?) AS content FROM messages WHERE session_id = ? AND id {sign} ? "
-        "AND (active OR compacted) AND copy_of IS NULL ORDER BY id {order} LIMIT 1"
+        f"AND {SAID} ORDER BY id {{order}} LIMIT 1"
     )
     near: list[sqlite3.Row | None] = []
     for sign, order in (("<", "DESC"), (">", "ASC")):

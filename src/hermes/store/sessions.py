@@ -16,7 +16,7 @@ from hermes.home import resolve
 from hermes.ids import folder_name, random_hex
 from hermes.limits import PENDING_CALLS_KEPT_S, SESSION_ID_CHARS_MAX
 from hermes.store import rows as messages
-from hermes.store.base import SessionBusy, SessionExists
+from hermes.store.base import Row, SessionBusy, SessionExists
 from hermes.store.binding import Binding
 from hermes.store.coding import checked_id, clean_or_none, end_reason, plain_title
 from hermes.store.connections import Tx
@@ -43,7 +43,10 @@ from hermes.store.transcripts import Transcripts
 from hermes.store.transfer import Transfer
 from hermes.store.upkeep import Upkeep
 
-_CHANGED = ("model", "model_config", "instructions", "cwd", "archived", "system_prompt", "prompt_digest")
+_CHANGED = (
+    *("model", "model_config", "instructions", "cwd", "archived", "system_prompt", "prompt_digest"),
+    *("pinned", "workdir", "toolsets", "max_iterations"),
+)
 # Rows of turns that have come to their end.
 _FINISHED = "NOT EXISTS (SELECT 1 FROM runs r WHERE r.run_id = messages.run_id AND r.ended_at IS NULL)"
 _FILE_NAME = "state.db"
@@ -231,9 +234,9 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):
         archived: bool | None = None,
         dry_run: bool = False,
     ) -> list[str]:
-        """Remove sessions that ended and have long been left alone; with `dry_run`, only say which."""
+        """Remove sessions that ended, have long been left alone and are not pinned; with `dry_run`, only say which."""
         conditions: list[tuple[str, Any]] = [
-            ("ended_at IS NOT NULL AND last_active < ?", time.time() - older_than_days * 86_400)
+            ("NOT pinned AND ended_at IS NOT NULL AND last_active < ?", time.time() - older_than_days * 86_400)
         ]
         for sql, value in (
             ("source = ?", source),
@@ -291,21 +294,19 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):
         wanted = plain_title(title)
         if wanted is None and source["title"]:
             wanted = next_title(tx, owner, source["title"])
-        copied = _up_to(
-            messages.read(tx, f"session_id = ? AND active AND {_FINISHED} ORDER BY id", (source_id,)), at_message_id
-        )
+        held = messages.read(tx, f"session_id = ? AND {messages.SAID} AND {_FINISHED} ORDER BY id", (source_id,))
+        said = _up_to(held, at_message_id)
         if after_run is not None:
-            copied = _up_to_run(copied, after_run)
-        kept = {name: source[name] for name in CREATED_WITH if name not in ("title", "base_id", "kind")}
+            said = _up_to_run(said, after_run)
+        live = messages.live_up_to(said, held[len(said) :], messages.live(tx, source_id, f"AND {_FINISHED}"))
+        kept = {name: source[name] for name in CREATED_WITH if name not in ("title", "base_id", "kind", "pinned")}
         kept |= {"owner": owner, **fields, "title": wanted, "kind": "branch", "parent_session_id": source_id}
         open_session(tx, made_id, source["source"], kept)
         tx.execute(
             "UPDATE sessions SET forked_at_message_id = ?, last_active = ? WHERE id = ?",
-            (copied[-1].id if copied else None, time.time(), made_id),
+            (said[-1].id if said else None, time.time(), made_id),
         )
-        for row in copied:
-            row.session_id, row.run_id, row.copy_of = made_id, None, None
-        messages.add(tx, copied)
+        messages.add(tx, _copied(said, live, made_id))
         tx.execute(
             "UPDATE sessions SET ended_at = ?, end_reason = 'branched' WHERE id = ? AND ended_at IS NULL",
             (time.time(), source_id),
@@ -418,7 +419,19 @@ def _family(tx: Tx, session_id: str) -> list[str]:
     return [row[0] for row in tx.rows(sql, (session_id,))]
 
 
-def _up_to_run(found: list[Any], run_id: str) -> list[Any]:
+def _copied(said: list[Row], live: list[Row], session_id: str) -> list[Row]:
+    """What was said as rows of another session, and what the model alone sees of it."""
+    place = {row.id: at for at, row in enumerate(live, 1)}
+    ordered = any(row.model_only for row in live)
+    copied = [*said, *(row for row in live if row.model_only)]
+    for row in copied:
+        row.session_id, row.run_id = session_id, None
+        row.active, row.compacted = row.id in place, row.id not in place
+        row.position = place.get(row.id) if ordered else None
+    return copied
+
+
+def _up_to_run(found: list[Row], run_id: str) -> list[Row]:
     """What was said when a run ended: outputs that its client has sent since are not of it."""
     at = [i for i, row in enumerate(found) if row.run_id == run_id]
     if not at:
@@ -426,10 +439,10 @@ def _up_to_run(found: list[Any], run_id: str) -> list[Any]:
     return found[: at[-1] + 1]
 
 
-def _up_to(found: list[Any], at_message_id: int | None) -> list[Any]:
+def _up_to(found: list[Row], at_message_id: int | None) -> list[Row]:
     if at_message_id is None:
         return found
-    at = next((i for i, row in enumerate(found) if at_message_id in (row.id, row.copy_of)), None)
+    at = next((i for i, row in enumerate(found) if row.id == at_message_id), None)
     if at is None:
         raise KeyError(f"There is no message {at_message_id} in this session.")
     end = at + 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from hermes.limits import COMPACTIONS_KEPT_S
@@ -30,6 +31,7 @@ _SHOWN = (
     "active",
     "compacted",
     "synthetic",
+    "model_only",
     "run_id",
 )
 
@@ -95,12 +97,11 @@ class Transcripts(Part):
         after_id: int | None = None,
         order: str = "asc",
     ) -> list[dict[str, Any]]:
-        """Messages as they are shown to people, in the order they were stored."""
+        """What was said, each message once under its first id, whatever was compacted since; with `include_inactive` also
+        what was taken back and what only the model sees."""
         if order not in ("asc", "desc"):
             raise ValueError("`order` is 'asc' or 'desc'.")
-        where, params = "session_id = ?", [session_id]
-        if not include_inactive:
-            where += " AND active"
+        where, params = f"session_id = ? AND {_shown_rows(include_inactive)}", [session_id]
         for sql, value in (("id < ?", before_id), ("id > ?", after_id)):
             if value is not None:
                 where += f" AND {sql}"
@@ -113,7 +114,7 @@ class Transcripts(Part):
     @reads
     def count_messages(self, tx: Tx, session_id: str, include_inactive: bool = False) -> int:
         """How many there are."""
-        where = "session_id = ?" if include_inactive else "session_id = ? AND active"
+        where = f"session_id = ? AND {_shown_rows(include_inactive)}"
         return int(tx.value(f"SELECT count(*) FROM messages WHERE {where}", (session_id,)))
 
     @reads
@@ -121,7 +122,7 @@ class Transcripts(Part):
         """A message and those around it; nothing when it is not of this session."""
         if tx.value("SELECT 1 FROM messages WHERE session_id = ? AND id = ?", (session_id, message_id)) is None:
             return []
-        where = "session_id = ? AND (active OR compacted OR id = ?) AND copy_of IS NULL AND id"
+        where = f"session_id = ? AND (({rows.SAID}) OR id = ?) AND id"
         before = rows.read(
             tx, f"{where} <= ? ORDER BY id DESC LIMIT ?", (session_id, message_id, message_id, window + 1)
         )
@@ -133,9 +134,17 @@ class Transcripts(Part):
         """What goes to a model: live rows, results in the order of their calls. Nothing is invented or repaired."""
         return [row.as_message() for row in rows.live(tx, session_id)]
 
+    @reads
+    def conversation_until(self, tx: Tx, session_id: str, run_id: str, *, with_it: bool) -> list[dict[str, Any]]:
+        """What the model sees of the conversation before a run, or up to the run's end; all where it has no rows there."""
+        found = rows.live(tx, session_id)
+        of_run = [at for at, row in enumerate(found) if row.run_id == run_id]
+        end = len(found) if not of_run else of_run[-1] + 1 if with_it else of_run[0]
+        return [row.as_message() for row in found[:end]]
+
     @writes
     def archive_and_compact(self, tx: Tx, session_id: str, messages: Sequence[Mapping[str, Any]]) -> int:
-        """Put these in the place of the live rows, which stay searchable. How many were archived."""
+        """Have the model see these instead of the live rows, which stay in the transcript. How many were archived."""
         require(tx, session_id)
         return rows.archive(tx, session_id, [rows.row_of_message(session_id, dict(message)) for message in messages])
 
@@ -162,23 +171,72 @@ class Transcripts(Part):
 
     @writes
     def rewind_to_message(self, tx: Tx, session_id: str, message_id: int) -> dict[str, Any]:
-        """Hide a message of the user and all that followed it."""
+        """Take back a message of the user and all that followed it."""
         require(tx, session_id)
-        where = "session_id = ? AND active AND (id = ? OR copy_of = ?)"
-        found = rows.read(tx, where, (session_id, message_id, message_id))
-        if not found or found[0].role != "user":
-            raise ValueError(f"{message_id} is no live message of the user in this session.")
-        # What was said then, and has been summarised since, is hidden with it.
-        origin = found[0].copy_of or found[0].id
-        tx.execute(
-            "UPDATE messages SET compacted = 0 WHERE session_id = ? AND copy_of IS NULL AND id >= ?",
-            (session_id, origin),
-        )
-        hidden = "UPDATE messages SET active = 0 WHERE session_id = ? AND active AND id >= ?"
-        count = tx.execute(hidden, (session_id, found[0].id))
-        rows.recount(tx, session_id)
-        head = tx.value("SELECT max(id) FROM messages WHERE session_id = ? AND active", (session_id,))
-        return {"rewound_count": count, "target_message": _shown(found[0]), "new_head_id": head}
+        said, rest = _said_before(tx, session_id, message_id)
+        if not rest or rest[0].role != "user":
+            raise ValueError(f"{message_id} is no message of the user in this session.")
+        _take_back(tx, session_id, said, rest)
+        return {
+            "rewound_count": len(rest),
+            "target_message": _shown(rest[0]),
+            "new_head_id": said[-1].id if said else None,
+        }
+
+    @writes
+    def rewind_to_calls(
+        self, tx: Tx, session_id: str, call_ids: Sequence[str], *, lease_token: int | None = None
+    ) -> int:
+        """Hide the outputs that a client gave for its calls, and all that followed, so that it can give them again."""
+        if lease_token is not None:
+            check_token(tx, session_id, lease_token)
+        found, wanted = rows.live(tx, session_id), set(call_ids)
+        asked = [at for at, row in enumerate(found) if wanted & {call.get("id") for call in row.tool_calls or ()}]
+        if not asked:
+            return 0
+        behind = found[asked[-1] + 1 :]
+        first = next((row for row in behind if row.role != "tool" or row.tool_call_id in wanted), None)
+        return _take_back_from(tx, session_id, first) if first is not None else 0
+
+    @writes
+    def hide_last_notes(self, tx: Tx, session_id: str, *, lease_token: int | None = None) -> None:
+        """Hide what was written behind the last message where a turn had no answer, so that it can be gone on with."""
+        if lease_token is not None:
+            check_token(tx, session_id, lease_token)
+        found = rows.live(tx, session_id)
+        notes = list(takewhile(lambda row: row.synthetic and row.role == "assistant", reversed(found)))
+        if notes:
+            _take_back_from(tx, session_id, notes[-1])
+
+
+def _shown_rows(include_inactive: bool) -> str:
+    return f"NOT {rows.REST}" if include_inactive else rows.SAID
+
+
+def _said_before(tx: Tx, session_id: str, message_id: int) -> tuple[list[Row], list[Row]]:
+    """What was said before a message, and that message with all that followed; the latter is empty where it is none."""
+    held = rows.read(tx, f"session_id = ? AND {rows.SAID} ORDER BY id", (session_id,))
+    at = next((at for at, row in enumerate(held) if row.id == message_id), len(held))
+    return held[:at], held[at:]
+
+
+def _take_back_from(tx: Tx, session_id: str, first: Row) -> int:
+    """Take back a message and all that followed. How many."""
+    said, rest = _said_before(tx, session_id, first.id or 0)
+    if rest:
+        _take_back(tx, session_id, said, rest)
+    return len(rest)
+
+
+def _take_back(tx: Tx, session_id: str, said: list[Row], rest: list[Row]) -> None:
+    seen = {row.id for row in rows.live_up_to(said, rest, rows.live(tx, session_id))}
+    hidden = "UPDATE messages SET active = 0, compacted = 0 WHERE session_id = ? AND id >= ? AND NOT model_only"
+    tx.execute(hidden, (session_id, rest[0].id))
+    tx.execute("UPDATE messages SET active = 0 WHERE session_id = ? AND active AND model_only", (session_id,))
+    tx.many("UPDATE messages SET active = 1, compacted = 0 WHERE id = ?", [(row_id,) for row_id in seen])
+    if any(not row.active for row in said if row.id in seen):  # the order of what was said is that of its ids
+        tx.execute("UPDATE messages SET position = NULL WHERE session_id = ? AND active", (session_id,))
+    rows.recount(tx, session_id)
 
 
 def _check_kinds(content: Any, api_content: Any, tool_calls: Any, token_count: Any, timestamp: Any) -> None:

@@ -15,7 +15,7 @@ from hermes.store.records import column, exists, next_title, owner_of, refuse_fo
 
 FORMAT = "hermes.session/1"
 Redact = Callable[[str], str]
-# Everything a message is, but for its id, which is given anew.
+# Everything a message is. Its id is told besides, and given anew on the other side.
 _OF_MESSAGE = (
     "role",
     "content",
@@ -32,6 +32,7 @@ _OF_MESSAGE = (
     "compacted",
     "timestamp",
     "token_count",
+    "position",
 )
 _FLAGS = ("synthetic", "active", "compacted")
 _OF_USAGE = (
@@ -72,6 +73,10 @@ _OF_SESSION: dict[str, tuple[type, ...]] = {
     "ended_at": (*_NUMBERS, type(None)),
     "end_reason": _TEXTS,
     "archived": (bool,),
+    "pinned": (bool,),
+    "workdir": _TEXTS,
+    "toolsets": (list, type(None)),
+    "max_iterations": (int, type(None)),
     "message_count": (int,),
     "tool_call_count": (int,),
     "api_call_count": (int,),
@@ -88,7 +93,7 @@ _OF_SESSION: dict[str, tuple[type, ...]] = {
 # What a document cannot decide: to whom the session belongs, where it works, and what the model is told besides the
 # conversation. Digests are made anew from what came in.
 _NOT_IMPORTED = frozenset(
-    {"owner", "session_key", "cwd", "instructions", "system_prompt", "prompt_digest", "transcript_digest"}
+    {"owner", "session_key", "cwd", "workdir", "instructions", "system_prompt", "prompt_digest", "transcript_digest"}
 )
 
 
@@ -97,17 +102,18 @@ class Transfer(Part):
 
     @reads
     def export_session(self, tx: Tx, session_id: str, redact: Redact | None = None) -> dict[str, Any] | None:
-        """A session with all its rows, hidden ones flagged; `redact` is applied to every text of it."""
+        """A session with what was said in it, each message once, those taken back flagged. What only the model sees stands
+        apart. `redact` is applied to every text of it."""
         found = tx.row("SELECT * FROM sessions WHERE id = ?", (session_id,))
         if found is None:
             return None
         session = shown(found)
         held = rows.read(tx, "session_id = ? ORDER BY id", (session_id,))
-        place = {row.id: at for at, row in enumerate(held)}
         out: dict[str, Any] = {"format": FORMAT, "id": session_id}
         # The message that a fork began with is not told: ids are given anew on the other side.
         out |= {name: session[name] for name in _OF_SESSION}
-        out["messages"] = [_told(row, place) for row in held]
+        out["messages"] = [_told(row) for row in held if not row.model_only]
+        out["model_messages"] = [_told(row) for row in held if row.model_only]
         used = tx.rows("SELECT * FROM session_model_usage WHERE session_id = ? ORDER BY 2, 3, 4", (session_id,))
         out["usage"] = [{name: row[name] for name in _OF_USAGE} for row in used]
         return _redacted(out, redact) if redact else out
@@ -177,12 +183,10 @@ class Transfer(Part):
         return {"ok": True, "imported": len(imported), "skipped": skipped, "detached": detached, "errors": []}
 
 
-def _told(row: Row, place: Mapping[int | None, int]) -> dict[str, Any]:
-    told = {name: getattr(row, name) for name in _OF_MESSAGE}
-    told = {name: value for name, value in told.items() if value is not None or name == "content"}
-    if row.copy_of in place:
-        told["copy_of"] = place[row.copy_of]
-    return told
+def _told(row: Row) -> dict[str, Any]:
+    told = {name: getattr(row, name) for name in ("id", *_OF_MESSAGE)}
+    told["position"] = row.position if row.active else None
+    return {name: value for name, value in told.items() if value is not None or name == "content"}
 
 
 def _redacted(value: Any, redact: Redact) -> Any:
@@ -204,7 +208,7 @@ def _faults(batch: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
         try:
             size += len(pack(item))
             _check(item, seen)
-            held += len(item.get("messages", []))
+            held += len(_messages(item))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             errors.append({"index": index, "message": str(error.args[0] if error.args else error)})
     if held > IMPORT_ROWS_AT_ONCE_MAX:
@@ -228,6 +232,8 @@ def _check(item: Any, seen: set[str]) -> None:
         if name in item and (not isinstance(item[name], types) or (isinstance(item[name], bool) and bool not in types)):
             raise ValueError(f"`{name}` is not of the right type.")
         _check_number(name, item.get(name))
+    if not all(isinstance(name, str) for name in item.get("toolsets") or ()):
+        raise ValueError("`toolsets` is a list of names.")
     if item.get("end_reason") is not None:
         end_reason(item["end_reason"])
     if item.get("parent_session_id") is not None:
@@ -235,13 +241,13 @@ def _check(item: Any, seen: set[str]) -> None:
     if item.get("kind", "root") not in ("root", "branch", "delegate", "job"):
         raise ValueError("`kind` is not one of those that sessions have.")
     plain_title(item.get("title"))
-    held = item.get("messages", [])
-    if not isinstance(held, list):
-        raise ValueError("`messages` is a list.")
-    if len(held) > IMPORT_ROWS_MAX:
-        raise ValueError(f"A session of {len(held)} messages; at most {IMPORT_ROWS_MAX} are taken.")
-    for at, message in enumerate(held):
-        _check_message(at, message)
+    for name in ("messages", "model_messages"):
+        if not isinstance(item.get(name, []), list):
+            raise ValueError(f"`{name}` is a list.")
+        for at, message in enumerate(item.get(name, [])):
+            _check_message(f"{name}[{at}]", message)
+    if (count := len(_messages(item))) > IMPORT_ROWS_MAX:
+        raise ValueError(f"A session of {count} messages; at most {IMPORT_ROWS_MAX} are taken.")
     used = item.get("usage", [])
     if not isinstance(used, list) or not all(isinstance(one, Mapping) for one in used):
         raise ValueError("`usage` is a list of objects.")
@@ -259,9 +265,13 @@ def _check_number(name: str, value: Any) -> None:
         raise ValueError(f"`{name}` is not a number that can be kept.")
 
 
-def _check_message(at: int, message: Any) -> None:
+def _messages(item: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [*item.get("messages", []), *item.get("model_messages", [])]
+
+
+def _check_message(where: str, message: Any) -> None:
     if not isinstance(message, Mapping):
-        raise ValueError(f"`messages[{at}]` is an object.")
+        raise ValueError(f"`{where}` is an object.")
     checked_role(message.get("role"))
     types: dict[str, tuple[type, ...]] = {
         "content": (str, list, type(None)),
@@ -270,18 +280,19 @@ def _check_message(at: int, message: Any) -> None:
         "opaque": (dict, type(None)),
         "timestamp": _NUMBERS,
         "token_count": (int, type(None)),
+        "position": (int, type(None)),
         "copy_of": (int, type(None)),
     }
     types |= dict.fromkeys(("tool_call_id", "tool_name", "finish_reason", "reasoning", "run_id"), _TEXTS)
     types |= dict.fromkeys(_FLAGS, (bool, int))
     for name, allowed in types.items():
         if name in message and not isinstance(message[name], allowed):
-            raise ValueError(f"`messages[{at}].{name}` is not of the right type.")
-        _check_number(f"messages[{at}].{name}", message.get(name))
+            raise ValueError(f"`{where}.{name}` is not of the right type.")
+        _check_number(f"{where}.{name}", message.get(name))
     for name in ("content", "api_content", "tool_calls"):
         value = message.get(name)
         if isinstance(value, list) and not all(isinstance(part, Mapping) for part in value):
-            raise ValueError(f"`messages[{at}].{name}` is a list of objects.")
+            raise ValueError(f"`{where}.{name}` is a list of objects.")
 
 
 def _insert(tx: Tx, item: Mapping[str, Any], owner: str) -> None:
@@ -295,8 +306,7 @@ def _insert(tx: Tx, item: Mapping[str, Any], owner: str) -> None:
         "source": fields.get("source") or "import",
         "kind": fields.get("kind") or "root",
     }
-    held: list[Mapping[str, Any]] = item.get("messages", [])
-    times = [message["timestamp"] for message in held if message.get("timestamp")]
+    times = [message["timestamp"] for message in _messages(item) if message.get("timestamp")]
     fields.setdefault("started_at", min(times, default=0.0))
     fields.setdefault("last_active", max(times, default=fields["started_at"]))
     title = plain_title(item.get("title"))
@@ -305,7 +315,7 @@ def _insert(tx: Tx, item: Mapping[str, Any], owner: str) -> None:
     names = ", ".join(fields)
     sql = f"INSERT INTO sessions ({names}) VALUES ({', '.join('?' * len(fields))})"
     tx.execute(sql, list(fields.values()))
-    rows.add(tx, _rows_of(item["id"], held))
+    rows.add(tx, _rows_of(item))
     for one in item.get("usage", []):
         values = [clean_or_none(one.get(name) or "") for name in _OF_USAGE[:3]]
         numbers = [one.get(name) or 0 for name in _OF_USAGE[3:-1]]
@@ -320,19 +330,44 @@ def _insert(tx: Tx, item: Mapping[str, Any], owner: str) -> None:
     rows.recount(tx, item["id"])
 
 
-def _rows_of(session_id: str, held: list[Mapping[str, Any]]) -> Iterator[Row]:
-    """One after the other: a copy names its original by the id that was given to that."""
-    made: list[Row] = []
-    for message in held:
-        # A system message would be a system prompt: it is kept, and no model sees it.
-        active = bool(message.get("active", True)) and message["role"] != "system"
-        row = Row(session_id, message["role"], message.get("content"), active=active)
-        for name in _OF_MESSAGE:
-            if name in message and name not in ("role", "content", "active"):
-                value = message[name]
-                setattr(row, name, bool(value) if name in _FLAGS else value)
-        origin = message.get("copy_of")
-        if isinstance(origin, int) and 0 <= origin < len(made):
-            row.copy_of = made[origin].id
-        made.append(row)
-        yield row
+def _rows_of(item: Mapping[str, Any]) -> list[Row]:
+    """The rows of a session, those that only the model sees at the end."""
+    said: list[Mapping[str, Any]] = item.get("messages", [])
+    made = [_row_of(item["id"], message) for message in said]
+    for message in item.get("model_messages", []):
+        made.append(row := _row_of(item["id"], message))
+        row.synthetic = row.model_only = True
+    if "model_messages" not in item:
+        made = _one_row_each(made, [message.get("copy_of") for message in said])
+    placed = sorted((row for row in made if row.active and row.position is not None), key=lambda row: row.position or 0)
+    for row in made:
+        row.position = None
+    for position, row in enumerate(placed, 1):
+        row.position = position
+    return made
+
+
+def _one_row_each(made: list[Row], origins: list[int | None]) -> list[Row]:
+    """The rows of a document of an older version, which repeats messages that a compaction kept, and names the ones that
+    they repeat: those are live in the place of their copies."""
+    kept: list[Row] = []
+    for at, (row, origin) in enumerate(zip(made, origins, strict=True)):
+        if origin is None or origin >= at:
+            # What closes a turn has a run or a reason; a summary has neither.
+            row.model_only = row.synthetic and row.run_id is None and row.finish_reason is None
+            row.position = at
+            kept.append(row)
+        elif row.active:
+            first = made[origin]
+            first.active, first.compacted, first.position, first.api_content = True, False, at, row.api_content
+    return kept
+
+
+def _row_of(session_id: str, message: Mapping[str, Any]) -> Row:
+    # A system message would be a system prompt: it is kept, and no model sees it.
+    active = bool(message.get("active", True)) and message["role"] != "system"
+    row = Row(session_id, message["role"], message.get("content"), active=active)
+    for name in _OF_MESSAGE:
+        if name in message and name not in ("role", "content", "active"):
+            setattr(row, name, bool(message[name]) if name in _FLAGS else message[name])
+    return row

@@ -24,6 +24,9 @@ _ANCHORS, _REFERENCES = ("$anchor", "$dynamicAnchor"), ("$ref", "$dynamicRef", "
 # A string that does not end takes the rest: it would otherwise be read again from every quote in it.
 _STRING = re.compile(r'("(?:[^"\\]++|\\.?)*+(?:"|\Z))', re.S)
 
+# What models put around a tool's name: a namespace, the number of the call, the word "tool".
+_ADDED = re.compile(r"^(?:functions?|tools?|default_api)[.:/]+|(?:[-_. ]?tool)?(?::\d{1,4})?$", re.I)
+
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
@@ -106,12 +109,23 @@ def _without_trailing_commas(text: str) -> str:
 
 
 def settle_name(name: str, offered: Iterable[str]) -> str | None:
-    """The offered name that is meant, if one is."""
+    """The offered name that is meant, if one is.
+
+    Exact, else equal after folding case and separators, else equal by letters and digits alone (`ReadFile`), without the
+    namespace, call number and `tool` suffix that models add (`functions.read_file:0`, `read_file_tool`). The last two
+    count only where a single offered name fits.
+    """
     names = list(offered)
     if name in names:
         return name
     wanted = _fold(name)
-    return next((known for known in names if _fold(known) == wanted), None)
+    if (known := next((known for known in names if _fold(known) == wanted), None)) is not None:
+        return known
+    for wanted in (_letters(name), _letters(_ADDED.sub("", name.strip()))):
+        fitting = [known for known in names if wanted and _letters(known) == wanted]
+        if len(fitting) == 1:
+            return fitting[0]
+    return None
 
 
 def nearest(name: str, offered: Iterable[str]) -> list[str]:
@@ -121,6 +135,10 @@ def nearest(name: str, offered: Iterable[str]) -> list[str]:
 
 def _fold(name: str) -> str:
     return re.sub(r"[-. ]", "_", name.strip().lower())
+
+
+def _letters(name: str) -> str:
+    return "".join(filter(str.isalnum, name.lower()))
 
 
 def check(args: dict[str, Any], schema: Mapping[str, Any]) -> tuple[dict[str, Any], str]:

@@ -1,4 +1,4 @@
-"""Processes in the background: they outlive the turn that started them, and end with the server."""
+"""Processes in the background: they outlive the turn that started them, unless it is stopped, and end with the server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ _FLOOD_PAUSE_S = 0.01
 
 @dataclass(slots=True)
 class Background:
-    """One of them, with the last of what it has said. Its sandbox lives as long as it does."""
+    """One of them, with the last of what it has said. Its sandbox lives as long as it does.
+
+    A stop of one of the runs in `run_ids`, its own and the one that this is part of, ends it unless it is to `keep` on.
+    """
 
     id: str
     owner: str
@@ -48,6 +51,9 @@ class Background:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
     forgotten: bool = False
+    run_ids: frozenset[str] = frozenset()
+    keep: bool = False
+    stopped: bool = False
 
     def is_of(self, owner: str, session_id: str) -> bool:
         """Whether that session may see it."""
@@ -97,15 +103,29 @@ class Processes:
             if found.task is not None:
                 found.task.add_done_callback(partial(self._drop, found.id))
 
+    async def end_run(self, run_id: str) -> None:
+        """End those that a stopped run has started, and wait until they are gone. Its session is not told of them."""
+        found = [
+            one for one in self._known.values() if run_id in one.run_ids and not one.keep and not one.ended.is_set()
+        ]
+        for one in found:
+            one.stopped = True
+            one.process.interrupt()
+        for one in found:
+            await one.ended.wait()
+
     def _drop(self, process_id: str, _: object) -> None:
         self._known.pop(process_id, None)
 
-    def add(self, ctx: ToolContext, command: str, process: Process, sandbox: Sandbox, *, notify: bool) -> Background:
-        """Look after a process from now on; with `notify` its session is told of its end."""
+    def add(
+        self, ctx: ToolContext, command: str, process: Process, sandbox: Sandbox, *, notify: bool, keep: bool
+    ) -> Background:
+        """Look after a process from now on; with `notify` its session is told of its end, with `keep` no stop ends it."""
         made = Background(f"proc_{secrets.token_hex(4)}", ctx.owner, ctx.session_id, command, process, sandbox)
         self._known[made.id] = made
         # Only what outlives the turn: nothing here leads to its conversation.
         world = ctx.world
+        made.run_ids, made.keep = frozenset({ctx.run_id, world.engine.asked_by(world.spec).run_id}), keep
         tell = partial(_tell, world.engine, world.desk, ctx.owner, ctx.session_id, ctx.run_id) if notify else None
         made.task = asyncio.create_task(_follow(made, Readable(ctx.secrets), tell))
         return made
@@ -132,7 +152,7 @@ async def _follow(made: Background, readable: Readable, tell: Callable[[str], Aw
     finally:
         made.state, made.ended_at, made.sandbox = _STATES.get(process.ended_by, "killed"), time.time(), None
         made.ended.set()
-    if tell is not None and not made.forgotten:
+    if tell is not None and not made.forgotten and not made.stopped:
         await tell(f"[The background process {made.id} has ended with exit code {made.exit_code}.]")
 
 

@@ -29,7 +29,7 @@ from hermes.sandbox.choose import no_commands
 from hermes.tools import approving
 from hermes.tools.captured import Captured
 from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, render
-from hermes.tools.terminal import ENDED, begun, followed, room_of, seen_through, surroundings
+from hermes.tools.terminal import ENDED, begun, environment, followed, room_of, seen_through, surroundings
 
 CALLABLE = ("read_file", "write_file", "patch", "search_files", "terminal", "web_search", "web_extract")
 _CHILD = Path(script.__file__)
@@ -152,7 +152,7 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
     try:
         await booth.open(args["code"])
         async with ctx.world.desk.hosts.call(ctx) as call:
-            process, _ = await begun(sandbox.spawn(argv, env=shell.env, seconds=CODE_S_MAX))
+            process, _ = await begun(sandbox.spawn(argv, env=environment(ctx, shell), seconds=CODE_S_MAX))
             code = await followed(process, output, booth.hang_up)
         ctx.foreign = ctx.foreign or call.connected or (sandbox.name == "docker" and sandbox.place.network)
     except HermesError as fault:

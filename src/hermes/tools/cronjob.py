@@ -9,10 +9,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hermes.agent.routes import is_allowed
+from hermes.config_keys import EFFORTS
+from hermes.guards.exfiltration import exfiltrates
 from hermes.guards.injection import suspicious
-from hermes.limits import JOB_NAME_CHARS_MAX, JOB_PROMPT_CHARS_MAX, JOBS_MAX
+from hermes.limits import JOB_NAME_CHARS_MAX, JOB_PROMPT_CHARS_MAX, JOB_SCRIPT_CHARS_MAX, JOBS_MAX
 from hermes.runs import schedule as schedules
-from hermes.runs.spec import RouteChoice, narrowed
+from hermes.runs.jobs import route_of
+from hermes.runs.spec import narrowed
 from hermes.sandbox.base import SandboxError
 from hermes.sandbox.choose import workspace_of
 from hermes.tools import approving, toolsets
@@ -23,13 +26,18 @@ if TYPE_CHECKING:
 
 Job = dict[str, Any]
 ACTIONS = ("create", "list", "update", "pause", "resume", "remove", "run")
-GIVEN = ("name", "prompt", "skills", "model", "enabled_toolsets", "workdir")
+GIVEN = (
+    *("name", "prompt", "skills", "model", "enabled_toolsets", "workdir"),
+    *("script", "effort", "continuity"),
+)
 # What a job's record has besides what it was given; `session_key` and the ceilings bind its runs and are not shown.
 _EMPTY: Job = {
     "name": "", "prompt": "", "skills": [], "model": None, "provider": None, "enabled_toolsets": None, "workdir": None,
     "last_run_at": None, "last_status": None, "last_error": None, "last_run_id": None, "session_id": None,
     "last_session_id": None, "deliver": "local", "origin": None, "paused_at": None, "paused_reason": None,
+    "script": None, "effort": None, "continuity": False,
 }  # fmt: skip
+_TEXT_LIMITS = {"name": JOB_NAME_CHARS_MAX, "prompt": JOB_PROMPT_CHARS_MAX, "script": JOB_SCRIPT_CHARS_MAX}
 _CEILINGS = ("tool_policy", "allowed_models")
 _HIDDEN = ("owner", "session_key", *_CEILINGS)
 
@@ -48,9 +56,16 @@ def made(fields: Mapping[str, Any], now: float, timezone: str, secrets: Secrets)
 def changed(job: Mapping[str, Any], fields: Mapping[str, Any], now: float, secrets: Secrets) -> Job:
     """What of a job's record becomes different. Raises as `made`."""
     found: Job = {name: fields[name] for name in (*GIVEN, "provider", "session_id") if name in fields}
-    for name, most in (("name", JOB_NAME_CHARS_MAX), ("prompt", JOB_PROMPT_CHARS_MAX)):
-        if name in found:
+    for name, most in _TEXT_LIMITS.items():
+        if found.get(name) is not None:
             _check_text(name, str(found[name]), most, secrets)
+    if found.get("effort") not in (None, *EFFORTS):
+        raise ToolError(f"`effort` is one of {', '.join(EFFORTS)}.", "invalid_arguments")
+    if {**job, **found}.get("continuity") and {**job, **found}["session_id"]:
+        hint = "Leave one of them out."
+        raise ToolError(
+            "`continuity` has a session of its own and cannot go with session_id.", "invalid_arguments", hint
+        )
     zone = str(fields.get("timezone", job["timezone"]) or "")
     try:
         if "schedule" in fields or zone != job["timezone"]:
@@ -85,8 +100,8 @@ def resumed(job: Mapping[str, Any], now: float) -> Job:
 
 
 def shown(job: Mapping[str, Any]) -> Job:
-    """The record as it is told."""
-    return {name: value for name, value in job.items() if name not in _HIDDEN}
+    """The record as it is told, also one that was kept before all of its fields were known."""
+    return {name: value for name, value in {**_EMPTY, **job}.items() if name not in _HIDDEN}
 
 
 def _check_text(name: str, text: str, most: int, secrets: Secrets) -> None:
@@ -94,7 +109,7 @@ def _check_text(name: str, text: str, most: int, secrets: Secrets) -> None:
         raise ToolError(f"`{name}` has {len(text)} characters; 1 to {most} are possible.", "invalid_arguments")
     if secrets.redact(text) != text:
         raise ToolError(f"`{name}` holds a secret.", "contains_secret", "Leave it out; the job finds it where you did.")
-    if why := suspicious(text):
+    if why := suspicious(text) or exfiltrates(text):
         raise ToolError(f"`{name}` cannot be kept: {why}.", "injection_suspected", "Say plainly what is to be done.")
 
 
@@ -148,7 +163,8 @@ async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
 async def _run(ctx: ToolContext, args: Args) -> Answer:
     jobs, action, now = _Jobs(ctx), args["action"], time.time()
     if action == "list":
-        return {"jobs": [shown(job) for job in await jobs.all()]}
+        found = await jobs.all()
+        return {"jobs": [shown(job) for job in found if job["enabled"] or args.get("include_disabled")]}
     await _check_place(ctx, args)
     if action == "create":
         return _told(await jobs.add(args), now)
@@ -181,19 +197,26 @@ def _told(job: Job, now: float) -> Answer:
 
 def _ceilings(ctx: ToolContext, job: Mapping[str, Any]) -> Job:
     """The ceilings of a job's runs: it may never do more than whoever made or changed it."""
+    spec = ctx.world.spec
+    if spec.disabled_toolsets:
+        every = {*toolsets.DEFAULTS, *toolsets.of_servers(ctx.settings.section("mcp_servers"))}
+        spec = spec.within(frozenset(every - spec.disabled_toolsets), None)
     known = {name: None if job.get(name) is None else frozenset(job[name]) for name in _CEILINGS}
-    found = {name: narrowed(getattr(ctx.world.spec, name), names) for name, names in known.items()}
+    found = {name: narrowed(getattr(spec, name), names) for name, names in known.items()}
     return {name: None if names is None else sorted(names) for name, names in found.items()}
 
 
 async def _check_place(ctx: ToolContext, args: Args) -> None:
-    """The toolsets must be known, the model allowed, and the folder one that runs may work in."""
+    """The toolsets must be known, the model and a script allowed, and the folder one that runs may work in."""
+    if args.get("script") and "terminal" not in ctx.tools:
+        hint = "Leave `script` out and say in the prompt what is to be done."
+        raise ToolError("`script` needs the tool terminal, which this turn does not have.", "invalid_arguments", hint)
     known = {*toolsets.DEFAULTS, *toolsets.of_servers(ctx.settings.section("mcp_servers"))}
     if unknown := sorted(set(args.get("enabled_toolsets") or ()) - known):
         hint = f"There are: {', '.join(sorted(known))}."
         raise ToolError(f"There is no toolset {', '.join(unknown)}.", "invalid_arguments", hint)
     allowed = ctx.world.spec.allowed_models
-    if args.get("model") and not is_allowed(ctx.settings, allowed, RouteChoice(model=args["model"])):
+    if args.get("model") and not is_allowed(ctx.settings, allowed, route_of(args["model"], None)):
         hint = f"These may be used: {', '.join(sorted(allowed or ()))}."
         raise ToolError(f"The model {args['model']!r} may not be used here.", "invalid_arguments", hint)
     if args.get("workdir"):
@@ -216,7 +239,8 @@ TOOL = ToolDef(
     toolset="cronjob",
     description=(
         "Have work done later or regularly, each time as a turn of its own that knows only its prompt: write that so "
-        f"that it stands alone. {schedules.GRAMMAR} The action run makes a job due at once."
+        f"that it stands alone. A final answer of [SILENT] shows nothing. {schedules.GRAMMAR} The action run makes a job "
+        "due at once."
     ),
     parameters={
         "type": "object",
@@ -230,6 +254,10 @@ TOOL = ToolDef(
             "model": {"type": "string", "maxLength": 200},
             "enabled_toolsets": _TEXTS,
             "workdir": {"type": "string", "maxLength": 4096},
+            "script": {"type": "string", "description": "A shell command run before each turn; its output is input."},
+            "effort": {"type": "string", "enum": list(EFFORTS), "description": "How long the model thinks."},
+            "continuity": {"type": "boolean", "description": "Every run goes on in the same session."},
+            "include_disabled": {"type": "boolean", "description": "list: paused and finished jobs, too."},
             "repeat": {"type": "integer", "minimum": 1, "description": "How often at most; without it for ever."},
         },
         "required": ["action"],

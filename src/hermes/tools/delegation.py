@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from contextlib import aclosing, suppress
 from typing import Any
 
+from hermes.agent.routes import of_session
 from hermes.limits import CLOSE_S_MAX, DELEGATED_CHARS_MAX, DELEGATED_TASKS_MAX, GOAL_SHOWN_CHARS_MAX, STORE_POLL_S
 from hermes.runs.engine import LiveRun, Refused
 from hermes.runs.events import Event
-from hermes.runs.spec import Control, RouteChoice, RunSpec
+from hermes.runs.spec import Control, RunSpec
 from hermes.runs.writer import LogEnded
 from hermes.store.base import StoreError
 from hermes.tools.registry import Answer, Args, Reconciled, ToolContext, ToolDef, ToolError
@@ -79,7 +80,7 @@ class Child:
         route, until = spec.route, self._parent.deadline_at
         if route is None:
             session = await self._parent.store.sessions.get_session(self._parent.transcript_id)
-            route = RouteChoice(model=session["model"]) if session and session["model"] else None
+            route = of_session(ctx.settings, session)
         return RunSpec(
             user_message=f"{goal}\n\nWhat you should know:\n{context}" if context else goal,
             session_id=f"delegate_{self._id}",

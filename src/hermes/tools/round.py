@@ -162,17 +162,28 @@ class ToolRound:
     async def nested(self, within: ToolContext, call: ToolCall) -> str:
         """A call that another call makes: on the same way and with records of its own, but no message of the
         conversation. Its answer; where that comes from outside, so may that of the call it is made from."""
+        work = await self._unspoken(call, within.call_id)
+        within.foreign = within.foreign or work.foreign
+        assert work.outcome is not None
+        return text_of(work.outcome.content)
+
+    async def own_call(self, call: ToolCall) -> tuple[Outcome, bool]:
+        """A call that the run makes and not its model, with records but no message; and whether it is from outside."""
+        async with self._stop.scope():
+            work = await self._unspoken(call, "run")
+        assert work.outcome is not None
+        return work.outcome, work.foreign
+
+    async def _unspoken(self, call: ToolCall, parent: str) -> Work:
         work = self._settle(call)
-        work.parent = within.call_id
+        work.parent = parent
         try:
             await self._carry_out(work, str)
-            within.foreign = within.foreign or work.foreign
         except asyncio.CancelledError:
             if work.outcome is None:
                 await self._finish(work, "interrupted", {"status": "interrupted"}, time.monotonic())
             raise
-        assert work.outcome is not None
-        return text_of(work.outcome.content)
+        return work
 
     async def judge(self, calls: Sequence[ToolCall], found: Resumption) -> dict[str, Before]:
         """What becomes of the calls that were cut off: done already, to be made again, or nobody knows."""

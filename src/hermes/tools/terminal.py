@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _IN_BACKGROUND = "Start what is to go on running with background=true, without &, nohup, setsid or disown."
 # What would make a later command run more than can be seen of it.
 _HIDDEN = re.compile(r"BASH_FUNC_|(?:BASH_ENV|BASHOPTS|ENV|LD_AUDIT|LD_PRELOAD|PROMPT_COMMAND|PS4|SHELLOPTS)\Z")
+# Which turn a command works for. They only name things: nothing is opened with them.
+SESSION_ID, SESSION_KEY, PLATFORM = "HERMES_SESSION_ID", "HERMES_SESSION_KEY", "HERMES_PLATFORM"
 _LONGER = "Give it more time, or start it with background=true."
 _SUDO = 'sudo() { command sudo -n "$@"; }\n'
 _OFFLINE = "Commands have no network here."
@@ -82,6 +84,13 @@ async def surroundings(ctx: ToolContext) -> tuple[Sandbox, Shell]:
     if desk.shell is None:
         desk.shell = await ctx.blocking(partial(shell_in, sandbox))
     return sandbox, desk.shell
+
+
+def environment(ctx: ToolContext, shell: Shell) -> dict[str, str]:
+    """What a command of this call finds in its environment, whatever an earlier one has exported."""
+    kept = {name: value for name, value in shell.env.items() if name != SESSION_KEY}
+    key = {} if ctx.session_key is None else {SESSION_KEY: ctx.session_key}
+    return {**kept, SESSION_ID: ctx.session_id, PLATFORM: ctx.world.spec.source, **key}
 
 
 async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
@@ -149,11 +158,10 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
     try:
         argv = await ctx.blocking(partial(shell.argv, plan.text, remember=not background))
         async with ctx.world.desk.hosts.call(ctx) as call:
-            process, stopped = await begun(plan.sandbox.spawn(argv, env=shell.env, seconds=plan.seconds))
+            process, stopped = await begun(plan.sandbox.spawn(argv, env=environment(ctx, shell), seconds=plan.seconds))
             if background and not stopped:
-                made = ctx.world.processes.add(
-                    ctx, args["command"], process, plan.sandbox, notify=args.get("notify_on_complete", False)
-                )
+                notify, keep = args.get("notify_on_complete", False), args.get("keep", False)
+                made = ctx.world.processes.add(ctx, args["command"], process, plan.sandbox, notify=notify, keep=keep)
                 made.foreign, ctx.foreign = plan.foreign, False  # nothing of its output is in this answer
                 return {"status": "started", "session_id": made.id, "pid": process.pid, "cwd": shell.cwd}
             spill = Spill(ctx.world.spill / f"{folder_name(ctx.call_id)}-output.txt", ctx.blocking, ctx.redact)
@@ -249,6 +257,10 @@ TOOL = ToolDef(
             "timeout": {"type": "number", "exclusiveMinimum": 0, "description": "seconds; 180 if not given"},
             "workdir": {"type": "string", "description": "Where to run it; else where the last one ended."},
             "notify_on_complete": {"type": "boolean", "description": "Tell you when the background process ends."},
+            "keep": {
+                "type": "boolean",
+                "description": "Let the background process go on when the user stops the turn.",
+            },
         },
         "required": ["command"],
         "additionalProperties": False,

@@ -42,6 +42,10 @@ class AgentsTalk(Talk):
         except AgentsException as error:
             raise Refused(None, str(error)) from error
 
+    def model(self, client: openai.AsyncOpenAI) -> Any:
+        """What asks the server."""
+        return _MODELS[self.api](MODEL, client)
+
     async def _ask(self, question: list[Any], how: How) -> Told:
         given = question if how.chain else [*self.history, *question]
         settings = {
@@ -52,7 +56,7 @@ class AgentsTalk(Talk):
             agent = Agent(
                 name="tester",
                 instructions=how.system or None,
-                model=_MODELS[self.api](MODEL, client),
+                model=self.model(client),
                 tools=[function_tool(weather)] if how.tools else [],
                 output_type=Person if how.schema else None,
                 model_settings=ModelSettings(include_usage=True, **how.options),

@@ -4,6 +4,9 @@ import { z } from 'zod';
 
 export const MODEL = 'hermes-agent';
 export const WEATHER = '21 degrees';
+// One pixel, as base64.
+export const PICTURE =
+  'iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg==';
 export const City = z.object({ city: z.string() });
 export const Person = z.object({ name: z.string(), born: z.number() });
 

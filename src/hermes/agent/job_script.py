@@ -1,0 +1,77 @@
+"""A job's script: a command that is run before the model is asked, and whose output the model is given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from hermes.agent import prompt
+from hermes.agent.opening import may_use
+from hermes.agent.parts import ToolCall
+from hermes.agent.turn import Turn
+from hermes.ids import random_hex
+from hermes.store.base import Row
+from hermes.text import text_of
+from hermes.tools.registry import ToolDef
+from hermes.tools.round import ToolRound
+
+CALL_ID = "job_script"
+_TOOL = "terminal"
+_LOST = "the server was restarted while it ran, so it may have taken effect and its output is lost"
+
+
+async def run_script(turn: Turn, make_round: Callable[[dict[str, ToolDef]], ToolRound]) -> None:
+    """Run the script of the turn's job, once, and put what came of it behind the prompt, as a message of its own.
+
+    It takes the way of every call of `terminal`: guards, approvals, limits and records. A script that was cut off is not
+    run again.
+    """
+    spec, log = turn.live.spec, turn.live.log
+    own = turn.messages[turn.history_length :]
+    if spec.script is None or any(text_of(message.get("content")).startswith(prompt.SCRIPT_MARKS) for message in own):
+        return
+    answer, foreign = {"error": _LOST}, False
+    if turn.live.resumption is None:
+        answer, foreign = await _answer(turn, spec.script, make_round)
+    failure = _failure(answer)
+    row = Row(turn.live.transcript_id, "user", _message(answer, failure, foreign=foreign), log.run_id)
+    said = f"The job's script failed: {failure}." if failure else "The job's script has ended."
+    notice = log.event("notice", level="warn" if failure else "info", code="job_script", message=said)
+    await log.append(notice, rows=[row])
+    turn.messages.append(row.as_message())
+
+
+async def _answer(
+    turn: Turn, script: str, make_round: Callable[[dict[str, ToolDef]], ToolRound]
+) -> tuple[dict[str, Any], bool]:
+    """What `terminal` answers, and whether that comes from outside."""
+    services, settings = turn.services, turn.settings
+    if not may_use(turn.live.spec, settings, _TOOL):
+        return {"error": f"this job may not use the toolset {_TOOL}"}, False
+    await services.outside.sandboxes.ready(settings)
+    tools = services.registry().offered({_TOOL}, settings)
+    if _TOOL not in tools:
+        return {"error": "commands cannot be run here; `hermes doctor` says why"}, False
+    call = ToolCall(CALL_ID, _TOOL, json.dumps({"command": script}))
+    outcome, foreign = await make_round({_TOOL: tools[_TOOL]}).own_call(call)
+    answer: dict[str, Any] = json.loads(text_of(outcome.content))
+    return answer, foreign
+
+
+def _failure(answer: dict[str, Any]) -> str:
+    reason = answer.get("error") or answer.get("reason") or ""
+    code = answer.get("exit_code")
+    return str(reason).rstrip(".") or (f"exit code {code}" if code else "")
+
+
+def _message(answer: dict[str, Any], failure: str, *, foreign: bool) -> list[dict[str, Any]]:
+    """Two parts: how it ended, and its output in the form of an attached file, which is nobody's own words."""
+    mark = prompt.FOREIGN_SCRIPT_MARK if foreign else prompt.SCRIPT_MARK
+    output = str(answer.get("output") or "")
+    ended = f"It failed: {failure}." if failure else "It ended without an error."
+    texts = [f"{mark} {ended} {'Its output follows.' if output else 'It printed nothing.'}"]
+    if output:
+        shown = prompt.foreign_frame(output, random_hex(8)) if foreign else output
+        texts.append(f"File script-output.txt:\n{shown}")
+    return [{"type": "text", "text": text} for text in texts]

@@ -1,0 +1,64 @@
+"""Keeping events of a stream short enough for clients that read no longer lines. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+Json = dict[str, Any]
+_MARK = {"truncated": True}
+_MARK_BYTES = len(', "truncated": true')
+_encode = msgspec.json.Encoder().encode
+
+
+def shorten_outputs(items: list[Json], excess_bytes: int) -> list[Json]:
+    """The items with the longest outputs of server tools cut so that their JSON is `excess_bytes` shorter.
+
+    Where the outputs are not as long as that together, they become empty. Nothing else is cut.
+    """
+    sizes = {at: len(_encode(text)) for at, item in enumerate(items) if (text := _output(item))}
+    cap = _cap(list(sizes.values()), sum(sizes.values()) - excess_bytes - _MARK_BYTES * len(sizes))
+    return [
+        _with_output(item, _prefix(_output(item), cap)) if sizes.get(at, 0) > cap else item
+        for at, item in enumerate(items)
+    ]
+
+
+def _cap(sizes: list[int], budget: int) -> int:
+    """The length to which all are cut that are longer, for them to fit into the budget together."""
+    for count, size in zip(range(len(sizes), 0, -1), sorted(sizes), strict=True):
+        share = max(0, budget) // count
+        if size > share:
+            return share
+        budget -= size
+    return max(sizes, default=0)
+
+
+def _prefix(text: str, size: int) -> str:
+    """The longest beginning whose JSON takes no more than that."""
+    low, high = 0, min(len(text), size)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if len(_encode(text[:middle])) <= size:
+            low = middle
+        else:
+            high = middle - 1
+    return text[:low]
+
+
+def _output(item: Json) -> str:
+    """What a server tool gave, wherever an item has it."""
+    if item["type"] == "function_call_output":
+        return "".join(part["text"] for part in item["output"] if part["type"] == "input_text")
+    if item["type"] == "mcp_call":
+        return item["output"] or (item["error"]["content"][0]["text"] if item["error"] else "")
+    return ""
+
+
+def _with_output(item: Json, text: str) -> Json:
+    if item["type"] == "function_call_output":
+        return {**item, "output": [{"type": "input_text", "text": text}], **_MARK}
+    if item["output"]:
+        return {**item, "output": text, **_MARK}
+    return {**item, "error": {**item["error"], "content": [{"type": "text", "text": text}]}, **_MARK}

@@ -1,0 +1,176 @@
+"""Runs of jobs: their script, their effort, the session they share, and a result that is not shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hermes.agent.content import own_words
+from hermes.runs.jobs import spec_of
+from hermes.runs.spec import Control
+from hermes.text import text_of
+from support.model_server import ModelServer, Reply
+
+from .conftest import MakeHouse
+from .house import House, Ran, sent
+from .test_scheduler import NOW, Plan
+
+FREE = {"terminal": {"backend": "local"}, "approvals": {"mode": "off"}}
+
+
+def plan_of(make_house: MakeHouse, server: ModelServer, **settings: Any) -> Plan:
+    route = {"base_url": f"{server.url}/v1", "default": "m"}
+    return Plan(
+        make_house({"model": route, "platform_toolsets": {"cron": ["terminal", "todo"]}, **FREE, **settings}), server
+    )
+
+
+@pytest.fixture
+def plan(make_house: MakeHouse, server: ModelServer) -> Plan:
+    server.script = [Reply(text="Noted.", continues=False)] * 20
+    return plan_of(make_house, server)
+
+
+async def ran(plan: Plan, job: Any, **changes: Any) -> Ran:
+    return await plan.house.carry_out(spec_of(job, plan.clock.now).replace(**changes))
+
+
+def prompts(plan: Plan, at: int = -1) -> list[str]:
+    return [text for role, text in sent(plan.server.requests[at]) if role == "user"]
+
+
+async def test_a_script_runs_first_and_its_output_is_the_models_input(plan: Plan) -> None:
+    job = await plan.add("every 1h", script="echo 3 new mails; echo >&2 one warning")
+    done = await ran(plan, job)
+    prompt, told = prompts(plan)
+    assert prompt == "Say hi."
+    assert "without an error" in told and "File script-output.txt:\n3 new mails\none warning" in told
+    assert (done.one("tool.started")["name"], done.one("tool.finished")["status"]) == ("terminal", "ok")
+    assert done.one("notice")["level"] == "info"
+    rows = await plan.house.rows(done.spec.session_id)
+    assert [row.role for row in rows] == ["user", "user", "assistant"]
+
+
+@pytest.mark.parametrize(
+    ("script", "settings", "words"),
+    [
+        ("echo half; exit 3", {}, "exit code 3"),
+        ("sleep 1000", {"terminal": {"backend": "local", "timeout": 1}}, "took longer than 1 s"),
+        ("sleep 60 &", {}, "leaves something running"),
+        ("rm -rf /", {}, "blocked"),
+        ("touch made", {"approvals": {"mode": "manual"}}, "blocked"),
+        ("echo hi", {"agent": {"disabled_toolsets": ["terminal"]}}, "may not use the toolset terminal"),
+        ("echo hi", {"platform_toolsets": {"cron": ["todo"]}}, "may not use the toolset terminal"),
+    ],
+)
+async def test_a_script_that_fails_is_told_and_recorded(
+    make_house: MakeHouse, server: ModelServer, script: str, settings: Any, words: str
+) -> None:
+    server.script = [Reply(text="Noted.")]
+    plan = plan_of(make_house, server, **settings)
+    done = await ran(plan, await plan.add("every 1h", script=script))
+    assert done.final["type"] == "run.completed"
+    notice = done.one("notice")
+    told = prompts(plan)[1]
+    assert "It failed" in told and notice["level"] == "warn"
+    ended = "".join(event["status"] for event in done.of("tool.finished"))
+    assert words in f"{told} {ended}"
+    assert not (plan.house.home.workspace / "made").exists()
+    assert ("half" in told) is (script.startswith("echo half"))
+
+
+async def test_a_script_stays_within_the_ceiling_and_outside_of_the_jobs_own_toolsets(plan: Plan) -> None:
+    job = await plan.add("every 1h", script="echo ran", enabled_toolsets=["todo"])
+    await ran(plan, job)
+    assert "ran\n" in prompts(plan)[1]
+    await ran(plan, job, tool_policy=frozenset({"todo"}), session_id="other")
+    assert "may not use the toolset terminal" in prompts(plan)[1]
+
+
+async def test_output_of_a_script_is_redacted_and_is_not_the_users_words(plan: Plan) -> None:
+    script = "echo see https://news.example.org; printf 'API_TOKEN%s' =abcd1234efgh5678"
+    done = await ran(plan, await plan.add("every 1h", script=script))
+    assert "news.example.org" in prompts(plan)[1] and "abcd1234efgh5678" not in str(plan.server.requests[-1].body)
+    assert "abcd1234" not in str(done.of("tool.finished", "notice"))
+    [_, row, _] = await plan.house.rows(done.spec.session_id)
+    assert "without an error" in own_words(row.content) and "news.example.org" not in own_words(row.content)
+
+
+async def test_a_long_output_of_a_script_is_cut(make_house: MakeHouse, server: ModelServer) -> None:
+    server.script = [Reply(text="Noted.")]
+    plan = plan_of(make_house, server, tool_output={"max_bytes": 1000})
+    await ran(plan, await plan.add("every 1h", script="seq 100000"))
+    assert len(prompts(plan)[1]) < 2000
+
+
+async def test_a_stop_while_a_script_runs_ends_it(plan: Plan) -> None:
+    running = await plan.house.begin(spec_of(await plan.add("every 1h", script="echo up; sleep 1000"), NOW))
+    await running.seen("tool.output")
+    await plan.house.engine.control(running.run_id, Control("interrupt"))
+    done = await running.end()
+    assert (done.final["type"], done.one("tool.finished")["status"]) == ("run.cancelled", "interrupted")
+    assert plan.server.requests == []
+
+
+async def test_the_effort_of_a_job_is_that_of_its_turns(plan: Plan) -> None:
+    done = await ran(plan, await plan.add("every 1h", effort="high", model="gpt-5"))
+    assert done.spec.reasoning == {"enabled": True, "effort": "high"}
+    assert plan.server.requests[-1].body["reasoning_effort"] == "high"
+
+
+async def test_runs_of_a_job_with_continuity_share_a_session(plan: Plan) -> None:
+    job = await plan.add("every 1h", continuity=True, repeat=2)
+    for hour in (1, 2):
+        await plan.look(NOW + hour * 3600)
+    first, second = await plan.runs()
+    assert first.spec.session_id == second.spec.session_id == f"cron_{job['id']}"
+    assert prompts(plan) == ["Say hi.", "Say hi."]
+    assert (await plan.job(job))["last_session_id"] == f"cron_{job['id']}"
+
+
+@pytest.mark.parametrize(("text", "silent"), [("[SILENT]", True), (" [SILENT]\n", True), ("[SILENT] but", False)])
+async def test_a_silent_result_is_not_shown(plan: Plan, text: str, silent: bool) -> None:
+    plan.server.script = [Reply(text=text)]
+    job = await plan.add("every 1h")
+    await plan.look(NOW + 3600)
+    await plan.look()
+    now = await plan.job(job)
+    assert (now["last_status"], now["last_error"]) == ("silent" if silent else "completed", None)
+    sessions = plan.house.app.store.sessions
+    shown, every = [await sessions.list_sessions(archived=archived) for archived in (False, "all")]
+    assert ([row["id"] for row in shown] == []) is silent
+    assert [row["id"] for row in every] == [now["last_session_id"]]
+    [record] = await plan.runs()
+    assert record.state.status == "completed"
+
+
+@pytest.mark.parametrize("fields", [{"continuity": True}, {"session_id": "mine"}])
+async def test_a_silent_result_does_not_hide_a_session_with_other_results(plan: Plan, fields: Any) -> None:
+    plan.server.script = [Reply(text="[SILENT]")]
+    job = await plan.add("every 1h", **fields)
+    await plan.look(NOW + 3600)
+    await plan.look()
+    assert (await plan.job(job))["last_status"] == "silent"
+    assert len(await plan.house.app.store.sessions.list_sessions()) == 1
+
+
+async def test_a_script_that_a_restart_cut_off_is_not_run_again(
+    make_house: MakeHouse, server: ModelServer, house: House
+) -> None:
+    plan = plan_of(make_house, server)
+    server.script = [Reply(text="Noted.")]
+    spec = spec_of(await plan.add("every 1h", script="echo again >> made; sleep 1000"), NOW)
+    running = await plan.house.begin(spec)
+    made = plan.house.home.workspace / "made"
+    await running.until(lambda events: made.exists() or any(e["type"] == "tool.started" for e in events))
+    await plan.house.close()
+    again = plan_of(make_house, server)
+    again.server.script = [Reply(text="Noted.")]
+    await again.house.engine.resume_all()
+    await again.rest()
+    [record] = await again.runs()
+    assert record.state.status == "completed"
+    assert "its output is lost" in prompts(again)[-1]
+    assert text_of((await again.house.rows(spec.session_id))[-1].content) == "Noted."
+    assert not made.exists() or made.read_text() == "again\n"

@@ -1,0 +1,198 @@
+"""The turns of `test_turns` through further clients in JavaScript and Go, and what each of them does beside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from clients.drivers import How, Refused, Talk
+from clients.scenes import CITY, FOUND, HELLO, LOOKING, REFUSAL, THOUGHT, WEATHER
+from clients.server import Hermes
+from clients.test_turns import Turns, both_ways
+
+PICTURE = (
+    "data:image/png;base64,"
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
+)
+IT_IS = f"It is {WEATHER}."
+
+
+class MoreTurns(Turns):
+    # What the client calls the length that an answer may have.
+    limit = "maxTokens"
+
+    @both_ways
+    def test_pictures_reach_the_model_with_every_question(self, talk: Any, stream: bool) -> None:
+        assert talk.show("count pictures", PICTURE, How(stream=stream)) == "1 pictures."
+        assert talk.show("count pictures", PICTURE, How(stream=stream)) == "2 pictures."
+
+    @both_ways
+    def test_a_talk_goes_on_after_a_failure(self, talk: Talk, stream: bool) -> None:
+        how = How(stream=stream, tools=True)
+        with pytest.raises(Refused, match=REFUSAL):
+            talk.ask("use my weather, break once", how)
+        assert talk.ask("use my weather", how).text == IT_IS
+
+    def test_an_answer_that_was_cut_is_no_error(self, talk: Talk) -> None:
+        told = talk.ask("say too much", How(stream=True, options={self.limit: 5}))
+        assert told.text == "".join(HELLO)
+
+
+class TestLangChainNode(MoreTurns):
+    driver = "npm.LangChainNodeTalk"
+
+    @both_ways
+    def test_the_same_outputs_are_sent_again_after_a_failure(self, talk: Any, stream: bool) -> None:
+        for chain in (False, True) if talk.api == "responses" else (False,):
+            how = How(stream=stream, tools=True, chain=chain)
+            with pytest.raises(Refused, match=REFUSAL):
+                talk.ask("use my weather, break once", how)
+            assert talk.send_again(how)["text"] == IT_IS
+
+    @both_ways
+    def test_a_picture_that_its_function_made_reaches_the_model(self, talk: Any, stream: bool) -> None:
+        told = talk.call(prompt="use my weather", picture=True, stream=stream, tools=True)
+        assert told["text"] == IT_IS
+        assert talk.ask("count pictures", How(stream=stream)).text == "1 pictures."
+
+    @both_ways
+    @pytest.mark.parametrize("through", ["chat", "responses"])
+    def test_as_an_agent(self, hermes: Hermes, stream: bool, through: str) -> None:
+        talk: Any = self.begin(hermes, "agent", hermes.key)
+
+        def ask(prompt: str) -> dict[str, Any]:
+            told: dict[str, Any] = talk.call(prompt=prompt, stream=stream, through=through, tools=True)
+            assert told["streamed"] == (told["text"] if stream else "")
+            return told
+
+        first = ask("use your list")
+        assert (first["text"].endswith("".join(FOUND)), first["calls"]) == (True, [])
+        twice = ask("use my weather twice")
+        assert (twice["calls"], twice["results"]) == ([["weather", CITY], ["weather", {"city": "Rome"}]], 2)
+        assert ask("use both")["text"] == f"2 results: {WEATHER}."
+        with pytest.raises(Refused, match=REFUSAL):
+            ask("look, then break")
+        assert ask("count")["text"] == "4 questions so far."
+
+    @both_ways
+    @pytest.mark.parametrize("kept", [True, False], ids=["stored", "encrypted"])
+    def test_reasoning_comes_back_with_the_history(self, hermes: Hermes, stream: bool, kept: bool) -> None:
+        talk = self.begin(hermes, "responses", hermes.key)
+        how = How(stream=stream, tools=True, options={"reasoning": {"summary": "auto"}, "zdrEnabled": not kept})
+        for prompt in ("think, then say hello", "use your list", "use both"):
+            talk.ask(prompt, how)
+        assert talk.ask("count", how).text == "4 questions so far."
+
+
+class TestXsAI(MoreTurns):
+    driver = "npm.XsAITalk"
+    apis = ("chat",)
+
+    @both_ways
+    def test_a_picture_that_its_function_made_reaches_the_model(self, talk: Any, stream: bool) -> None:
+        told = talk.call(prompt="use my weather", picture=True, stream=stream, tools=True)
+        assert told["text"] == IT_IS
+        assert talk.ask("count pictures", How(stream=stream)).text == "1 pictures."
+
+    @pytest.mark.xfail(strict=True, reason="a trailing assistant message is refused, not continued")
+    def test_an_answer_that_was_cut_is_continued(self, talk: Talk) -> None:
+        """Without a stream the client sends what it has got, and asks for the rest of it."""
+        assert talk.ask("say too much", How(options={"maxTokens": 5})).text.startswith("".join(HELLO))
+
+
+class TestOpenAIFetch(MoreTurns):
+    driver = "npm.OpenAIFetchTalk"
+    apis = ("chat",)
+    limit = "max_tokens"
+
+
+class TestLibreChat(MoreTurns):
+    driver = "npm.LibreChatTalk"
+    # It asks for no schema.
+    test_an_answer_follows_a_schema = None  # type: ignore[assignment]
+
+    @both_ways
+    def test_a_talk_goes_on(self, talk: Talk, stream: bool) -> None:  # type: ignore[override]
+        """An agent keeps its tools: without them it would tell of its earlier calls as a user."""
+        for prompt in ("use your list", "use my weather"):
+            talk.ask(prompt, How(stream=stream, tools=True))
+        assert talk.ask("count", How(stream=stream, tools=True)).text == "3 questions so far."
+
+    def test_a_title_is_asked_for(self, hermes: Hermes, talk: Any) -> None:
+        told = talk.call(prompt="use my weather", stream=True, tools=True, title="say hello")
+        assert (told["text"], told["title"]) == (IT_IS, {"title": "".join(HELLO)})
+
+
+class TestGoOpenAI(MoreTurns):
+    driver = "go_openai.GoOpenAITalk"
+    apis = ("chat",)
+    limit = "max_tokens"
+
+
+# ---- UI messages of the package `ai`
+
+apis = pytest.mark.parametrize("api", ["chat", "responses", "compatible"])
+SHOWN = [CITY, "output-available", WEATHER]
+
+
+class TestChatPage:
+    def begin(self, hermes: Hermes, api: str) -> Any:
+        from clients.drivers.npm import ChatPage
+
+        return ChatPage(hermes.url, hermes.key, api)
+
+    @apis
+    def test_tools_run_wherever_they_are(self, hermes: Hermes, api: str) -> None:
+        """In the server, in the page, and in the route behind it, with and without a person's consent."""
+        page = self.begin(hermes, api)
+        listed = page.call(prompt="use your list")
+        assert "".join(listed["text"]).replace("\n", "") == "".join([*LOOKING, *FOUND])
+        assert (listed["calls"], len(listed["others"])) == ([], 1 if api == "responses" else 0)
+        for how in ({"place": "page"}, {"place": "route"}, {"place": "asking", "agree": True}):
+            told = page.call(prompt="use my weather", **how)
+            assert (told["text"][-1], told["calls"]) == (IT_IS, [SHOWN])
+        denied = page.call(prompt="use my weather", place="asking", agree=False)
+        assert denied["calls"] == [[CITY, "output-denied", None]] and "denied" in denied["text"][-1]
+        twice = page.call(prompt="use my weather twice", place="page")
+        assert twice["calls"] == [SHOWN, [{"city": "Rome"}, "output-available", WEATHER]]
+        both = page.call(prompt="use both", place="page")
+        assert (both["text"][-1], both["calls"]) == (f"2 results: {WEATHER}.", [SHOWN])
+        assert page.call(prompt="count", place="page")["text"] == ["8 questions so far."]
+        again = page.call(place="page")
+        assert (again["text"], again["messages"]) == (["8 questions so far."], 16)
+
+    @apis
+    def test_pictures_stay_with_their_messages(self, hermes: Hermes, api: str) -> None:
+        page = self.begin(hermes, api)
+        for number in (1, 2):
+            assert page.call(prompt="count pictures", image=PICTURE)["text"] == [f"{number} pictures."]
+
+    def test_a_picture_that_a_tool_made_reaches_the_model(self, hermes: Hermes) -> None:
+        page = self.begin(hermes, "responses")
+        assert page.call(prompt="use my weather", place="picture")["text"] == [IT_IS]
+        assert page.call(prompt="count pictures", place="picture")["text"] == ["1 pictures."]
+
+    @apis
+    def test_a_failure_is_shown_and_the_chat_goes_on(self, hermes: Hermes, api: str) -> None:
+        page = self.begin(hermes, api)
+        for failing in ("be refused", "look, then break", "break off"):
+            with pytest.raises(Refused, match=REFUSAL):
+                page.call(prompt=failing)
+        assert page.call(prompt="say hello")["text"] == ["".join(HELLO)]
+
+    @apis
+    def test_the_same_outputs_are_sent_again_after_a_failure(self, hermes: Hermes, api: str) -> None:
+        page = self.begin(hermes, api)
+        with pytest.raises(Refused, match=REFUSAL):
+            page.call(prompt="use my weather, break once", place="page")
+        told = page.call(place="page", again=True)
+        assert (told["text"][-1], told["calls"]) == (IT_IS, [SHOWN])
+
+    @pytest.mark.parametrize("store", [True, False], ids=["stored", "encrypted"])
+    def test_reasoning_comes_back_with_the_history(self, hermes: Hermes, store: bool) -> None:
+        page = self.begin(hermes, "responses")
+        options = {"reasoning": {"store": store}}
+        assert page.call(prompt="think, then say hello", **options)["reasoning"] == ["".join(THOUGHT)]
+        page.call(prompt="use both", place="page", **options)
+        assert page.call(prompt="count", **options)["text"] == ["3 questions so far."]

@@ -1,0 +1,65 @@
+"""Outputs of tools cut to make an event shorter: the longest first, by as much as it takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hermes.server.event_size import shorten_outputs
+from hermes.text import spaced_json
+
+Json = dict[str, Any]
+
+
+def item(text: str, kind: str = "function") -> Json:
+    if kind == "function":
+        return {"type": "function_call_output", "output": [{"type": "input_text", "text": text}]}
+    if kind == "mcp":
+        return {"type": "mcp_call", "output": text, "error": None}
+    return {"type": "mcp_call", "output": None, "error": {"type": "x", "content": [{"type": "text", "text": text}]}}
+
+
+def output(one: Json) -> str:
+    if one["type"] == "function_call_output":
+        return str(one["output"][0]["text"])
+    return str(one["output"] if one["error"] is None else one["error"]["content"][0]["text"])
+
+
+@pytest.mark.parametrize("kind", ["function", "mcp", "error"])
+def test_the_longest_outputs_are_cut(kind: str) -> None:
+    items = [
+        item("a" * 10, kind),
+        item("b" * 1000, kind),
+        {"type": "message", "text": "m" * 900},
+        item("c" * 800, kind),
+    ]
+    short = shorten_outputs(items, 1000)
+    assert [len(output(one)) for one in (short[0], short[1], short[3])] == [10, 371, 371]
+    assert ["truncated" in one for one in short] == [False, True, False, True]
+    assert short[2] == items[2]
+    assert output(items[1]) == "b" * 1000, "what was given stays"
+
+
+def test_more_than_there_is_cannot_be_cut() -> None:
+    assert [output(one) for one in shorten_outputs([item("abc"), item("é")], 10_000)] == ["", ""]
+    assert shorten_outputs([{"type": "message"}], 10_000) == [{"type": "message"}]
+
+
+@given(
+    st.lists(st.tuples(st.text(alphabet='aé€😀"\\\n\x00', max_size=80), st.sampled_from(["function", "mcp", "error"]))),
+    st.integers(1, 600),
+)
+@settings(deadline=None, max_examples=300)
+def test_the_event_is_shorter_by_what_was_asked(texts: list[tuple[str, str]], excess: int) -> None:
+    items = [item(text, kind) for text, kind in texts]
+    short = shorten_outputs(items, excess)
+    for before, after in zip(items, short, strict=True):
+        assert output(before).startswith(output(after))
+        assert after.get("truncated", False) == (output(before) != output(after))
+    size, left = (len(spaced_json(one).encode()) for one in (items, short))
+    least = sum(len(msgspec.json.encode(text)) for text, _ in texts) - 40 * len(texts)
+    assert size - left >= min(excess, least)

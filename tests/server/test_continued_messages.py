@@ -1,0 +1,242 @@
+"""A chat that ends with the assistant's message is gone on with: the answer is the rest of that message."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hermes.providers import registry
+from hermes.providers.base import Route
+from hermes.providers.registry import Prefill
+from support.model_server import Call, ModelServer, Reply
+
+from .clients import Json, function, refused, told
+from .conftest import PROVIDER_KEY, Api, Start
+
+CHAT = "/v1/chat/completions"
+GO_ON = "Go on exactly where it ended"
+TODO = Call("todo", {"todos": [{"id": "1", "content": "tea", "status": "pending"}]}, id="call_todo")
+
+
+def said(role: str, content: Any, **more: Any) -> Json:
+    return {"role": role, "content": content, **more}
+
+
+def got(api: Api) -> list[Json]:
+    first, *rest = api.model.requests[-1].body["messages"]
+    assert first["role"] == "system"
+    return rest
+
+
+async def ask(api: Api, *messages: Json, headers: Json | None = None, **fields: Any) -> tuple[Any, str]:
+    body = {"messages": list(messages), **fields}
+    async with api.post(CHAT, body, headers=headers or {}) as response:
+        answer = await told(response)
+        return answer["choices"][0]["message"]["content"], response.headers["X-Hermes-Session-Id"]
+
+
+async def transcript(api: Api, session_id: str) -> list[tuple[str, Any]]:
+    async with api.get(f"/api/sessions/{session_id}/messages") as response:
+        return [(row["role"], row["content"]) for row in (await told(response))["data"]]
+
+
+STORY, BEGUN = said("user", "a story"), said("assistant", "Once upon a ")
+
+
+async def test_the_model_is_asked_to_go_on_and_the_answer_is_the_rest(api: Api) -> None:
+    api.model.script = [Reply(text="time."), Reply(text="The end.")]
+    answer, first = await ask(api, STORY, BEGUN)
+    assert answer == "time."
+    question, begun, more = got(api)
+    assert (question, begun) == (STORY, BEGUN)
+    assert more["role"] == "user"
+    assert GO_ON in more["content"]
+    whole = said("assistant", "Once upon a time.")
+    assert await transcript(api, first) == [("user", "a story"), ("assistant", "Once upon a time.")]
+    _, second = await ask(api, STORY, whole, said("user", "and?"))
+    assert second == first
+    assert got(api) == [STORY, whole, said("user", "and?")]
+
+
+async def test_an_answer_of_this_server_is_made_longer_in_its_session(api: Api) -> None:
+    api.model.script = [Reply(text="Once upon a "), Reply(text="time"), Reply(text=" there was."), Reply(text="Yes.")]
+    _, first = await ask(api, STORY)
+    for begun, more in (("Once upon a ", "time"), ("Once upon a time", " there was.")):
+        answer, session_id = await ask(api, STORY, said("assistant", begun))
+        assert (answer, session_id) == (more, first)
+    whole = ("assistant", "Once upon a time there was.")
+    assert await transcript(api, first) == [("user", "a story"), whole]
+    _, second = await ask(api, STORY, said(*whole), said("user", "and?"))
+    assert second == first
+    async with api.get(f"/api/sessions/{first}") as response:
+        assert (await told(response))["session"]["message_count"] == 4
+
+
+async def test_a_stream_holds_only_the_rest_and_so_does_its_log(api: Api) -> None:
+    api.model.script = [Reply(text="time.")]
+    async with api.post(CHAT, {"messages": [STORY, BEGUN], "stream": True}) as response:
+        frames = [json.loads(line[6:]) for line in (await response.text()).splitlines() if line.startswith("data: {")]
+        run_id = response.headers["X-Hermes-Run-Id"]
+    deltas = [choice["delta"].get("content") or "" for frame in frames for choice in frame["choices"]]
+    assert "".join(deltas) == "time."
+    events = [event async for event in api.app.engine.subscribe(run_id)]
+    assert "".join(event.data["text"] for event in events if event.type == "text.delta") == "time."
+
+
+async def test_what_the_model_repeats_is_left_out(api: Api) -> None:
+    begun = "It was a dark and stormy night, and the rain fell in torrents"
+    api.model.script = [Reply(text="and the rain fell in torrents, except at times.")]
+    assert (await ask(api, STORY, said("assistant", begun)))[0] == ", except at times."
+
+
+async def test_tools_may_be_called_on_the_way(api: Api) -> None:
+    api.model.script = [Reply(text="time", tool_calls=[TODO]), Reply(text="The end."), Reply(text="Yes.")]
+    answer, first = await ask(api, STORY, BEGUN)
+    assert answer == "The end."
+    question, called, result = got(api)
+    assert (question, called["content"]) == (STORY, "Once upon a time")
+    assert result["tool_call_id"] == called["tool_calls"][0]["id"] == "call_todo"
+    whole = said("assistant", "Once upon a time\n\nThe end.")
+    _, second = await ask(api, STORY, whole, said("user", "and?"))
+    assert second == first
+    assert [message["role"] for message in got(api)] == ["user", "assistant", "tool", "assistant", "user"]
+
+
+async def test_a_model_may_have_nothing_to_add(api: Api) -> None:
+    api.model.script = [Reply(text="", finish="stop")]
+    answer, session_id = await ask(api, STORY, said("assistant", "The end."))
+    assert answer == ""
+    assert await transcript(api, session_id) == [("user", "a story"), ("assistant", "The end.")]
+
+
+@pytest.mark.parametrize("headers", [{}, {"X-Hermes-Session-Id": "tale"}])
+async def test_a_turn_that_failed_leaves_the_message_as_it_was(api: Api, headers: Json) -> None:
+    api.model.script = [Reply(status=400), Reply(text="time.")]
+    async with api.post(CHAT, {"messages": [STORY, BEGUN]}, headers=headers) as response:
+        assert response.status == 502
+        first = response.headers["X-Hermes-Session-Id"]
+    assert (await transcript(api, first))[:2] == [("user", "a story"), ("assistant", "Once upon a ")]
+    assert await ask(api, STORY, BEGUN, headers=headers) == ("time.", first)
+    assert got(api)[:2] == [STORY, BEGUN]
+    assert await transcript(api, first) == [("user", "a story"), ("assistant", "Once upon a time.")]
+
+
+async def test_a_named_session_goes_on_with_its_last_answer(api: Api) -> None:
+    api.model.script = [Reply(text="Once upon a "), Reply(text="time."), Reply(text="Yes.")]
+    named = {"X-Hermes-Session-Id": "tale"}
+    await ask(api, STORY, headers=named)
+    assert (await ask(api, STORY, BEGUN, headers=named))[0] == "time."
+    assert got(api)[:2] == [STORY, BEGUN]
+    await ask(api, said("user", "and?"), headers=named)
+    assert got(api) == [STORY, said("assistant", "Once upon a time."), said("user", "and?")]
+
+
+async def test_a_named_session_may_begin_with_it(api: Api) -> None:
+    api.model.script = [Reply(text="time.")]
+    assert (await ask(api, STORY, BEGUN, headers={"X-Hermes-Session-Id": "tale"}))[0] == "time."
+    assert await transcript(api, "tale") == [("user", "a story"), ("assistant", "Once upon a time.")]
+
+
+@pytest.mark.parametrize("content", ["", " \n", None])
+async def test_an_answer_that_says_nothing_yet_is_begun(api: Api, content: Any) -> None:
+    api.model.script = [Reply(text="Once.")]
+    assert (await ask(api, STORY, said("assistant", content)))[0] == "Once."
+    assert got(api) == [STORY]
+
+
+@pytest.mark.parametrize(
+    ("messages", "code", "param"),
+    [
+        ([said("system", "be brief")], "missing_user_message", "messages"),
+        ([said("system", "be brief"), said("assistant", "Hello")], "missing_user_message", "messages"),
+        (
+            [
+                STORY,
+                said("assistant", None, tool_calls=[{"id": "c1", "type": "function", "function": {"name": "lamp"}}]),
+            ],
+            "tool_output_missing",
+            "tool_call_id",
+        ),
+        (
+            [STORY, said("assistant", [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/a.png"}}])],
+            "unsupported_value",
+            "messages[1].content",
+        ),
+    ],
+)
+async def test_what_cannot_be_gone_on_with_is_refused(api: Api, messages: list[Json], code: str, param: str) -> None:
+    async with api.post(CHAT, {"messages": messages, "tools": [function("lamp")]}) as response:
+        error = await refused(response, 400, code, param)
+    if code == "missing_user_message":
+        assert "'role': 'user'" in error["message"]
+
+
+PREFIX = Prefill(message={"prefix": True})
+
+
+@pytest.mark.parametrize(
+    ("route", "how", "reply", "last", "more"),
+    [
+        (
+            {"provider": "anthropic", "model": "claude-3-5-sonnet"},
+            None,
+            "time.",
+            said("assistant", [{"type": "text", "text": "Once upon a"}]),
+            {},
+        ),
+        (
+            {"provider": "vllm"},
+            None,
+            "time.",
+            BEGUN,
+            {"continue_final_message": True, "add_generation_prompt": False},
+        ),
+        ({"provider": "openai-like"}, PREFIX, "time.", {**BEGUN, "prefix": True}, {}),
+        (
+            {"provider": "openai-like"},
+            replace(PREFIX, echoes=True),
+            "Once upon a time.",
+            {**BEGUN, "prefix": True},
+            {},
+        ),
+    ],
+)
+async def test_a_provider_that_takes_the_beginning_of_an_answer_is_given_it(
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    route: Json,
+    how: Prefill | None,
+    reply: str,
+    last: Json,
+    more: Json,
+) -> None:
+    if how is not None:
+        monkeypatch.setitem(registry._PREFILL_BY_HOST, "127.0.0.1", how)
+    async with ModelServer(Reply(text=reply, continues=False)) as other:
+        base_url = other.url if route["provider"] == "anthropic" else f"{other.url}/v1"
+        told_route = {"model": "some-model", **route, "base_url": base_url, "api_key": PROVIDER_KEY}
+        api = await start(model_routes={"other": told_route})
+        assert (await ask(api, STORY, BEGUN, model="other"))[0] == "time."
+        body = other.requests[-1].body
+        assert body["messages"][-1] == last
+        assert more.items() <= body.items()
+
+
+@pytest.mark.parametrize(
+    ("provider", "base_url", "message", "body", "echoes"),
+    [
+        ("mistral", "https://api.mistral.ai/v1", {"prefix": True}, {}, True),
+        ("moonshot", "https://api.moonshot.ai/v1", {"partial": True}, {}, False),
+        ("mine", "https://api.moonshot.cn/v1", {"partial": True}, {}, False),
+        ("vllm", "http://10.0.0.7/v1", {}, {"continue_final_message": True, "add_generation_prompt": False}, False),
+    ],
+)
+def test_providers_differ_in_how_they_are_told(
+    provider: str, base_url: str, message: Json, body: Json, echoes: bool
+) -> None:
+    how = registry.prefill_of(Route(provider, "some-model", base_url, "chat_completions"))
+    assert how == Prefill(message, body, echoes)
+    assert registry.prefill_of(Route(provider, "some-model", base_url, "codex_responses")) is None

@@ -1,0 +1,378 @@
+"""Which model serves a turn: the request's, the session's, the configured one; on every route, within a key's ceiling."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from support.model_server import ModelServer, Reply
+
+from .clients import Json, eventually, refused, told, user
+from .conftest import PROVIDER_KEY, Api, Start
+from .test_keys import ALL, bearer
+
+LIMITED = "sk-limited-0123456789abcdef"
+DEFAULT, FAST, DEEP, MAIN_OTHER = ("main", "test-model"), ("main", "quick"), ("second", "deep"), ("main", "other")
+ANSWERS = [Reply(text="Hi.", continues=False)] * 4
+
+
+@dataclass
+class Two:
+    """A server with two providers: the configured one, and `second`."""
+
+    api: Api
+    second: ModelServer
+
+    @property
+    def asked(self) -> list[tuple[str, str]]:
+        """Provider and model of every call so far."""
+        found = [("main", request.model) for request in self.api.model.requests]
+        return found + [("second", request.model) for request in self.second.requests]
+
+
+@pytest.fixture
+async def two(start: Start) -> AsyncIterator[Callable[..., Awaitable[Two]]]:
+    second = ModelServer(*ANSWERS)
+    await second.start()
+
+    async def begin(**options: Any) -> Two:
+        entry = {"base_url": f"{second.url}/v1", "api_key": PROVIDER_KEY, "models": ["deep", "deeper"]}
+        routes = {"fast": {"model": "quick"}, "far": {"model": "deep", "provider": "second"}}
+        own = {"name": "limited", "key": LIMITED, "scopes": ALL}
+        keys = [{**own, "models": options.pop("models")}] if "models" in options else []
+        api = await start(
+            *ANSWERS, settings={"providers": {"second": entry}}, model_routes=routes, keys=keys, **options
+        )
+        return Two(api, second)
+
+    yield begin
+    await second.stop()
+
+
+# --- ways to begin a turn --------------------------------------------------------------------------------------------
+
+
+async def _ended(api: Api, run_id: str) -> Any:
+    async def record() -> Any:
+        return await api.app.engine.get(run_id)
+
+    return await eventually(record, lambda found: found is not None and found.state.ended)
+
+
+async def _chat(api: Api, fields: Json, **more: Any) -> str | None:
+    async with api.post("/v1/chat/completions", user("hi", **fields), **more) as response:
+        await told(response)
+        return response.headers.get("X-Hermes-Model")
+
+
+async def _response(api: Api, fields: Json, **more: Any) -> str | None:
+    async with api.post("/v1/responses", {"input": "hi", **fields}, **more) as response:
+        await told(response)
+        return response.headers.get("X-Hermes-Model")
+
+
+async def _background(api: Api, fields: Json, **more: Any) -> None:
+    async with api.post("/v1/responses", {"input": "hi", "background": True, **fields}, **more) as response:
+        await _ended(api, (await told(response))["id"].replace("resp_", "run_"))
+
+
+async def _websocket(api: Api, fields: Json, **more: Any) -> None:
+    async with api.client.ws_connect(f"{api.url}/v1/responses", **more) as socket:
+        await socket.send_json({"type": "response.create", "input": "hi", **fields})
+        while (event := await socket.receive_json())["type"] not in ("response.completed", "error"):
+            pass
+        assert event["type"] == "response.completed", event
+
+
+async def _session_chat(api: Api, fields: Json, **more: Any) -> str | None:
+    async with api.post("/api/sessions", {"id": "mine"}, **more):
+        pass
+    async with api.post("/api/sessions/mine/chat", {"message": "hi", **fields}, **more) as response:
+        await told(response)
+        return response.headers.get("X-Hermes-Model")
+
+
+async def _run(api: Api, fields: Json, **more: Any) -> None:
+    async with api.post("/v1/runs", {"input": "hi", **fields}, **more) as response:
+        await _ended(api, (await told(response, 202))["run_id"])
+
+
+async def _job(api: Api, fields: Json, **more: Any) -> None:
+    async with api.post("/api/jobs", {"schedule": "1h", "prompt": "hi", **fields}, **more) as response:
+        job = (await told(response, 201))["job"]
+    async with api.post(f"/api/jobs/{job['id']}/run", **more) as response:
+        await _ended(api, (await told(response, 202))["run_id"])
+
+
+Way = Callable[..., Awaitable[str | None]]
+WAYS: dict[str, Way] = {
+    "chat": _chat,
+    "response": _response,
+    "background": _background,
+    "websocket": _websocket,
+    "session": _session_chat,
+    "run": _run,
+    "job": _job,
+}
+NAMED: list[tuple[Json, tuple[str, str]]] = [
+    ({}, DEFAULT),
+    ({"model": "hermes-agent"}, DEFAULT),
+    ({"model": "fast"}, FAST),
+    ({"model": "far"}, DEEP),
+    ({"model": "second/deep"}, DEEP),
+    ({"model": "second/anything"}, ("second", "anything")),
+    ({"model": "deep", "provider": "second"}, DEEP),
+    ({"model": "a/b", "provider": "second"}, ("second", "a/b")),
+    ({"provider": "second"}, DEEP),
+    ({"model": "hermes-agent", "provider": "second"}, DEEP),
+    ({"model": "custom/other"}, MAIN_OTHER),
+]
+
+
+@pytest.mark.parametrize(("fields", "expected"), NAMED, ids=[str(fields) for fields, _ in NAMED])
+@pytest.mark.parametrize("way", WAYS)
+async def test_the_model_that_a_request_names_serves_it(
+    two: Callable[..., Awaitable[Two]], way: str, fields: Json, expected: tuple[str, str]
+) -> None:
+    served = await two()
+    shown = await WAYS[way](served.api, fields)
+    assert served.asked == [expected]
+    provider, model = expected
+    if shown is not None:
+        assert shown == f"{'custom' if provider == 'main' else provider}/{model}"
+
+
+async def test_a_name_that_nothing_here_has_is_the_default_model_whatever_the_session_has(
+    two: Callable[..., Awaitable[Two]],
+) -> None:
+    served = await two()
+    async with served.api.post("/api/sessions", {"id": "mine", "model": "fast"}) as response:
+        await told(response, 201)
+    for name in ("gpt-4o", "nobody/gpt-4o"):
+        async with served.api.post("/api/sessions/mine/chat", {"message": "hi", "model": name}) as response:
+            await told(response)
+    assert served.asked == [DEFAULT, DEFAULT]
+
+
+async def test_an_object_named_provider_is_another_services_own(two: Callable[..., Awaitable[Two]]) -> None:
+    served = await two()
+    body = user("hi", provider={"order": ["a"]})
+    async with served.api.post("/v1/chat/completions", body) as response:
+        await told(response)
+        assert response.headers["X-Hermes-Ignored"] == "provider"
+    assert served.asked == [DEFAULT]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", user("hi")),
+        ("/v1/responses", {"input": "hi"}),
+        ("/v1/responses/compact", {"input": "hi", "model": "m"}),
+        ("/v1/runs", {"input": "hi"}),
+        ("/api/jobs", {"schedule": "1h", "prompt": "hi"}),
+    ],
+)
+async def test_a_provider_that_is_not_configured_is_refused(
+    two: Callable[..., Awaitable[Two]], path: str, body: Json
+) -> None:
+    served = await two()
+    async with served.api.post(path, {**body, "provider": "nobody"}) as response:
+        await refused(response, 400, "invalid_value", "provider")
+    assert served.asked == []
+
+
+@pytest.mark.parametrize("model", ["gpt-4o", "nobody/gpt-4o"])
+async def test_strict_models_refuse_every_other_name(two: Callable[..., Awaitable[Two]], model: str) -> None:
+    served = await two(strict_models=True)
+    for path, body in (
+        ("/v1/chat/completions", user("hi")),
+        ("/v1/responses", {"input": "hi"}),
+        ("/v1/runs", {"input": "hi"}),
+        ("/api/sessions", {"id": "mine"}),
+        ("/api/jobs", {"schedule": "1h", "prompt": "hi"}),
+    ):
+        async with served.api.post(path, {**body, "model": model}) as response:
+            await refused(response, 404, "model_not_found", "model")
+    await _chat(served.api, {"model": "second/deep"})
+    assert served.asked == [DEEP]
+
+
+# --- the session's model ---------------------------------------------------------------------------------------------
+
+
+async def _in_chat(api: Api, **more: Any) -> None:
+    headers = {**more.get("headers", {}), "X-Hermes-Session-Id": "mine"}
+    await _chat(api, {}, headers=headers)
+
+
+async def _in_response(api: Api, **more: Any) -> None:
+    headers = {**more.get("headers", {}), "X-Hermes-Session-Id": "mine"}
+    await _response(api, {"model": "hermes-agent"}, headers=headers)
+
+
+async def _in_background_response(api: Api, **more: Any) -> None:
+    headers = {**more.get("headers", {}), "X-Hermes-Session-Id": "mine"}
+    await _background(api, {}, headers=headers)
+
+
+async def _in_session(api: Api, **more: Any) -> None:
+    async with api.post("/api/sessions/mine/chat", {"message": "hi"}, **more) as response:
+        await told(response)
+
+
+async def _in_run(api: Api, **more: Any) -> None:
+    await _run(api, {"session_id": "mine"}, **more)
+
+
+async def _in_job(api: Api, **more: Any) -> None:
+    await _job(api, {"session_id": "mine"}, **more)
+
+
+IN_SESSION = {
+    "chat": _in_chat,
+    "response": _in_response,
+    "background": _in_background_response,
+    "session": _in_session,
+    "run": _in_run,
+    "job": _in_job,
+}
+
+
+@pytest.mark.parametrize(("model", "expected"), [("fast", FAST), ("far", DEEP), ("second/deep", DEEP), ("m", DEFAULT)])
+@pytest.mark.parametrize("way", IN_SESSION)
+async def test_turns_of_a_session_have_its_model(
+    two: Callable[..., Awaitable[Two]], way: str, model: str, expected: tuple[str, str]
+) -> None:
+    served = await two()
+    async with served.api.post("/api/sessions", {"id": "mine", "model": model}) as response:
+        await told(response, 201)
+    await IN_SESSION[way](served.api)
+    assert served.asked == [expected]
+
+
+async def test_a_session_found_by_its_messages_has_its_model_once_it_is_set(
+    two: Callable[..., Awaitable[Two]],
+) -> None:
+    served = await two()
+    async with served.api.post("/v1/chat/completions", user("hi")) as response:
+        await told(response)
+        session_id = response.headers["X-Hermes-Session-Id"]
+    async with served.api.patch(f"/api/sessions/{session_id}", {"model": "second/deep"}) as response:
+        assert (await told(response))["session"]["model"] == "second/deep"
+    said = [*user("hi")["messages"], {"role": "assistant", "content": "Hi."}, {"role": "user", "content": "and?"}]
+    async with served.api.post("/v1/chat/completions", {"messages": said}) as response:
+        await told(response)
+        assert response.headers["X-Hermes-Session-Id"] == session_id
+        assert response.headers["X-Hermes-Model"] == "second/deep"
+
+
+# --- ceilings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("models", "fields", "status"),
+    [
+        (["fast"], {"model": "fast"}, 200),
+        (["fast"], {}, 403),
+        (["fast"], {"model": "far"}, 403),
+        (["fast"], {"model": "custom/quick"}, 403),
+        (["far"], {"model": "second/deep"}, 403),
+        (["far"], {"model": "deep", "provider": "second"}, 403),
+        (["second/deep"], {"model": "second/deep"}, 200),
+        (["second/deep"], {"model": "deep", "provider": "second"}, 200),
+        (["second/deep"], {"model": "second/deeper"}, 403),
+        (["second/deep"], {"provider": "second"}, 200),
+        (["second/deep"], {"provider": "nobody"}, 403),
+        (["nobody/deep"], {"model": "nobody/deep"}, 404),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/runs"])
+async def test_a_ceiling_lists_the_names_that_may_be_asked_for(
+    two: Callable[..., Awaitable[Two]], path: str, models: list[str], fields: Json, status: int
+) -> None:
+    served = await two(models=models)
+    body = {**(user("hi") if "chat" in path else {"input": "hi"}), **fields}
+    async with served.api.post(path, body, headers=bearer(LIMITED)) as response:
+        if status == 200:
+            assert response.status in (200, 202)
+        else:
+            await refused(response, status, {403: "model_not_allowed", 404: "model_not_found"}[status], "model")
+            assert served.asked == []
+
+
+@pytest.mark.parametrize("way", IN_SESSION)
+async def test_a_session_whose_model_the_key_may_use_needs_no_name(
+    two: Callable[..., Awaitable[Two]], way: str
+) -> None:
+    served = await two(models=["far"])
+    more: Json = {"headers": bearer(LIMITED)}
+    async with served.api.post("/api/sessions", {"id": "mine", "model": "fast"}, **more) as response:
+        await refused(response, 403, "model_not_allowed", "model")
+    async with served.api.post("/api/sessions", {"id": "mine", "model": "far"}, **more) as response:
+        await told(response, 201)
+    await IN_SESSION[way](served.api, **more)
+    assert served.asked == [DEEP]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/runs", "/api/sessions/mine/chat"])
+async def test_a_session_whose_model_the_key_may_not_use_is_refused_before_anything_is_sent(
+    two: Callable[..., Awaitable[Two]], path: str
+) -> None:
+    served = await two(models=["far"])
+    await served.api.app.store.sessions.create_session("mine", "api_server", owner="limited", model="fast")
+    headers = {**bearer(LIMITED), "X-Hermes-Session-Id": "mine"}
+    body = {**user("hi"), "input": "hi", "message": "hi", "stream": True}
+    async with served.api.post(path, body, headers=headers) as response:
+        await refused(response, 403, "model_not_allowed", "model")
+    assert served.asked == []
+    async with served.api.patch("/api/sessions/mine", {"model": "far"}, headers=bearer(LIMITED)) as response:
+        await told(response)
+    await _in_session(served.api, headers=bearer(LIMITED))  # the refused turn has left nothing behind
+    assert served.asked == [DEEP]
+
+
+@pytest.mark.parametrize("fields", [{}, {"background": True}])
+async def test_a_refusal_tells_nothing_of_another_owners_session(
+    two: Callable[..., Awaitable[Two]], fields: Json
+) -> None:
+    served = await two(models=["fast"])
+    await served.api.app.store.sessions.create_session("hers", "api_server", owner="default", model="second/hidden")
+    headers = {**bearer(LIMITED), "X-Hermes-Session-Id": "hers"}
+    for path in ("/v1/responses", "/v1/responses/input_tokens"):
+        async with served.api.post(path, {"input": "hi", **fields}, headers=headers) as response:
+            assert response.status in (403, 404) and "hidden" not in await response.text()
+
+
+# --- what is on offer ------------------------------------------------------------------------------------------------
+
+
+async def test_the_list_has_everything_that_can_be_asked_for(two: Callable[..., Awaitable[Two]]) -> None:
+    served = await two(models=["fast", "second/deeper"])
+    async with served.api.get("/v1/models") as response:
+        found = [(one["id"], one["root"], one["parent"]) for one in (await told(response))["data"]]
+    assert found == [
+        ("hermes-agent", "hermes-agent", None),
+        ("far", "deep", "hermes-agent"),
+        ("fast", "quick", "hermes-agent"),
+        ("second/deep", "deep", None),
+        ("second/deeper", "deeper", None),
+    ]
+    async with served.api.get("/v1/models", headers=bearer(LIMITED)) as response:
+        assert [one["id"] for one in (await told(response))["data"]] == ["fast", "second/deeper"]
+    async with served.api.get("/v1/models/second/deeper", headers=bearer(LIMITED)) as response:
+        assert (await told(response))["id"] == "second/deeper"
+    async with served.api.get("/v1/models/second/deep", headers=bearer(LIMITED)) as response:
+        await refused(response, 404, "model_not_found", "model")
+    assert served.second.requests == []
+
+
+async def test_a_run_tells_the_name_it_was_asked_for_by(two: Callable[..., Awaitable[Two]]) -> None:
+    served = await two()
+    async with served.api.post("/v1/runs", {"input": "hi", "model": "second/deep"}) as response:
+        run_id = (await told(response, 202))["run_id"]
+    async with served.api.get(f"/v1/runs/{run_id}") as response:
+        assert (await told(response))["model"] == "second/deep"

@@ -1,0 +1,317 @@
+"""What a session keeps for its turns: a folder, toolsets, a number of steps; that it is pinned; and its compaction."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes.store.sessions import SessionDB
+from support.model_server import Reply
+
+from .clients import HeldModel, Json, eventually, offered, refused, stream_of, system_of, told, user
+from .conftest import Api, Start
+from .test_keys import bearer
+
+SESSIONS = "/api/sessions"
+WORDS = "lorem ipsum " * 200
+
+
+def db_of(api: Api) -> SessionDB:
+    return api.app.store.blocking.sessions
+
+
+async def made(api: Api, **fields: Any) -> Json:
+    async with api.post(SESSIONS, fields) as response:
+        session: Json = (await told(response, 201))["session"]
+        return session
+
+
+async def changed(api: Api, session_id: str, **fields: Any) -> Json:
+    async with api.patch(f"{SESSIONS}/{session_id}", fields) as response:
+        session: Json = (await told(response))["session"]
+        return session
+
+
+async def got(api: Api, path: str) -> Json:
+    async with api.get(path) as response:
+        return await told(response)
+
+
+# ---- settings of turns
+
+
+async def _chat(api: Api, session_id: str, **fields: Any) -> str:
+    headers = {"X-Hermes-Session-Id": session_id}
+    async with api.post("/v1/chat/completions", user("hi", **fields), headers=headers) as response:
+        await told(response)
+        return response.headers["X-Hermes-Run-Id"]
+
+
+async def _response(api: Api, session_id: str) -> str:
+    async with api.post("/v1/responses", {"input": "hi"}, headers={"X-Hermes-Session-Id": session_id}) as response:
+        await told(response)
+        return response.headers["X-Hermes-Run-Id"]
+
+
+async def _run(api: Api, session_id: str, **fields: Any) -> str:
+    async with api.post("/v1/runs", {"input": "hi", "session_id": session_id, **fields}) as response:
+        run_id: str = (await told(response, 202))["run_id"]
+
+    async def record() -> Any:
+        return await api.app.engine.get(run_id)
+
+    await eventually(record, lambda found: found is not None and found.state.ended)
+    return run_id
+
+
+async def _session_chat(api: Api, session_id: str) -> str:
+    async with api.post(f"{SESSIONS}/{session_id}/chat", {"message": "hi"}) as response:
+        run_id: str = (await told(response))["run_id"]
+        return run_id
+
+
+async def _session_stream(api: Api, session_id: str) -> str:
+    async with api.post(f"{SESSIONS}/{session_id}/chat/stream", {"message": "hi"}) as response:
+        run_id: str = (await stream_of(response))[0].data["run_id"]
+        return run_id
+
+
+WAYS: dict[str, Callable[[Api, str], Awaitable[str]]] = {
+    "chat": _chat,
+    "response": _response,
+    "run": _run,
+    "session chat": _session_chat,
+    "session stream": _session_stream,
+}
+
+
+async def seen(api: Api, run_id: str) -> tuple[set[str], int, str]:
+    """What a turn worked with: its tools, its number of steps, and what the model was told of its folder."""
+    started = next(event.data for event in await api.app.engine.durable(run_id) if event.type == "run.started")
+    [folder] = [line for line in system_of(api.model.requests[-1]).splitlines() if "Working folder" in line]
+    return set(offered(api.model.requests[-1])), started["max_iterations"], folder
+
+
+async def serving(start: Start, folder: Path, **more: Any) -> Api:
+    return await start(*[Reply(text="Done.")] * 9, settings={"terminal": {"workspaces": [str(folder)]}}, **more)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_turns_on_every_route_use_what_their_session_keeps(start: Start, tmp_path: Path, way: str) -> None:
+    api = await serving(start, tmp_path)
+    folder = tmp_path / "garden"
+    folder.mkdir()
+    kept = {"workdir": str(folder), "toolsets": ["todo"], "max_iterations": 7}
+    session = await made(api, id="s", **kept)
+    assert {name: session[name] for name in kept} == kept
+    tools, steps, told_folder = await seen(api, await WAYS[way](api, "s"))
+    assert (tools, steps, str(folder) in told_folder) == ({"todo"}, 7, True)
+    session = await changed(api, "s", workdir=None, toolsets=None, max_iterations=None)
+    assert {name: session[name] for name in kept} == dict.fromkeys(kept)
+    tools, steps, told_folder = await seen(api, await WAYS[way](api, "s"))
+    assert (len(tools) > 1, steps, str(folder) in told_folder) == (True, 90, False)
+
+
+async def test_what_a_run_says_itself_comes_first(start: Start, tmp_path: Path) -> None:
+    api = await serving(start, tmp_path)
+    for name in ("garden", "kitchen"):
+        (tmp_path / name).mkdir()
+    await made(api, id="s", workdir=str(tmp_path / "garden"), toolsets=["todo"], max_iterations=7)
+    own = {"workdir": str(tmp_path / "kitchen"), "toolsets": ["memory"], "max_iterations": 3}
+    tools, steps, folder = await seen(api, await _run(api, "s", **own))
+    assert (tools, steps, "kitchen" in folder) == ({"memory"}, 3, True)
+    tools, steps, folder = await seen(api, await _run(api, "s"))
+    assert (tools, steps, "garden" in folder) == ({"todo"}, 7, True)
+
+
+async def test_a_header_for_toolsets_comes_before_those_of_the_session(start: Start, tmp_path: Path) -> None:
+    api = await serving(start, tmp_path, toolsets=["todo", "memory"])
+    await made(api, id="s", toolsets=["todo", "terminal"])
+    await _session_chat(api, "s")
+    assert set(offered(api.model.requests[-1])) == {"todo"}  # the server offers no commands
+    headers = {"X-Hermes-Toolsets": "memory"}
+    async with api.post(f"{SESSIONS}/s/chat", {"message": "hi"}, headers=headers) as response:
+        await told(response)
+    assert set(offered(api.model.requests[-1])) == {"memory"}
+
+
+async def test_toolsets_of_a_session_stay_within_the_ceiling_of_the_key(start: Start, tmp_path: Path) -> None:
+    secret = "sk-limited-0123456789abcdef01234567"
+    scopes = ["chat", "sessions:read", "sessions:write"]
+    keys = [{"name": "limited", "key": secret, "scopes": scopes, "toolsets": ["todo"]}]
+    api = await serving(start, tmp_path, keys=keys)
+    more = {"headers": bearer(secret)}
+    async with api.post(SESSIONS, {"id": "s", "toolsets": ["todo", "terminal", "file"]}, **more) as response:
+        await told(response, 201)
+    async with api.post(f"{SESSIONS}/s/chat", {"message": "hi"}, **more) as response:
+        await told(response)
+    assert set(offered(api.model.requests[-1])) == {"todo"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "code"),
+    [
+        ("workdir", "/etc", "invalid_value"),
+        ("workdir", "garden\x00", "invalid_value"),
+        ("workdir", 5, "invalid_type"),
+        ("toolsets", ["none such"], "invalid_value"),
+        ("toolsets", "todo", "invalid_type"),
+        ("max_iterations", 0, "invalid_value"),
+        ("max_iterations", 91, "invalid_value"),
+        ("max_iterations", True, "invalid_type"),
+        ("pinned", "perhaps", "invalid_type"),
+    ],
+)
+async def test_settings_that_cannot_be_are_refused(
+    start: Start, tmp_path: Path, field: str, value: Any, code: str
+) -> None:
+    api = await serving(start, tmp_path)
+    await made(api, id="s")
+    async with api.post(SESSIONS, {"id": "t", field: value}) as response:
+        await refused(response, 400, code, field)
+    async with api.patch(f"{SESSIONS}/s", {field: value}) as response:
+        await refused(response, 400, code, field)
+    if field != "pinned":
+        async with api.post("/v1/runs", {"input": "hi", field: value}) as response:
+            await refused(response, 400, code, field)
+    assert [session["id"] for session in (await got(api, SESSIONS))["data"]] == ["s"]
+
+
+async def test_a_fork_keeps_the_settings_of_its_source(start: Start, tmp_path: Path) -> None:
+    api = await serving(start, tmp_path)
+    await made(api, id="s", pinned=True, workdir=str(tmp_path), toolsets=[], max_iterations=2)
+    async with api.post(f"{SESSIONS}/s/fork", {"id": "f"}) as response:
+        fork = (await told(response, 201))["session"]
+    names = ("pinned", "workdir", "toolsets", "max_iterations")
+    assert [fork[name] for name in names] == [False, str(tmp_path), [], 2]
+
+
+# ---- pinned
+
+
+async def test_sessions_are_pinned_and_listed_by_it(api: Api) -> None:
+    assert (await made(api, id="a"))["pinned"] is False
+    assert (await made(api, id="b", pinned=True))["pinned"] is True
+    await made(api, id="c")
+    assert (await changed(api, "a", pinned=True))["pinned"] is True
+
+    async def listed(query: str) -> tuple[list[str], int]:
+        found = await got(api, SESSIONS + query)
+        return [session["id"] for session in found["data"]], found["total"]
+
+    assert await listed("") == (["c", "b", "a"], 3)
+    assert await listed("?pinned=true") == (["b", "a"], 2)
+    assert await listed("?pinned=false") == (["c"], 1)
+    await changed(api, "b", pinned=False)
+    assert await listed("?pinned=true&limit=1") == (["a"], 1)
+    async with api.get(f"{SESSIONS}?pinned=perhaps") as response:
+        await refused(response, 400, "invalid_type", "pinned")
+
+
+async def test_pinned_sessions_are_not_pruned(api: Api) -> None:
+    for session_id in ("kept", "gone"):
+        await made(api, id=session_id, pinned=session_id == "kept")
+        db_of(api).end_session(session_id, "done")
+    assert db_of(api).prune_sessions(older_than_days=-1) == ["gone"]
+
+
+# ---- compaction
+
+
+def talked(api: Api, turns: int) -> list[int]:
+    """The ids of long messages in the session `s`."""
+    ids = []
+    for number in range(turns):
+        ids.append(db_of(api).append_message("s", "user", f"question {number} {WORDS}"))
+        ids.append(db_of(api).append_message("s", "assistant", f"answer {number} {WORDS}"))
+    return ids
+
+
+async def test_a_session_is_compacted_when_it_is_asked_for(start: Start) -> None:
+    api = await start(Reply(text="They spoke of foxes."), Reply(text="Yes."))
+    await made(api, id="s")
+    ids = talked(api, 30)
+    headers = {"Idempotency-Key": "once"}
+    async with api.post(f"{SESSIONS}/s/compact", {"focus": "the foxes"}, headers=headers) as response:
+        done = await told(response)
+        assert response.headers["X-Hermes-Run-Id"] == done["run_id"]
+    assert (done["object"], done["session_id"], done["compacted"]) == ("hermes.session.compaction", "s", True)
+    assert 0 < done["tokens_after"] < done["tokens_before"]
+    assert 0 < done["messages_archived"] < len(ids)
+    assert done["usage"]["output_tokens"] >= 0
+    assert "the foxes" in str(api.model.requests[0].body)
+    found = await got(api, f"{SESSIONS}/s/messages")
+    assert [message["id"] for message in found["data"]] == ids
+    async with api.post(f"{SESSIONS}/s/compact", {"focus": "the foxes"}, headers=headers) as response:
+        assert await told(response) == done
+    assert len(api.model.requests) == 1
+    async with api.post(f"{SESSIONS}/s/chat", {"message": "Foxes?"}) as response:
+        await told(response)
+    asked = str(api.model.requests[1].body)
+    assert "They spoke of foxes." in asked and "question 12" not in asked and "Foxes?" in asked
+
+
+async def test_a_short_session_is_left_as_it_is(api: Api) -> None:
+    await made(api, id="s")
+    db_of(api).append_message("s", "user", "hi")
+    async with api.post(f"{SESSIONS}/s/compact") as response:
+        done = await told(response)
+    assert (done["compacted"], done["messages_archived"], done["tokens_before"]) == (False, 0, None)
+    assert api.model.requests == []
+
+
+async def test_a_session_at_work_is_not_compacted(start: Start) -> None:
+    held = HeldModel(Reply(text="Slowly."))
+    await held.start()
+    api = await start(settings=held.settings)
+    await made(api, id="s")
+    turn = asyncio.ensure_future(_session_chat(api, "s"))
+    await eventually(lambda: got(api, f"{SESSIONS}/s"), lambda found: found["session"]["active_run_id"] is not None)
+    async with api.post(f"{SESSIONS}/s/compact") as response:
+        await refused(response, 409, "session_busy")
+    held.let_all()
+    await turn
+    await held.stop()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "code"),
+    [
+        ("none", {}, 404, "session_not_found"),
+        ("s", {"focus": 5}, 400, "invalid_type"),
+        ("s", {"focus": "x" * 101}, 400, "string_above_max_length"),
+        ("s", {"instructions": "x" * 101}, 400, "string_above_max_length"),
+    ],
+)
+async def test_compactions_that_cannot_be_are_refused(
+    start: Start, path: str, body: Json, status: int, code: str
+) -> None:
+    api = await start(max_text_chars=100)
+    await made(api, id="s")
+    async with api.post(f"{SESSIONS}/{path}/compact", body) as response:
+        await refused(response, status, code)
+
+
+async def test_a_compaction_needs_leave_to_write_and_counts_as_a_turn(start: Start) -> None:
+    reader, writer = "sk-reader-0123456789abcdef01234567", "sk-writer-0123456789abcdef01234567"
+    scopes = ["chat", "sessions:read"]
+    keys = [
+        {"name": "reader", "key": reader, "scopes": scopes},
+        {"name": "writer", "key": writer, "scopes": [*scopes, "sessions:write"], "tokens_per_minute": 50},
+    ]
+    api = await start(Reply(text="Hi.", usage={"input": 600, "output": 400}), keys=keys)
+    more = {"headers": bearer(writer)}
+    async with api.post(SESSIONS, {"id": "s"}, **more) as response:
+        await told(response, 201)
+    async with api.post(f"{SESSIONS}/s/compact", headers=bearer(reader)) as response:
+        await refused(response, 403, "insufficient_scope")
+    async with api.post(f"{SESSIONS}/s/compact", **more) as response:
+        await told(response)
+    async with api.post(f"{SESSIONS}/s/chat", {"message": "hi"}, **more) as response:
+        await told(response)
+    async with api.post(f"{SESSIONS}/s/compact", **more) as response:
+        await refused(response, 429, "rate_limit_exceeded")
