@@ -696,9 +696,9 @@ async def test_a_server_that_takes_its_time_to_hear_is_not_silent(http: HttpClie
         await reader.read()
 
     async with playing(part) as scene:
-        asking = asyncio.create_task(ask(http, scene.url(), "POST", b"x" * MUCH * 4, Timeouts(30, 1.0)))
+        asking = asyncio.create_task(ask(http, scene.url(), "POST", b"x" * MUCH * 4, Timeouts(30, 2.0)))
         await until(lambda: scene.connections == 1)
-        await asyncio.wait([asking], timeout=1.5)  # more than is allowed of silence
+        await asyncio.wait([asking], timeout=2.5)  # more than is allowed of silence
         may.set()
         assert await asking == (200, b"ok")
 

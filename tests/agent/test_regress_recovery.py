@@ -258,12 +258,18 @@ async def test_every_part_of_an_answer_that_was_continued_is_counted(house: Hous
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("answer", ["", "Done."], ids=["never answered", "answered at last"])
-async def test_empty_answers_are_counted(house: House, server: ModelServer, answer: str) -> None:
-    empty = Reply(reasoning="hm", usage={"input": 100, "output": 500}, continues=False)
+@pytest.mark.parametrize(
+    ("thought", "answer", "completed"),
+    [("", "", False), ("hm", "", True), ("hm", "Done.", True)],
+    ids=["never answered", "reasoning alone", "answered at last"],
+)
+async def test_empty_answers_are_counted(
+    house: House, server: ModelServer, thought: str, answer: str, completed: bool
+) -> None:
+    empty = Reply(reasoning=thought, usage={"input": 100, "output": 500}, continues=False)
     server.script = [empty, empty, empty, replace(empty, text=answer)]
     ran = await house.run(server)
-    assert ran.result["completed"] is bool(answer)
+    assert ran.result["completed"] is completed
     assert (ran.result["input_tokens"], ran.result["output_tokens"]) == (400, 2000)
     assert ran.final["usage"]["total_tokens"] == 2400
 

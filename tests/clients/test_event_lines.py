@@ -47,7 +47,6 @@ def test_chat_completions(hermes: Hermes, model: Any) -> None:
     assert any(b"Counted." in line for line in found)
 
 
-@pytest.mark.xfail(reason="life-cycle events are not yet kept under max_event_bytes", strict=True)
 def test_responses(hermes: Hermes, model: Any) -> None:
     found = lines(hermes, "/responses", {"input": "Count."})
     events = [json.loads(line.removeprefix(b"data: ")) for line in found if line.startswith(b"data: {")]

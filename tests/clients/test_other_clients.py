@@ -95,7 +95,6 @@ class TestXsAI(MoreTurns):
         assert told["text"] == IT_IS
         assert talk.ask("count pictures", How(stream=stream)).text == "1 pictures."
 
-    @pytest.mark.xfail(strict=True, reason="a trailing assistant message is refused, not continued")
     def test_an_answer_that_was_cut_is_continued(self, talk: Talk) -> None:
         """Without a stream the client sends what it has got, and asks for the rest of it."""
         assert talk.ask("say too much", How(options={"maxTokens": 5})).text.startswith("".join(HELLO))

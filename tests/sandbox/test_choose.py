@@ -171,5 +171,5 @@ async def test_the_probe_is_made_once_and_off_the_loop(home: Home, monkeypatch: 
     monkeypatch.setattr(choose, "choice", looked)
     await Sandboxes(home).start(settings(home))
     await Sandboxes(home).of(settings(home), "s1", home.path)
-    assert seen == [False, False]
+    assert seen[:2] == [False, False]  # then the answer is known
     assert bubblewrap.probe() is bubblewrap.probe()

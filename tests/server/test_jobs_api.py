@@ -161,10 +161,15 @@ async def test_script_effort_and_continuity_are_kept_and_cleared(api: Api) -> No
     assert (new["session_id"], new["continuity"]) == (None, True)
 
 
-async def test_a_cleared_model_takes_the_provider_of_its_alias_with_it(start: Start) -> None:
-    api = await start(model_routes={"fast": {"model": "quick", "provider": "openrouter"}})
-    job = await made(api, model="fast")
-    assert (job["model"], job["provider"]) == ("quick", "openrouter")
+@pytest.mark.parametrize(
+    ("named", "kept"), [("fast", ("fast", None)), ("second/deep", ("deep", "second"))], ids=["alias", "provider"]
+)
+async def test_a_cleared_model_takes_its_provider_with_it(start: Start, named: str, kept: tuple[str, str]) -> None:
+    second = {"base_url": "http://127.0.0.1:1/v1", "api_key": "key-12345678", "models": ["deep"]}
+    routes = {"fast": {"model": "deep", "provider": "second"}}
+    api = await start(settings={"providers": {"second": second}}, model_routes=routes)
+    job = await made(api, model=named)
+    assert (job["model"], job["provider"]) == kept
     async with api.patch(f"{JOBS}/{job['id']}", {"model": None}) as response:
         new = (await told(response))["job"]
     assert (new["model"], new["provider"]) == (None, None)

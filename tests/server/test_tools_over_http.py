@@ -418,7 +418,7 @@ async def test_cronjob(talk: Talk) -> None:
         [Call("cronjob", create), Call("cronjob", {**create, "schedule": "sometimes"})],
         lambda answers: [
             Call("cronjob", {"action": "pause", "job_id": answers[0]["job"]["id"]}),
-            Call("cronjob", {"action": "list"}),
+            Call("cronjob", {"action": "list", "include_disabled": True}),
         ],
     )
     made, wrong, paused, listed = turn.answers

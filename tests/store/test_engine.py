@@ -722,17 +722,18 @@ def test_the_log_of_changes_is_folded_into_the_file_while_it_is_written(
     empty = path.stat().st_size
     for number in range(400):
         db.append_message("s", "user", f"message {number} " + "words " * 200)
-    folding = db.engine._folding
-    assert folding is not None
-    folding.join(PATIENCE_S)
-    db.set_session_title("s", "Afterwards")  # behind what the folding has left to the writer
+    log, sizes = path.with_name("state.db-wal"), [-1]
+    # A folding that meets a write leaves the rest to the next one.
+    while log.stat().st_size != sizes[-1] and len(sizes) < 20:
+        assert (folding := db.engine._folding) is not None
+        folding.join(PATIENCE_S)
+        db.set_session_title("s", f"Title {len(sizes)}")  # behind what the folding has left to the writer
+        sizes.append(log.stat().st_size)
+        for number in range(3):
+            db.append_message("s", "user", f"more {number} " + "words " * 200)
+    assert log.stat().st_size == sizes[-1], "the log begins anew"
     assert path.stat().st_size > empty + 400_000
-    log = path.with_name("state.db-wal")
-    size = log.stat().st_size
-    for number in range(3):
-        db.append_message("s", "user", f"more {number} " + "words " * 200)
-    assert log.stat().st_size == size, "the log begins anew"
-    assert len(db.get_messages("s")) == 403
+    assert len(db.get_messages("s")) == 400 + 3 * (len(sizes) - 1)
 
 
 def test_closing_waits_for_the_folding(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

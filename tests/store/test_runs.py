@@ -130,6 +130,8 @@ SAMPLES: dict[str, Any] = {
     "persist": False,
     "compress": False,
     "compact": "the plan",
+    "count_only": True,
+    "script": "git log -3",
     "context_files": False,
     "memory": False,
     "deadline_seconds": 0.25,

@@ -126,7 +126,6 @@ def test_a_failure_is_shown(connected: OpenWebUI) -> None:
     assert REFUSAL in json.dumps(chat.ask("break off")["error"])
 
 
-@pytest.mark.xfail(reason="a trailing assistant message is not yet continued", strict=True)
 def test_continue_response(hermes: Hermes, model: Any, webui: OpenWebUI) -> None:
     """The request ends with the assistant's message; only what follows it is said."""
     webui.connect(hermes, "chat")
