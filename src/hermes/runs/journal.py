@@ -14,6 +14,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,11 +47,12 @@ def _numbers(*values: int) -> bytes:
 
 
 class JournalFile:
-    """One file of this process's journal. `streams` has the number of the last delta that each stream has in it."""
+    """One file of this process's journal. `streams` has the number of the last delta that each stream has in it, as far
+    as that is known: the file that is written may get more."""
 
     def __init__(self, folder: Path) -> None:
         self.size, self.declared = 0, 0
-        self.streams: dict[Stream, int] = {}
+        self.streams: dict[Stream, float] = {}
         make_private_folder(folder)
         while True:
             self.path = folder / f"{os.getpid()}-{random_hex(8)}{_SUFFIX}"
@@ -88,6 +90,7 @@ class TailJournal:
         self._older: list[JournalFile] = []
         self._data = bytearray()
         self._waiting: list[Event] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.works = True
 
     def add(self, stream: Stream, event: Event) -> None:
@@ -99,19 +102,29 @@ class TailJournal:
                 self._fail(error)
                 self.give_out(event)
                 return
-        text, ms = event.data["text"].encode("utf-8", "surrogatepass"), round(event.ts * 1000)
         if stream.journal is not file:
             self._declare(stream, file, event.run_id)
-        head = (_DELTA, stream.journal_number, event.seq - stream.journal_seq, ms - stream.journal_ms, len(text))
-        self._data += _numbers(*head)
+        text, ms = event.data["text"].encode("utf-8", "surrogatepass"), round(event.ts * 1000)
+        number, more, passed, size = (
+            stream.journal_number,
+            event.seq - stream.journal_seq,
+            ms - stream.journal_ms,
+            len(text),
+        )
+        if number | more | passed | size <= 0x7F:
+            self._data += bytes((_DELTA, number, more, passed, size))
+        else:
+            self._data += _numbers(_DELTA, number, more, passed, size)
         self._data += text
         stream.journal_seq, stream.journal_ms = event.seq, ms
-        file.streams[stream] = event.seq
-        self.give_out(event)
+        if not self._waiting:
+            self._call_soon()
+        self._waiting.append(event)
 
     def _declare(self, stream: Stream, file: JournalFile, run_id: str) -> None:
         stream.journal, stream.journal_number, stream.journal_seq, stream.journal_ms = file, file.declared, 0, 0
         file.declared += 1
+        file.streams[stream] = inf
         fixed = (run_id, stream.id, stream.kind, stream.step, stream.form, stream.length)
         data = json.dumps(fixed, separators=(",", ":")).encode()
         self._data += _numbers(_STREAM, stream.journal_number, len(data)) + data
@@ -119,8 +132,13 @@ class TailJournal:
     def give_out(self, event: Event) -> None:
         """Give out an event that needs no record, behind what waits."""
         if not self._waiting:
-            asyncio.get_running_loop().call_soon(self.flush)
+            self._call_soon()
         self._waiting.append(event)
+
+    def _call_soon(self) -> None:
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
         """Write what was added, and give it to its readers."""
@@ -145,6 +163,7 @@ class TailJournal:
     def _turn_over(self) -> None:
         """Begin another file. This one goes when the database has what is in it."""
         if self._file is not None:
+            self._file.streams = {stream: stream.last_seq for stream in self._file.streams}
             self._older.append(self._file)
             self._file = None
         self._full()
@@ -155,10 +174,10 @@ class TailJournal:
         self.works = False
         self._turn_over()
 
-    def release(self, stream: Stream, seq: int) -> None:
-        """The database has this stream up to the number `seq`, or needs no more of it."""
+    def release(self, stream: Stream, seq: float) -> None:
+        """The database has this stream up to the number `seq`; or needs no more of it, which is `inf`."""
         for file in self._files():
-            if file.streams.get(stream, seq + 1) > seq:
+            if stream not in file.streams or file.streams[stream] > seq:
                 continue
             del file.streams[stream]
             if file.streams:

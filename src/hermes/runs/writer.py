@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from hermes.bus.memory import MemoryBus
@@ -583,7 +584,7 @@ class RunWriter:
     def _release(self, stream: Stream, *, closed: bool = False) -> None:
         """The journal need not keep what the store knows."""
         if self._journal is not None:
-            self._journal.release(stream, stream.last_seq if closed else stream.saved_seq)
+            self._journal.release(stream, inf if closed else stream.saved_seq)
 
     def _deliver(self, event: Event) -> None:
         if self._journal is not None:
