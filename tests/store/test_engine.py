@@ -725,7 +725,8 @@ def test_the_log_of_changes_is_folded_into_the_file_while_it_is_written(
     log, sizes = path.with_name("state.db-wal"), [-1]
     # A folding that meets a write leaves the rest to the next one.
     while log.stat().st_size != sizes[-1] and len(sizes) < 20:
-        assert (folding := db.engine._folding) is not None
+        folding = db.engine._folding
+        assert folding is not None
         folding.join(PATIENCE_S)
         db.set_session_title("s", f"Title {len(sizes)}")  # behind what the folding has left to the writer
         sizes.append(log.stat().st_size)
