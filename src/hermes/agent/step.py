@@ -57,7 +57,12 @@ class ModelStep:
         self._stop = turn.live.controls.stop
         self._out = Outgoing(partial(self._log.text, message_id), turn.media.made) if turn.media else None
         self._caller = Caller(
-            self._stop, self._deliver, self._tell_waiting, joins=self._log.joins, at_once=self._is_text
+            self._stop,
+            self._deliver,
+            self._tell_waiting,
+            joins=self._log.joins,
+            at_once=self._is_text,
+            chars_max=turn.settings.get("agent.max_answer_chars"),
         )
         self._tried: Counter[Action] = Counter()
         self._attempts = attempts
