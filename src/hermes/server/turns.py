@@ -233,8 +233,9 @@ class Turn:
 
     async def _look_back(self) -> None:
         spec = self.spec
-        if spec.continues and self.admission is not None and (begun := self.admission.lease.begun) is not None:
-            await self.adapter.database().hide_last_notes(spec.session_id, lease_token=begun.token)
+        held = self.admission.lease.begun if self.admission is not None and spec.persist else None
+        if spec.continues and held is not None:
+            await self.adapter.database().hide_last_notes(spec.session_id, lease_token=held.token)
         if spec.history is not None and not self._seeds():
             self.history = [*spec.history]
         else:
