@@ -236,13 +236,15 @@ async def test_another_session_key_never_meets_the_conversation(api: Api) -> Non
         ),
         ([said("user", "and?")], None),
         ([said("assistant", "a"), said("assistant", "b"), said("user", "and?")], None),
+        ([calls(call("c1")), output("c1", "on"), calls(call("c1")), output("c1", "off"), said("user", "and?")], None),
     ],
 )
+@pytest.mark.parametrize("store", [True, False])
 async def test_messages_in_any_usual_order_are_answered(
-    api: Api, messages: list[Json], given: list[Json] | None
+    api: Api, messages: list[Json], given: list[Json] | None, store: bool
 ) -> None:
     always(api)
-    await ask(api, said("user", "light"), *messages, tools=[LAMP])
+    await ask(api, said("user", "light"), *messages, tools=[LAMP], store=store)
     assert got(api.model.requests[-1]) == [said("user", "light"), *(given or messages)]
 
 
@@ -273,8 +275,12 @@ async def test_a_call_that_the_client_dropped_is_not_asked_for(api: Api) -> None
         ([said("assistant", "a"), output("c1", "on")], "tool_call_not_found"),
     ],
 )
-async def test_calls_without_outputs_and_outputs_without_calls_are_named(api: Api, rest: list[Json], code: str) -> None:
-    async with api.post(CHAT, {"messages": [said("user", "light"), *rest], "tools": [LAMP]}) as response:
+@pytest.mark.parametrize("store", [True, False])
+async def test_calls_without_outputs_and_outputs_without_calls_are_named(
+    api: Api, rest: list[Json], code: str, store: bool
+) -> None:
+    body = {"messages": [said("user", "light"), *rest], "tools": [LAMP], "store": store}
+    async with api.post(CHAT, body) as response:
         await refused(response, 400, code, "tool_call_id")
 
 

@@ -45,6 +45,14 @@ async def test_the_output_of_a_call_may_be_sent_again_after_a_failure(api: Api) 
         assert roles(api) == ["user", "assistant", "tool", "tool"]
 
 
+async def test_an_id_may_name_one_call_after_the_other(api: Api) -> None:
+    api.model.script = [Reply(tool_calls=[HALL]), Reply(tool_calls=[HALL]), Reply(text="Off.")]
+    second = await ask(api, [OUTPUT], await ask(api, "light"))
+    await ask(api, [{**OUTPUT, "output": "off"}, user("and?")], second)
+    assert roles(api) == ["user", "assistant", "tool", "assistant", "tool", "user"]
+    assert api.model.requests[-1].body["messages"][-2]["content"] == "off"
+
+
 def named(way: str, given: Any, before: list[Json]) -> tuple[str, Json, Json]:
     """A request that says in one of several ways where it goes on: path, body, headers."""
     header = {"X-Hermes-Session-Id": "hall"}

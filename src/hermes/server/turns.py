@@ -267,6 +267,7 @@ class Turn:
         if self.spec.user_message and not self.spec.verbatim:
             # Who sends all messages along may repeat what a session holds already.
             known = {message.get("tool_call_id") for message in self.history if message.get("role") == "tool"}
+            known -= {*asked}  # an id may name several calls, one after the other
             fresh = tuple(result for result in self.spec.results if result["tool_call_id"] not in known)
             self.spec = self.spec.replace(results=fresh)
         given = {str(result["tool_call_id"]) for result in self.spec.results}
