@@ -167,6 +167,24 @@ async def test_server_calls_are_not_put_back_where_two_conversations_could_be_me
     assert got(api.model.requests[-1]) == messages
 
 
+@pytest.mark.parametrize("keys", [("anna", "ben"), (None, None)])
+async def test_server_calls_of_turns_that_are_not_stored_reach_nobody_else(
+    api: Api, keys: tuple[str | None, str | None]
+) -> None:
+    api.model.script = [Reply(tool_calls=[TODO, HALL]), Reply(tool_calls=[HALL]), *[Reply(text="On.")] * 2]
+    if keys[0] is None:  # both have a call of the server's, and nothing tells whose turn is meant
+        api.model.script[1] = Reply(tool_calls=[TODO, HALL])
+    headers = [{"X-Hermes-Session-Key": key} if key else {} for key in keys]
+    for own in headers:
+        answer, _ = await ask(api, said("user", "light"), tools=[LAMP], store=False, headers=own)
+    messages = [said("user", "light"), answer, output("call_lamp", "on")]
+    await ask(api, *messages, tools=[LAMP], store=False, headers=headers[1])
+    assert "call_todo" not in str(got(api.model.requests[-1]))
+    if keys[0]:
+        await ask(api, *messages, tools=[LAMP], store=False, headers=headers[0])
+        assert "call_todo" in str(got(api.model.requests[-1]))
+
+
 async def test_outputs_may_be_sent_again_and_find_the_server_calls_beside_them(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[TODO, HALL]), *[Reply(status=400)] * 2, Reply(text="Both done.")]
     question = said("user", "tea and light")
