@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -328,6 +329,15 @@ async def test_files_of_earlier_messages_are_given_in_their_place(api: Api) -> N
     words = [part["text"] for part in asked["content"]]
     assert words[:2] == ["read", "File a.txt:\nmilk"]
     assert f"{session_id}/b.bin" in words[2]
+
+
+@pytest.mark.parametrize("name", ["n" * 300 + ".bin", "ä" * 200 + ".bin", "n." + "b" * 300])
+async def test_a_long_file_name_is_made_shorter(api: Api, name: str) -> None:
+    always(api)
+    await ask(api, said("user", [text("read"), file(name, "\0x", "application/x-thing")]))
+    path = got(api.model.requests[-1])[0]["content"][1]["text"].partition(" it is at ")[2].removesuffix(".")
+    assert Path(path).read_bytes() == b"\0x"
+    assert Path(path).suffix[:4] == name[name.rindex(".") :][:4]
 
 
 async def test_a_file_that_is_sent_again_finds_its_session(api: Api) -> None:
