@@ -22,7 +22,7 @@ from hermes.server.response_items import Json, Reader, cut_to
 from hermes.server.response_kept import Kept, blank
 from hermes.server.response_tools import additional, response_tools, stand_in
 from hermes.server.sealing import Seal, seal_of
-from hermes.server.turns import Message, Turn, answered_again, parameters, with_unseen
+from hermes.server.turns import Message, Turn, answered_again, open_calls, parameters, with_unseen
 from hermes.server.wishes import wishes
 from hermes.store.sessions import new_session_id
 
@@ -273,6 +273,9 @@ async def _placed(
 ) -> Turn:
     """The turn in its session: the one that is named, the chain's, the one that waits for results, or a new one."""
     before: list[Message] = list((chain or {}).get("conversation_history") or ())
+    waiting = set(open_calls(before))
+    # A client may send the calls along that it answers; the chain holds them already.
+    history = [message for message in history if not _only_calls(message, waiting)]
     if wished.session_id and chain is None:
         seeds = wished.seed and bool(history)
         spec = spec.replace(history=history if seeds else None, base_id=spec.session_id if seeds else None)
@@ -291,6 +294,11 @@ async def _placed(
         spec, new = spec.replace(session_id=new_session_id()), True
     spec = spec.replace(history=whole, base_id=spec.session_id if spec.persist else None)
     return Turn(adapter, request, spec, wished, bind=new)
+
+
+def _only_calls(message: Message, call_ids: set[str]) -> bool:
+    calls = message.get("tool_calls") or ()
+    return bool(calls) and not message.get("content") and all(str(call["id"]) in call_ids for call in calls)
 
 
 async def _is_kept(adapter: APIServerAdapter, chain: Json) -> bool:

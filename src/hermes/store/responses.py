@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from hermes.ids import random_hex
-from hermes.limits import PENDING_CALLS_KEPT_S
+from hermes.limits import BOUND_SESSIONS_MAX, PENDING_CALLS_KEPT_S
 from hermes.store.coding import pack
 from hermes.store.connections import Schema, Tx
 from hermes.store.engine import Engine
@@ -258,22 +258,26 @@ class ResponseStore(Part):
         return _items(tx, conversation_id, owner, f"i.response_id IS NULL AND {since}", (response_id,))
 
     @writes
-    def suspend(self, tx: Tx, call_ids: Sequence[str], owner: str, history: Sequence[Mapping[str, Any]]) -> None:
-        """Keep the transcript of a turn that nobody else keeps, until its client has answered these calls."""
+    def suspend(
+        self, tx: Tx, call_ids: Sequence[str], scope: str, run_id: str, history: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Keep the transcript of a turn that nobody else keeps, until its client has answered these calls. Providers that
+        number their calls give several turns the same ids: each keeps its own."""
         now = time.time()
         tx.execute("DELETE FROM suspended WHERE expires_at <= ?", (now,))
         for call_id in call_ids:
             sql = "INSERT OR REPLACE INTO suspended VALUES (?, ?, ?, ?)"
-            tx.execute(sql, (owner, call_id, now + PENDING_CALLS_KEPT_S, pack(list(history))))
+            tx.execute(sql, (scope, f"{call_id}\n{run_id}", now + PENDING_CALLS_KEPT_S, pack(list(history))))
 
     @reads
-    def suspended(self, tx: Tx, call_ids: Sequence[str], owner: str) -> list[dict[str, Any]] | None:
-        """The transcript in which one of these calls waits."""
-        for call_id in call_ids:
-            sql = "SELECT history FROM suspended WHERE owner = ? AND call_id = ? AND expires_at > ?"
-            if (found := tx.value(sql, (owner, call_id, time.time()))) is not None:
-                return list(msgspec.json.decode(found))
-        return None
+    def suspended(self, tx: Tx, call_id: str, scope: str) -> list[list[dict[str, Any]]]:
+        """The newest transcripts in which this call waits."""
+        sql = (
+            "SELECT history FROM suspended WHERE owner = ? AND call_id > ? AND call_id < ? AND expires_at > ? "
+            "ORDER BY expires_at DESC LIMIT ?"
+        )
+        within = (scope, f"{call_id}\n", f"{call_id}\v", time.time(), BOUND_SESSIONS_MAX)
+        return [msgspec.json.decode(row[0]) for row in tx.rows(sql, within)]
 
     @writes
     def sweep(self, tx: Tx) -> int:
