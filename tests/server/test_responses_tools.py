@@ -353,3 +353,37 @@ async def test_hosted_calls_are_accepted_in_histories(
 async def test_client_metadata_is_known_and_without_effect(start: Start) -> None:
     api = await start(Reply(text="ok"), strict_parameters=True)
     assert await ignored(api, input="hi", client_metadata={"thread_id": "1"}) == ["client_metadata"]
+
+
+CALL = {
+    "id": "item_1",
+    "call_id": "call_1",
+    "name": "lamp",
+    "arguments": "{}",
+    "input": "x",
+    "action": {},
+    "operation": {},
+}
+# item type; the field; whether the item is refused for it
+ODD_ITEMS = [
+    *(
+        (kind, {"output": [value]}, False)
+        for kind in ("function_call", "shell_call_output", "mcp_call", "computer_call_output", "reasoning")
+        for value in (5, None, [1], {"type": []})
+    ),
+    ("tool_search_output", {"tools": [], "output": [5]}, False),
+    ("tool_search_output", {"tools": 5}, True),
+    ("mcp_call", {"output": {"content": [1, {"type": "text", "text": "x"}]}}, False),
+    ("function_call_output", {"output": [5]}, True),
+]
+
+
+@pytest.mark.parametrize(("kind", "fields", "is_refused"), ODD_ITEMS)
+async def test_odd_fields_of_items_are_kept_or_refused(api: Api, kind: str, fields: Json, is_refused: bool) -> None:
+    item = {"type": kind, **CALL, **fields}
+    async with api.post("/v1/conversations", {"items": [item]}) as response:
+        made = await response.json()
+        assert response.status == (400 if is_refused else 200), made
+    if not is_refused:
+        listed = await told(await api.get(f"/v1/conversations/{made['id']}/items"))
+        assert {name: listed["data"][0][name] for name in fields} == fields

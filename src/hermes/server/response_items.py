@@ -22,6 +22,8 @@ _PREFIX |= {name: kind.prefix for name, kind in CALL_ITEMS.items()}
 _PREFIX |= {name: f"{kind.prefix}o" for name, kind in OUTPUT_ITEMS.items()}
 _PREFIX |= {name: kind.prefix for name, kind in HOSTED_ITEMS.items()}
 _PREFIX |= dict.fromkeys(IGNORED_ITEMS, "item")
+# Their outputs are content; what other items have under that name is kept as it came.
+_WITH_CONTENT = tuple(name for name, kind in OUTPUT_ITEMS.items() if kind.takes_parts)
 _WITH_STATUS = ("message", "mcp_call", *CALL_ITEMS, *OUTPUT_ITEMS)
 # What clients expect of a part that is listed, also where it was not sent.
 _ADDED: dict[Any, Json] = {"output_text": {"annotations": []}, "input_image": {"detail": "auto"}}
@@ -94,7 +96,7 @@ class Reader:
         kept = {**item, "type": kind, "id": known}
         if kind == "message":
             kept["content"] = _kept_content(item.get("content"), item.get("role"))
-        elif isinstance(item.get("output"), list):
+        elif kind in _WITH_CONTENT and isinstance(item.get("output"), list):
             kept["output"] = _kept_content(item["output"], "user")
         if kind in _WITH_STATUS and kept.get("status") is None:
             kept["status"] = "completed"
@@ -173,7 +175,11 @@ class Reader:
         self._add_call(call_id, _text(item, "name", where), arguments, out)
         told = item.get("output") if item.get("output") is not None else item.get("error") or ""
         if isinstance(told, Mapping):
-            told = text_of(told.get("content")) if isinstance(told.get("content"), list) else told.get("message") or ""
+            parts = told.get("content")
+            if isinstance(parts, list):
+                told = text_of([part for part in parts if isinstance(part, Mapping)])
+            else:
+                told = told.get("message") or ""
         told = told if isinstance(told, str) else str(told)
         out.messages.append({"role": "tool", "content": told, "tool_call_id": call_id})
 
