@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from hermes.server.tool_types import CALL_ITEMS, HOSTED_ITEMS, IGNORED_ITEMS, OU
 from hermes.text import spaced_json
 
 Json = dict[str, Any]
-Find = Callable[[str], Awaitable[Json | None]]
+Find = Callable[[Collection[str]], Awaitable[dict[str, Json]]]
 _ROLES = ("user", "assistant", "system", "developer")
 _PREFIX = {"message": "msg", "mcp_call": "mcp", "reasoning": "rs", "compaction": "cmp", "additional_tools": "at"}
 _PREFIX |= {name: kind.prefix for name, kind in CALL_ITEMS.items()}
@@ -40,6 +40,7 @@ class Given:
     items: list[Json] = field(default_factory=list)
     tools: list[Json] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
+    _referenced: dict[str, Json] = field(default_factory=dict)
     _opaque: Any = None
     _asked_at: str = ""
     _speaks: bool = False
@@ -57,7 +58,7 @@ class Given:
 
 @dataclass(slots=True)
 class Reader:
-    """Reads items for one owner. `find` knows the items of stored responses."""
+    """Reads items for one owner. `find` gives those of stored items that these ids name."""
 
     text_chars_max: int
     owner: str
@@ -67,7 +68,10 @@ class Reader:
     async def read(self, given: Any, where: str = "input") -> Given:
         """All items of an input: text, or a list."""
         out = Given()
-        items = [given] if isinstance(given, str) else given
+        items: list[Any] = [given] if isinstance(given, str) else given
+        named = {item["id"] for item in items if _is_reference(item) and isinstance(item.get("id"), str)}
+        if named:
+            out._referenced = await self.find(named)
         for at, item in enumerate(items):
             await self._item(item, f"{where}[{at}]" if items is given else where, out)
         return out
@@ -78,13 +82,13 @@ class Reader:
             item = {"type": "message", "role": "user", "content": content(item, where, self.text_chars_max)}
         if not isinstance(item, Mapping):
             raise invalid(where, f"Invalid type for {where!r}: an item is an object.", "invalid_type")
-        kind = item.get("type") or ("item_reference" if set(item) == {"id"} else "message")
-        if kind == "item_reference":
-            found = await self.find(_text(item, "id", where))
+        if _is_reference(item):
+            found = out._referenced.get(_text(item, "id", where))
             if found is None:
                 raise ApiError(404, f"There is no item {item['id']!r}.", "item_not_found", f"{where}.id")
             await self._item(found, where, out)
             return
+        kind = item.get("type") or "message"
         read = self._READ.get(kind) if isinstance(kind, str) else None
         if read is None:
             raise invalid(f"{where}.type", f"Items of the type {kind!r} are not taken.")
@@ -217,6 +221,12 @@ class Reader:
         **dict.fromkeys(HOSTED_ITEMS, _hosted),
         **dict.fromkeys(IGNORED_ITEMS, _ignored),
     }
+
+
+def _is_reference(item: Any) -> bool:
+    if not isinstance(item, Mapping):
+        return False
+    return item.get("type") == "item_reference" or (not item.get("type") and set(item) == {"id"})
 
 
 def _opaque_of(out: Given) -> Json:

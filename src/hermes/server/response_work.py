@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -303,8 +303,8 @@ async def _is_kept(adapter: APIServerAdapter, chain: Json) -> bool:
 def reader(adapter: APIServerAdapter, owner: str) -> Reader:
     """What reads the items of an owner."""
 
-    async def find(item_id: str) -> Json | None:
-        found: Json | None = await adapter.stored_responses.find_item(item_id, owner)
+    async def find(item_ids: Collection[str]) -> dict[str, Json]:
+        found: dict[str, Json] = await adapter.stored_responses.find_items(item_ids, owner)
         return found
 
     async def seal() -> Seal:
