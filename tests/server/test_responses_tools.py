@@ -179,6 +179,17 @@ async def test_tools_and_system_text_of_the_input_hold_for_the_chain(api: Api) -
     assert described["x"] == "Another."
 
 
+async def test_the_same_tools_may_come_with_every_turn_of_a_chain(api: Api) -> None:
+    tools = [flat(function(f"lamp_{number}")) for number in range(100)]
+    added = {"type": "additional_tools", "role": "developer", "tools": tools}
+    api.model.script = [Reply(text=str(number), continues=False) for number in range(3)]
+    before: Json = {}
+    for _ in range(3):
+        made = await create(api, [added, {"role": "user", "content": "hi"}], **before)
+        before = {"previous_response_id": made["id"]}
+    assert sum(name.startswith("lamp_") for name in offered(api.model.requests[-1])) == 100
+
+
 async def test_a_long_namespaced_name_is_shortened_and_reported_whole(api: Api) -> None:
     names = [f"{'x' * 40}_{end}" for end in "ab"]
     tool = {"type": "namespace", "name": "n" * 40, "tools": [{"type": "function", "name": name} for name in names]}
