@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from hermes.server.sealing import Seal, seal_of
 from hermes.server.turns import Message, Turn, answered_again, open_calls, parameters, with_unseen
 from hermes.server.wishes import wishes
 from hermes.store.sessions import new_session_id
+from hermes.text import spaced_json
 
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
@@ -144,8 +145,8 @@ async def prepare(
     name, chain, added = await _chain(adapter, asked, owner, memory or {})
     given = await reader(adapter, owner).read(asked.input)
     body.ignored += dict.fromkeys(given.ignored)
-    added_tools = [*((chain or {}).get("added_tools") or ()), *given.tools]
-    further = additional(added_tools, "input") if added_tools else []
+    added_tools = _distinct([*((chain or {}).get("added_tools") or ()), *given.tools])
+    further = [tool for one in added_tools for tool in additional([one], "input")]
     tools = response_tools(asked.tools or (), further, asked.tool_choice, body.ignored)
     wished = wishes(adapter, request, client_tools=bool(tools.schemas), user=asked.user)
     used = await stand_in(adapter, tools, wished.toolsets, body.ignored)
@@ -213,6 +214,12 @@ async def prepare(
         added_tools=added_tools,
     )
     return Work(body, kept, turn, chain)
+
+
+def _distinct(tools: list[Json]) -> list[Json]:
+    """The tools without those that come again later: clients send the same ones with every turn of a chain."""
+    last = {spaced_json(tool): at for at, tool in enumerate(tools)}
+    return [tools[at] for at in sorted(last.values())]
 
 
 def _check_supported(asked: ResponseRequest, body: Body[ResponseRequest]) -> None:
@@ -311,8 +318,8 @@ async def _is_kept(adapter: APIServerAdapter, chain: Json) -> bool:
 def reader(adapter: APIServerAdapter, owner: str) -> Reader:
     """What reads the items of an owner."""
 
-    async def find(item_id: str) -> Json | None:
-        found: Json | None = await adapter.stored_responses.find_item(item_id, owner)
+    async def find(item_ids: Collection[str]) -> dict[str, Json]:
+        found: dict[str, Json] = await adapter.stored_responses.find_items(item_ids, owner)
         return found
 
     async def seal() -> Seal:

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from hermes.limits import BOUND_SESSIONS_MAX, PENDING_CALLS_KEPT_S
 from hermes.store.coding import pack
 from hermes.store.connections import Schema, Tx
 from hermes.store.engine import Engine
-from hermes.store.parts import Part, reads, writes
+from hermes.store.parts import Part, reads, reads_slowly, writes
 
 log = logging.getLogger(__name__)
 
@@ -163,22 +163,31 @@ class ResponseStore(Part):
         found: str | None = tx.value(sql, (name, owner, owner))
         return found
 
-    @reads
-    def find_item(self, tx: Tx, item_id: str, owner: str) -> dict[str, Any] | None:
-        """An item of the owner's stored responses and conversations, asked or answered, by its id."""
-        named = msgspec.json.encode(item_id).decode()
-        sql = "SELECT body FROM responses WHERE owner = ? AND instr(body, ?) ORDER BY used DESC"
-        for (body,) in tx.rows(sql, (owner, named)):
+    @reads_slowly
+    def find_items(self, tx: Tx, item_ids: Collection[str], owner: str) -> dict[str, dict[str, Any]]:
+        """Items of the owner's stored responses and conversations, asked or answered, by their ids; of two with one id
+        that of the response used last. Each record is read once, however many items are wanted."""
+        found: dict[str, dict[str, Any]] = {}
+        wanted = set(item_ids)
+
+        def take(items: Iterable[dict[str, Any]]) -> None:
+            found.update({item["id"]: item for item in reversed(list(items)) if item.get("id") in wanted})
+            wanted.difference_update(found)
+
+        for (body,) in tx.each("SELECT body FROM responses WHERE owner = ? ORDER BY used DESC", (owner,)):
+            if not wanted:
+                return found
             record = msgspec.json.decode(body)
-            items = [*(record.get("input_items") or ()), *record["response"].get("output", ())]
-            if (found := next((item for item in items if item.get("id") == item_id), None)) is not None:
-                return dict(found)
+            take([*(record.get("input_items") or ()), *record["response"].get("output", ())])
         sql = (
             "SELECT i.json FROM conversation_items i JOIN conversation_objects c ON c.id = i.conversation_id "
-            "WHERE c.owner = ? AND instr(i.json, ?)"
+            "WHERE c.owner = ?"
         )
-        known = (msgspec.json.decode(row[0]) for row in tx.rows(sql, (owner, named)))
-        return next((dict(item) for item in known if item.get("id") == item_id), None)
+        for (text,) in tx.each(sql, (owner,)):
+            if not wanted:
+                return found
+            take([msgspec.json.decode(text)])
+        return found
 
     @writes
     def put_conversation_object(
