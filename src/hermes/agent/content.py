@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hermes.agent.media_tags import as_said
 from hermes.home import write_private
 from hermes.ids import folder_name
+from hermes.limits import UPLOAD_NAME_BYTES_MAX
 from hermes.runs.spec import Content
 from hermes.store.base import Row
 from hermes.store.digests import continued, digest_of
@@ -102,7 +103,7 @@ async def _without_files(
 def _as_text(
     file: dict[str, Any], services: Services, session_id: str, saved: list[Upload], redact: Callable[[str], str]
 ) -> str:
-    name = re.sub(r"[^\w.@ -]", "_", os.path.basename(str(file.get("name") or "file"))).lstrip(".") or "file"
+    name = _file_name(str(file.get("name") or "file"))
     data = _bytes(file["data"])
     if _TEXT_TYPES.search(str(file.get("media_type") or "")) and b"\0" not in data:
         return f"File {name}:\n{redact(data.decode('utf-8', 'replace'))}"
@@ -116,6 +117,18 @@ def _as_text(
         write_private(path, data)
         saved.append(Upload(name, path, len(data), str(file.get("media_type") or "application/octet-stream")))
     return f"The user attached the file {name} ({len(data)} bytes, {file.get('media_type')}); it is at {path}."
+
+
+def _file_name(given: str) -> str:
+    """A plain name that any file system takes, with the ending it was given."""
+    name = re.sub(r"[^\w.@ -]", "_", os.path.basename(given)).lstrip(".") or "file"
+    stem, ending = os.path.splitext(name)
+    ending = _cut(ending, UPLOAD_NAME_BYTES_MAX // 2)
+    return _cut(stem, UPLOAD_NAME_BYTES_MAX - len(ending.encode())) + ending
+
+
+def _cut(text: str, bytes_max: int) -> str:
+    return text.encode()[:bytes_max].decode("utf-8", "ignore")
 
 
 def _holds(path: Path, data: bytes) -> bool:

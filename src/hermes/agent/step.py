@@ -135,7 +135,9 @@ class ModelStep:
         )
         identity = f"{turn.live.spec.run_id}:{self._log.step}"
         again = self._written_again(before) if request.prefill else ""
-        assembler = Assembler(identity, before, again, self._accept_leaked)
+        # What looks like a call may be part of an answer in JSON.
+        accept = None if turn.wants_json else self._accept_leaked
+        assembler = Assembler(identity, before, again, accept)
         credential = self._credential = turn.credential()
         if not available(turn.route.api_mode):
             return Attempt(assembler, FailureFacts("connect", code="local_unavailable"))

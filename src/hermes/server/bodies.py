@@ -98,10 +98,9 @@ async def _make_room(adapter: APIServerAdapter, request: web.Request, size: int)
 
 
 def give_back_room(adapter: APIServerAdapter, request: web.Request) -> None:
-    """The request is answered: others may have the room of its body."""
-    if (size := request.get(_ROOM)) is not None:
-        del request[_ROOM]
-        adapter.body_memory.give_back(size)
+    """The request is answered: others may have the room of its body. Work that goes on without it needs none."""
+    adapter.body_memory.give_back(request.get(_ROOM, 0))
+    request[_ROOM] = 0
 
 
 async def _received(request: web.Request, limit: int, folder: Path | None) -> Spool:
@@ -112,7 +111,9 @@ async def _received(request: web.Request, limit: int, folder: Path | None) -> Sp
         )
     if request.content_length is not None and request.content_length > limit:
         raise _too_large(limit)
-    encoding = request.headers.get("Content-Encoding", "").strip().lower().removeprefix("identity")
+    encoding = request.headers.get("Content-Encoding", "").strip().lower()
+    if encoding == "identity":
+        encoding = ""
     if encoding not in ("", *ENCODINGS):
         words = (
             f"The Content-Encoding {encoding!r} is not supported. Send the body with gzip or deflate, or uncompressed."

@@ -191,6 +191,7 @@ def _turn(adapter: APIServerAdapter, request: web.Request, body: Body[ChatReques
         results=said.results,
         persist=persist,
         continues=said.continues,
+        verbatim=wished.session_id is None,
         **wished.fields(adapter, announces=announces),
         **parameters(adapter, body),
     )
