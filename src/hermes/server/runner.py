@@ -288,7 +288,7 @@ class GatewayRunner:
 
     async def _run(self, settings: config.Settings, stop: asyncio.Event) -> None:
         """Serve until told to stop; then nothing new begins, reads go on, and runs have their time to end."""
-        keeping = asyncio.gather(self._keep_state(), self._keep_alive())
+        keeping = [asyncio.create_task(work) for work in (self._keep_state(), self._keep_alive())]
         try:
             if self._afterwards:
                 await self._app.services.files.call(self._afterwards)
@@ -302,7 +302,8 @@ class GatewayRunner:
             await self._tell_soon(gateway_state="draining")
             await drained
         finally:
-            keeping.cancel()
+            for task in keeping:
+                task.cancel()
 
     async def _keep_state(self) -> None:
         """Tell how many turns are running, when that has changed."""
