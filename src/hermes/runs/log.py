@@ -20,7 +20,7 @@ class RunLog:
     """The logs of all runs: their writers in this process, and reading them, live or stored."""
 
     def __init__(self, bus: MemoryBus, *, window_s: float = 0.02, journal: Path | None = None) -> None:
-        self._bus = bus
+        self.bus = bus
         self._window_s = window_s
         self._writers: dict[str, RunWriter] = {}
         self._saver = Saver()
@@ -43,7 +43,7 @@ class RunLog:
         writer = RunWriter(
             run_id,
             store,
-            self._bus,
+            self.bus,
             token=token,
             window_s=self._window_s,
             secrets=secrets,
@@ -61,14 +61,14 @@ class RunLog:
 
     def watched(self, run_id: str) -> bool:
         """Whether anybody reads the run."""
-        return self._bus.watched(run_id)
+        return self.bus.watched(run_id)
 
     async def close(self, run_id: str) -> None:
         """The run has ended, or died: whoever still reads it is sent to the store once more, and no further."""
         writer = self._writers.pop(run_id, None)
         if writer is not None:
             await writer.close()
-        self._bus.close(run_id)
+        self.bus.close(run_id)
 
     async def absorb(self, store: RunStore) -> None:
         """Put into the store what the journals of processes that are gone hold."""
@@ -78,6 +78,11 @@ class RunLog:
                 left.remove()
             finally:
                 left.close()
+
+    def check_journal(self) -> None:
+        """Raise OSError when the journal cannot be written. It blocks."""
+        if self._journal is not None:
+            self._journal.check()
 
     def shut(self) -> None:
         """Nothing more will be written."""
@@ -95,7 +100,7 @@ class RunLog:
         self, run_id: str, store: RunStore, after: int = 0, sink: Sink | None = None
     ) -> AsyncGenerator[list[Event], None]:
         """The same, as many events at a time as there are, but for those that the sink takes at once."""
-        live = self._bus.subscribe(run_id, sink)
+        live = self.bus.subscribe(run_id, sink)
         cursor, last = after, False
         try:
             while True:
@@ -132,7 +137,7 @@ class RunLog:
                     if fresh[-1].final:
                         return
         finally:
-            self._bus.unsubscribe(run_id, live)
+            self.bus.unsubscribe(run_id, live)
 
     async def _page(self, run_id: str, store: RunStore, cursor: int) -> tuple[list[Event], bool]:
         """What follows a place in the log, as far as it was given out; and whether there may be more."""
