@@ -25,7 +25,7 @@ from hermes.store.coding import (
     unpack_content,
 )
 from hermes.store.connections import Tx
-from hermes.store.digests import continued, digest_of, is_current
+from hermes.store.digests import continued, digest_of, encoded, is_current
 from hermes.store.schema import PURGE_DUE
 
 _COLUMNS = (
@@ -249,13 +249,14 @@ def archive(tx: Tx, session_id: str, rows: Sequence[Row], places: Sequence[int |
     kept = {old.id for old in origins if old is not None}
     gone = [(row.id,) for row in before if row.id not in kept]
     tx.many("UPDATE messages SET active = 0, compacted = 1 WHERE id = ?", gone)
+    placed = [(position, old.id) for position, old in enumerate(origins, 1) if old is not None]
+    tx.many("UPDATE messages SET position = ? WHERE id = ?", placed)
     for position, (row, old) in enumerate(zip(rows, origins, strict=True), 1):
         row.position = position
         if old is None or old.id is None:
             row.synthetic = row.model_only = True
             row.id = _insert(tx, row)
             continue
-        tx.execute("UPDATE messages SET position = ? WHERE id = ?", (position, old.id))
         if old.as_message()["content"] != row.content:
             set_api_content(tx, old.id, row.content)
         row.id, row.content = old.id, old.content
@@ -282,12 +283,17 @@ def _origins(before: list[Row], rows: Sequence[Row]) -> list[Row | None]:
     while tail < min(len(before), len(rows)) - head and _same(before[-1 - tail], rows[-1 - tail]):
         found[-1 - tail] = before[-1 - tail]
         tail += 1
-    left = before[head : len(before) - tail]
+    places: dict[bytes, list[int]] = {}
+    for place in range(len(before) - tail - 1, head - 1, -1):
+        places.setdefault(encoded(before[place].as_message()), []).append(place)
+    free = head
     for at in range(head, len(rows) - tail):
-        match = next((i for i, old in enumerate(left) if _same(old, rows[at])), None)
-        if match is not None:
-            found[at] = left[match]
-            del left[: match + 1]
+        possible = places.get(encoded(rows[at].as_message()), [])
+        while possible and possible[-1] < free:
+            possible.pop()
+        if possible:
+            found[at] = before[possible[-1]]
+            free = possible[-1] + 1
     return found
 
 
