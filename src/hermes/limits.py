@@ -201,6 +201,8 @@ FRAMED_CHARS_MIN = 32
 REDACTED_AT_ONCE_CHARS_MAX = 10_000
 # What goes through more messages than these is done in a thread.
 MESSAGES_AT_ONCE_MAX = 500
+# Larger bodies are read as JSON in a thread.
+BODY_AT_ONCE_BYTES_MAX = 100_000
 DESKS_MAX = 1_000
 
 # Jobs

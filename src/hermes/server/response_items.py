@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hermes.ids import random_hex
+from hermes.limits import MESSAGES_AT_ONCE_MAX
 from hermes.server.content import check_said, content, newest, result, text_of
 from hermes.server.errors import ApiError, invalid
 from hermes.server.response_tools import additional
@@ -67,6 +68,8 @@ class Reader:
         out = Given()
         items = [given] if isinstance(given, str) else given
         for at, item in enumerate(items):
+            if at % MESSAGES_AT_ONCE_MAX == MESSAGES_AT_ONCE_MAX - 1:
+                await asyncio.sleep(0)  # others have their turn in between
             await self._item(item, f"{where}[{at}]" if items is given else where, out)
         return out
 
