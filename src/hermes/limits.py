@@ -203,6 +203,10 @@ SPILL_PREVIEW_CHARS = 1_500
 FRAMED_CHARS_MIN = 32
 # Longer answers are searched for secrets in a thread.
 REDACTED_AT_ONCE_CHARS_MAX = 10_000
+# What goes through more messages than these is done in a thread.
+MESSAGES_AT_ONCE_MAX = 500
+# Larger bodies are read as JSON in a thread.
+BODY_AT_ONCE_BYTES_MAX = 100_000
 DESKS_MAX = 1_000
 
 # Jobs

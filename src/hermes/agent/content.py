@@ -71,16 +71,26 @@ async def arrived(
 ) -> Arrived:
     """The messages as the model and the store are given them; the text of files in them is redacted."""
     out = Arrived()
-    for message in messages:
-        given, content = message, message.get("content")
+    for at in await services.files.call_for(len(messages), lambda: _take(messages, out)):
+        given, content = messages[at], messages[at]["content"]
+        message = {**given, "content": await _without_files(content, services, session_id, out.saved, redact)}
+        out.given[id(message)] = given
+        out.messages[at] = message
+    return out
+
+
+def _take(messages: Sequence[dict[str, Any]], out: Arrived) -> list[int]:
+    """The messages, with delivered files as tags again. The places of those with files that came with them."""
+    with_files: list[int] = []
+    for at, given in enumerate(messages):
+        message, content = given, given.get("content")
         if isinstance(content, list) and any(part.get("type") == "file" for part in content):
-            message = {**given, "content": await _without_files(content, services, session_id, out.saved, redact)}
+            with_files.append(at)
         elif isinstance(content, str) and given.get("role") == "assistant" and (said := as_said(content)) is not None:
             message = {**given, "content": said}
-        if message is not given:
             out.given[id(message)] = given
         out.messages.append(message)
-    return out
+    return with_files
 
 
 async def _without_files(

@@ -144,7 +144,7 @@ class ModelStep:
         if credential is None and not is_private(turn.route.base_url):
             words = f"No API key is configured for {turn.route.provider or turn.route.base_url}."
             return Attempt(assembler, FailureFacts("connect", status=401, message=words))
-        wire = turn.provider.request(turn.route, credential, request)
+        wire = await turn.aside(partial(turn.provider.request, turn.route, credential, request))
         del request  # an answer may take long
         await self._tell_left_out(wire.left_out)
         via = turn.services.carrier(turn.route, self._tell)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from hermes.ids import random_hex
+from hermes.limits import MESSAGES_AT_ONCE_MAX
 from hermes.server.content import check_said, content, newest, result, text_of
 from hermes.server.errors import ApiError, invalid
 from hermes.server.response_tools import additional
@@ -73,6 +75,8 @@ class Reader:
         if named:
             out._referenced = await self.find(named)
         for at, item in enumerate(items):
+            if at % MESSAGES_AT_ONCE_MAX == MESSAGES_AT_ONCE_MAX - 1:
+                await asyncio.sleep(0)  # others have their turn in between
             await self._item(item, f"{where}[{at}]" if items is given else where, out)
         return out
 
