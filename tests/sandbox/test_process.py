@@ -86,8 +86,7 @@ async def test_time_is_limited(sandbox: Sandbox, mark: str) -> None:
     assert not running(mark)
 
 
-async def test_an_interrupt_is_heard(sandbox: Sandbox, mark: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "LADDER", tuple((number, 1000.0) for number, _ in base.LADDER))
+async def test_an_interrupt_is_heard(sandbox: Sandbox, mark: str) -> None:
     script = f"trap 'echo heard; exit 3' INT; {daemons(mark)} echo ready; while :; do sleep 0.01; done"
     process = await sandbox.spawn(["/bin/sh", "-c", script])
     said = b""
