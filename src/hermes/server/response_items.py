@@ -71,13 +71,15 @@ class Reader:
         """All items of an input: text, or a list."""
         out = Given()
         items: list[Any] = [given] if isinstance(given, str) else given
-        named = {item["id"] for item in items if _is_reference(item) and isinstance(item.get("id"), str)}
-        if named:
-            out._referenced = await self.find(named)
-        for at, item in enumerate(items):
-            if at % MESSAGES_AT_ONCE_MAX == MESSAGES_AT_ONCE_MAX - 1:
+        for start in range(0, len(items), MESSAGES_AT_ONCE_MAX):
+            some = items[start : start + MESSAGES_AT_ONCE_MAX]
+            named = {item["id"] for item in some if _is_reference(item) and isinstance(item.get("id"), str)}
+            if named:
+                out._referenced = await self.find(named)
+            for at, item in enumerate(some, start):
+                await self._item(item, f"{where}[{at}]" if items is given else where, out)
+            if len(some) == MESSAGES_AT_ONCE_MAX:
                 await asyncio.sleep(0)  # others have their turn in between
-            await self._item(item, f"{where}[{at}]" if items is given else where, out)
         return out
 
     async def _item(self, item: Any, where: str, out: Given) -> None:

@@ -280,9 +280,9 @@ async def _placed(
 ) -> Turn:
     """The turn in its session: the one that is named, the chain's, the one that waits for results, or a new one."""
     before: list[Message] = list((chain or {}).get("conversation_history") or ())
-    waiting = set(open_calls(before))
-    # A client may send the calls along that it answers; the chain holds them already.
-    history = [message for message in history if not _only_calls(message, waiting)]
+    if waiting := set(open_calls(before)):
+        # A client may send the calls along that it answers; the chain holds them already.
+        history = [message for message in history if not _only_calls(message, waiting)]
     if wished.session_id and chain is None:
         seeds = wished.seed and bool(history)
         spec = spec.replace(history=history if seeds else None, base_id=spec.session_id if seeds else None)
