@@ -49,7 +49,9 @@ def send(api: Api, path: str, body: Json, **headers: str) -> Any:
 # --- four photos -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("route", ["chat", "response", "session", "run"])
+@pytest.mark.parametrize(
+    "route", ["chat", "response", *(pytest.param(r, marks=pytest.mark.long) for r in ("session", "run"))]
+)
 async def test_four_photos_fit(start: Start, route: str) -> None:
     api = await start(Reply(text="Fine.", continues=False))
     urls = photos()
