@@ -126,7 +126,7 @@ class App:
     @property
     def settings(self) -> config.Settings:
         """The settings as they stand."""
-        return self._reload()
+        return self.services.lately(config.reload_if_changed, self._reload)
 
     @property
     def secrets(self) -> Secrets:
@@ -135,8 +135,7 @@ class App:
 
     def _secrets(self, spec: RunSpec) -> Secrets:
         """The same, and those that the run brings along. With every run the settings are looked at again."""
-        self.services.lately(config.reload_if_changed, self._reload)
-        known = self.secrets
+        known = known_secrets(self.settings)
         if spec.route is None:
             return known
         fallbacks = [entry.get("api_key") for entry in spec.route.fallbacks or () if not isinstance(entry, str)]
