@@ -24,12 +24,14 @@ QUEUE_BYTES_MAX = 1024 * 1024
 AHEAD_BYTES_MAX = 64 * 1024
 # How long, and how much, text may wait to be saved: without a journal that has it, and with one.
 PARTIAL_S_MAX = 0.25
-JOURNALED_S_MAX = 30.0
+JOURNALED_S_MAX = 300.0
 PARTIAL_CHARS_MAX = 256 * 1024
+# Where a text was cut is compressed from this size on.
+CUTS_COMPRESSED_BYTES_MIN = 1024
 HELD_S_MAX = 0.005
 # A file of the journal: beyond the first size its texts are saved so that it can go, beyond the second it goes as soon
 # as nothing in it is needed.
-JOURNAL_FILE_BYTES_MAX = 1024 * 1024
+JOURNAL_FILE_BYTES_MAX = 4 * 1024 * 1024
 JOURNAL_REUSED_BYTES_MAX = 64 * 1024
 PAGE_EVENTS_MAX = 512
 

@@ -30,9 +30,9 @@ SESSION = "the-session"
 class Writing:
     """A log with a journal."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, database: Path | None = None) -> None:
         self.folder = folder
-        self.store = AsyncStore(Store(None))
+        self.store = AsyncStore(Store(database))
         self.runs = self.store.runs
         self.log = RunLog(MemoryBus(), window_s=0.0, journal=folder)
         self.spec = RunSpec("hi", SESSION)
@@ -228,3 +228,23 @@ async def test_what_was_completed_is_not_taken_for_open(writing: Writing) -> Non
     await writing.complete("m1")
     await writing.runs.absorb({writing.spec.run_id: tails, "run_unknown": tails})
     assert await writing.stored() == []
+
+
+async def test_an_answer_costs_at_most_three_times_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journaled: list[int] = []
+    write = os.write
+    monkeypatch.setattr(journal_module.os, "write", lambda fd, data: (journaled.append(len(data)), write(fd, data))[1])
+    made = Writing(tmp_path / "journal", tmp_path / "state.db")
+    await made.begin()
+    log = tmp_path / "state.db-wal"
+    before = log.stat().st_size
+    for number in range(60_000):
+        made.writer.text("m1", f"{number % 1000:3} ")
+        if number % 2:  # two tokens in a tick of the loop
+            await asyncio.sleep(0)
+    await made.complete("m1")
+    written = sum(journaled) + log.stat().st_size - before
+    await made.log.close(made.spec.run_id)
+    made.log.shut()
+    made.store.close()
+    assert written < 3 * 60_000 * 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from array import array
 from base64 import b64decode, b64encode
 from bisect import bisect_right
@@ -9,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
+
+from hermes.limits import CUTS_COMPRESSED_BYTES_MIN
 
 Status = Literal[
     "queued",
@@ -171,6 +174,9 @@ def fold(events: Iterator[Event] | list[Event]) -> RunState:
 # --- cuts ------------------------------------------------------------------------------------------------------------
 
 
+_COMPRESSED = ":"
+
+
 class Cuts:
     """Where a stream of text was cut into deltas: number, length and time of each, packed.
 
@@ -214,6 +220,12 @@ class Cuts:
         """As text, for storing; only what was added since it had the size `start`, to be joined to what was before."""
         return b64encode(self._packed[start:]).decode()
 
+    def compressed(self) -> str:
+        """As text, for storing once they are complete: many are much alike."""
+        if len(self._packed) < CUTS_COMPRESSED_BYTES_MIN:
+            return self.pack()
+        return _COMPRESSED + b64encode(zlib.compress(self._packed, 1)).decode()
+
     @property
     def size(self) -> int:
         """How much there is to pack."""
@@ -243,7 +255,8 @@ def _unpacked(packed: str) -> tuple[array[int], array[int], array[int]]:
     seqs, offsets, times = array("q"), array("q", [0]), array("q")
     seq = at_ms = number = shift = 0
     triple: list[int] = []
-    for byte in b64decode(packed):
+    data = zlib.decompress(b64decode(packed[1:])) if packed.startswith(_COMPRESSED) else b64decode(packed)
+    for byte in data:
         number |= (byte & 0x7F) << shift
         if byte & 0x80:
             shift += 7

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _STREAM, _DELTA = 0, 1
+# With this bit, a short delta of the same stream as the one before, with the next number: the rest is its size.
+_NEXT = 0x80
 _SUFFIX = ".tail"
 
 
@@ -51,7 +53,7 @@ class JournalFile:
     as that is known: the file that is written may get more."""
 
     def __init__(self, folder: Path) -> None:
-        self.size, self.declared = 0, 0
+        self.size, self.declared, self.last = 0, 0, -1
         self.streams: dict[Stream, float] = {}
         make_private_folder(folder)
         while True:
@@ -111,10 +113,11 @@ class TailJournal:
             ms - stream.journal_ms,
             len(text),
         )
-        if number | more | passed | size <= 0x7F:
-            self._data += bytes((_DELTA, number, more, passed, size))
+        if number == file.last and more == 1 and passed | size < _NEXT:
+            self._data += bytes((_NEXT | size, passed))
         else:
             self._data += _numbers(_DELTA, number, more, passed, size)
+            file.last = number
         self._data += text
         stream.journal_seq, stream.journal_ms = event.seq, ms
         if not self._waiting:
@@ -219,6 +222,7 @@ class _Read:
         self.rest = b""
         self.tails: dict[int, tuple[str, Tail]] = {}
         self._last: dict[int, tuple[int, int]] = {}
+        self._number = -1
 
     def take(self, data: bytes) -> None:
         """Go on with what the file has got since. A record whose end has not come yet waits for it."""
@@ -235,8 +239,12 @@ class _Read:
             run_id, *fixed = json.loads(_slice(data, at, size))
             self.tails[number], self._last[number] = (run_id, Tail(*fixed)), (0, 0)
         else:
-            (number, more, passed, size), at = _read_numbers(data, at + 1, 4)
+            if data[at] & _NEXT:
+                number, more, passed, size, at = self._number, 1, data[at + 1], data[at] & ~_NEXT, at + 2
+            else:
+                (number, more, passed, size), at = _read_numbers(data, at + 1, 4)
             text = _slice(data, at, size).decode("utf-8", "surrogatepass")
+            self._number = number
             seq, ms = self._last[number][0] + more, self._last[number][1] + passed
             self._last[number] = seq, ms
             self.tails[number][1].deltas.append((seq, ms, text))

@@ -342,7 +342,7 @@ class RunWriter:
         unsaved, self._unsaved = self._unsaved, self._unsaved + len(text)
         if not unsaved:
             self._saver.add(self)
-        elif unsaved <= PARTIAL_CHARS_MAX < self._unsaved and not self._ending:
+        elif unsaved <= PARTIAL_CHARS_MAX < self._unsaved and not self._ending and not self.journals:
             self._enqueue(_Commit(self._loop.create_future()))
 
     def grown(self, saving: asyncio.Future[None]) -> tuple[int | None, list[Partial]] | None:
@@ -465,9 +465,9 @@ class RunWriter:
             events.insert(0, told)
 
         def cuts() -> None:
-            done.data["cuts"] = text.cuts.pack() if text else ""
+            done.data["cuts"] = text.cuts.compressed() if text else ""
             if thought is not None:
-                events[0].data["cuts"] = thought.cuts.pack()
+                events[0].data["cuts"] = thought.cuts.compressed()
 
         for stream in (text, thought):
             if stream is not None:
