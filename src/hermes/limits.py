@@ -1,12 +1,13 @@
 """Every limit and fixed wait, with its unit in its name. Past a limit the caller is told; nothing is cut silently."""
 
 # The HTTP client
-EVENT_BYTES_MAX = 16 * 1024 * 1024
+# Of an event of a stream, or of a provider's whole answer: in memory it takes several times as much.
+EVENT_BYTES_MAX = 4 * 1024 * 1024
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
 CONNECT_S_MAX = 30.0
 # Of an answer: how long its head may be, and how much of it may lie unread before the sender is made to wait.
 HEAD_BYTES_MAX = 64 * 1024
-ANSWER_AHEAD_BYTES_MAX = 1024 * 1024
+ANSWER_AHEAD_BYTES_MAX = 256 * 1024
 # How long an unused connection is kept, and what was told of a name.
 KEPT_ALIVE_S = 30.0
 NAMES_KEPT_S = 60.0
@@ -52,6 +53,8 @@ STALE_LARGE_S = 300.0
 STALE_LOCAL_S = 900.0
 PRIMARY_REST_S = 60.0
 COMMENTS_STRETCH = 3
+# Lines of a stream that bring nothing of an answer.
+QUIET_LINES_MAX = 100_000
 MODEL_WAITING_S = 30.0
 INVALID_STEPS_MAX = 3
 AUXILIARY_TRIES_MAX = 3
@@ -205,6 +208,8 @@ FRAMED_CHARS_MIN = 32
 REDACTED_AT_ONCE_CHARS_MAX = 10_000
 # What goes through more messages than these is done in a thread.
 MESSAGES_AT_ONCE_MAX = 500
+# Items of a Responses input that are read, and calls of one message that are prepared, before others have their turn.
+ITEMS_AT_ONCE_MAX = 100
 # Larger bodies are read as JSON in a thread.
 BODY_AT_ONCE_BYTES_MAX = 100_000
 DESKS_MAX = 1_000
