@@ -244,6 +244,11 @@ MCP_STEADY_S = 60.0
 MCP_READY_S_MAX = 10.0
 MCP_RELIST_S = 1.0
 MCP_END_S_MAX = 2.0
+# What a program says that nobody needs (its error output, lines that are no messages) is read at once up to so many lines,
+# and then at this rate.
+CHATTER_LINES_MAX = 25_000
+CHATTER_LINES_PER_S = 4_000
+CHATTER_LINE_BYTES = 4096
 
 # Commands
 COMMAND_CHARS_MAX = 100_000

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
+import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, suppress
@@ -14,6 +16,7 @@ import pytest
 
 from hermes.limits import EVENT_BYTES_MAX
 from support.gateway import Gateway, serving
+from support.model_server import ModelServer, Reply
 
 MB = 1024 * 1024
 MEMORY_MB_MAX = 64
@@ -148,3 +151,35 @@ async def test_a_flood_from_a_provider_costs_little_and_is_told(tmp_path: Path, 
             assert status == (200 if words in ("truncated", STOP) else 502)
             assert peak_mb(pid) - memory < MEMORY_MB_MAX
             assert cpu_s(pid) - cpu < CPU_S_MAX
+
+
+MCP_SERVER = Path(__file__).parent.parent / "tools" / "mcp_servers" / "rough.py"
+SECONDS, CPU_SHARE_MAX = 4.0, 0.2
+
+
+async def share_of_a_core(pid: int, seconds: float) -> float:
+    began, cpu = time.monotonic(), cpu_s(pid)
+    await asyncio.sleep(seconds)
+    return (cpu_s(pid) - cpu) / (time.monotonic() - began)
+
+
+@pytest.mark.parametrize("mode", ["stderr", "stderr_lines", "stdout_lines", "notifications"])
+async def test_a_flood_from_an_mcp_server_costs_little(tmp_path: Path, mode: str) -> None:
+    pytest.importorskip("mcp")
+    peaks = []
+    async with ModelServer(handler=lambda _: Reply(text="Fine.")) as model:
+        told = {"default": "test-model", "base_url": f"{model.url}/v1", "api_key": "sk-provider-0123456789abcdef"}
+        for arg in ("plain", mode):
+            server = {"command": sys.executable, "args": [str(MCP_SERVER), arg], "sandbox": False}
+            settings = {"mcp_discovery_timeout": 30, "mcp_servers": {"s": server}}
+            async with serving(tmp_path / arg, model=told, **settings) as gateway:
+                pid = gateway.process.pid
+                assert (await ask(gateway))[0] == 200
+                assert any(tool["function"]["name"] == "mcp_s_pid" for tool in model.requests[-1].body["tools"])
+                async with asyncio.timeout(60):  # what comes first is read at once
+                    while await share_of_a_core(pid, 0.5) > CPU_SHARE_MAX:
+                        pass
+                assert await share_of_a_core(pid, SECONDS) < CPU_SHARE_MAX
+                assert (await ask(gateway))[0] == 200
+                peaks.append(peak_mb(pid))
+    assert peaks[1] - peaks[0] < MEMORY_MB_MAX
