@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -125,6 +126,8 @@ class Assembler:
         self._signed_from = 0
         self._drafts: list[_Draft] = []
         self._by_index: dict[int, _Draft] = {}
+        self._by_id: dict[str, _Draft] = {}
+        self._last_sent: _Draft | None = None  # unlike those that stand in the text
         self._opaque: list[dict[str, Any]] = []
         self._usage: Usage | None = None
         self._model = ""
@@ -297,6 +300,7 @@ class Assembler:
         drafted = bool(part.name) and not draft.name
         if part.id and not draft.id:
             draft.id = part.id
+            self._by_id.setdefault(part.id, draft)
         if part.name and (not draft.name or (not draft.arguments and part.name != draft.name and not part.whole)):
             draft.name += part.name
         if part.whole:
@@ -312,15 +316,15 @@ class Assembler:
         if part.index is not None:
             known = self._by_index.get(part.index)
             if known is not None and part.id and known.id and part.id != known.id:
-                known = next((draft for draft in self._drafts if draft.id == part.id), None)
+                known = self._by_id.get(part.id)
         elif part.id:
-            known = next((draft for draft in self._drafts if draft.id == part.id), None)
+            known = self._by_id.get(part.id)
         else:
-            known = next((draft for draft in reversed(self._drafts) if not draft.leaked), None)
+            known = self._last_sent
             if known is not None and part.name and known.arguments and _another(known, part.name):
                 known = None
         if known is None:
-            known = _Draft(len(self._drafts))
+            known = self._last_sent = _Draft(len(self._drafts))
             self._drafts.append(known)
         if part.index is not None:
             self._by_index[part.index] = known
@@ -329,9 +333,10 @@ class Assembler:
     def _calls(self) -> list[ToolCall]:
         calls: list[ToolCall] = []
         seen: set[str] = set()
-        sent = [(draft.name, _parsed(draft)) for draft in self._drafts if draft.leaked is False]
+        leaked = any(draft.leaked for draft in self._drafts)
+        sent = {_call_key(draft) for draft in self._drafts if not draft.leaked} if leaked else set()
         for draft in self._drafts:
-            if not draft.name or (draft.leaked and (draft.name, _parsed(draft)) in sent):
+            if not draft.name or (draft.leaked and _call_key(draft) in sent):
                 continue  # a call that came both ways is one
             call_id = draft.id
             if not call_id or call_id in seen:
@@ -354,12 +359,12 @@ def _another(draft: _Draft, name: str) -> bool:
     return True
 
 
-def _parsed(draft: _Draft) -> Any:
+def _call_key(draft: _Draft) -> str:
+    """The same for calls that do the same, however their arguments are spaced and ordered."""
     text = "".join(draft.arguments)
-    try:
-        return json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return text
+    with contextlib.suppress(ValueError, RecursionError):
+        text = json.dumps(json.loads(text or "{}"), sort_keys=True)
+    return f"{draft.name}\n{text}"
 
 
 def _push(out: list[Delta], delta: TextDelta | ReasoningDelta) -> None:
