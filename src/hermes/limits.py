@@ -282,6 +282,8 @@ NEAR_NAMES_MAX = 5
 DIAGNOSED_BYTES_MAX = 64 * 1024
 DIFF_CHARS_MAX = 20_000
 COMPARED_LINES_MAX = 4_000
+# Lines that are gone through for hunks whose lines are many times in a file.
+REPEATED_LINES_MAX = 5_000_000
 PLACES_TOLD_MAX = 100
 SEARCH_FILES_S_MAX = 30.0
 SEARCH_HITS = 50

@@ -781,7 +781,10 @@ case("a difference of equal lines", "tools.patching", lambda n: (["a\n"] * n, ["
      lambda both: patching.difference(*both, ("a", "b")), large=4_000, linear=False)  # fmt: skip
 case("hunks of a patch", "tools.patching", lambda n: ("".join(f"line {at}\n" for at in range(n)), "*** Update File: a\n" + "".join(
     f"@@\n-line {at}\n+other {at}\n" for at in range(0, n, 10)
-)), lambda both: patching.patched(both[0], patching.parsed(both[1])[0].hunks), large=3_000)  # fmt: skip
+)), lambda both: patching.patched(both[0], patching.parsed(both[1])[0].hunks), large=100_000)  # fmt: skip
+case("hunks of equal lines", "tools.patching", lambda n: ("a\n" * n, "*** Update File: a\n" + "".join(
+    f"@@ -{at + 1},1 +{at + 1},1 @@\n-a\n+b\n" for at in range(n)
+)), lambda both: patching.patched(both[0], patching.parsed(both[1])[0].hunks), large=100_000, linear=False)  # fmt: skip
 case("a glob", "tools.plain_search", lambda n: ("**/" * 20 + "*a*b*c", ["a"] * n),
      lambda both: plain_search.Glob(both[0]).matches(both[1]), large=20_000)  # fmt: skip
 texts(

@@ -74,14 +74,11 @@ READS = re.compile(
 )
 MORE = {"guards": re.compile("check|hits|matches"), "store": re.compile("(list|search|import|export)_[a-z]+")}
 ELSEWHERE = {
-    "agent.facade": "hands what it is given to the engine",
     "guards.urls": "`url_text`, which it asks, is a case",
     "providers.local": "speaks by way of `chat_completions`",
     "server.adapter": "`guards.secrets` is a case",
     "server.errors": "cuts what it quotes to 700 characters first",
     "server.sse": "a protocol, whose renderers are cases",
-    "store.jobs": "at most 500 jobs",
-    "store.runs": "by index; `tests/store/test_lists.py`",
     "store.sessions": "lists the files of one session",
 }
 
