@@ -361,6 +361,8 @@ SERVER_POLL_S = 0.25
 BUSY_SHOWN_AFTER_S = 2.0
 ATTACHED_BYTES_MAX = 5 * 1024 * 1024
 TOOL_LINES_SHOWN = 5
+# A longer line is shown without its Markdown.
+DRAWN_LINE_CHARS_MAX = 4_000
 
 # Searching conversations
 RECALLED = 3

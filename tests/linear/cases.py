@@ -901,6 +901,8 @@ texts("a text with halves", "text", text.whole_text, ["a", "\ud800", "\ud83d\ude
 def shown_lines(said: str) -> None:
     drawer = MarkdownLines()
     for line in said.split("\n"):
+        for part in cut_text(line, 3_900):
+            list(drawer.line(part))
         list(drawer.line(line))
     list(drawer.end())
 

@@ -58,6 +58,7 @@ Delta = TextDelta | ReasoningDelta | ToolDrafted
 _NOTHING: Sequence[Delta] = ()
 
 _PIECES_MAX = 64
+_JSON_MARKS = re.compile(r'\\.|["{}\[\]]', re.S)
 
 # --- continuing ------------------------------------------------------------------------------------------------------
 
@@ -99,12 +100,37 @@ class Overlap:
 
 @dataclass(slots=True)
 class _Draft:
+    """The fields from `read` on tell how far the arguments have been looked at for their end, and what was open there."""
+
     index: int
     id: str = ""
     name: str = ""
     arguments: list[str] = field(default_factory=list)
     extra: Any = None
     leaked: bool = False
+    read: int = 0
+    depth: int = 0
+    quoted: bool = False
+    escape: str = ""
+    begun: bool = False
+
+    def is_whole(self) -> bool:
+        """Whether the arguments so far are a whole value. Each fragment is looked at once, however often it is asked."""
+        for fragment in self.arguments[self.read :]:
+            text = self.escape + fragment
+            self.begun = self.begun or not text.isspace()
+            self.escape = "\\" if (len(text) - len(text.rstrip("\\"))) % 2 else ""
+            for mark in _JSON_MARKS.findall(text):
+                if mark == '"':
+                    self.quoted = not self.quoted
+                elif mark[0] != "\\" and not self.quoted:
+                    self.depth += 1 if mark in "{[" else -1
+        self.read = len(self.arguments)
+        return self.begun and self.depth <= 0 and not self.quoted
+
+    def replace(self, arguments: str) -> None:
+        self.arguments = [arguments]
+        self.read, self.depth, self.quoted, self.escape, self.begun = 0, 0, False, "", False
 
 
 # The name and the arguments under which a call that came as text is to be made; None where there is no such tool.
@@ -304,7 +330,7 @@ class Assembler:
         if part.name and (not draft.name or (not draft.arguments and part.name != draft.name and not part.whole)):
             draft.name += part.name
         if part.whole:
-            draft.arguments = [part.arguments]
+            draft.replace(part.arguments)
         elif part.arguments:
             draft.arguments.append(part.arguments)
         if part.extra is not None:
@@ -350,13 +376,7 @@ class Assembler:
 
 def _another(draft: _Draft, name: str) -> bool:
     """Whether a name that comes after arguments begins another call: not while the same one's are unfinished."""
-    if name != draft.name:
-        return True
-    try:
-        json.loads("".join(draft.arguments))
-    except ValueError:
-        return False
-    return True
+    return name != draft.name or draft.is_whole()
 
 
 def _call_key(draft: _Draft) -> str:
