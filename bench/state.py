@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sqlite3
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import closing
@@ -10,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.corpus import FULL, QUICK, WORDS, copied, corpus, session_id, word
-from bench.load import connect, get
+from bench.load import connect, get, post
 from bench.results import Figure, at, median
 from bench.servers import Server, hermes, provider
 from bench.serving import paced
@@ -19,6 +21,8 @@ from hermes.store.bundle import Async, open_store
 STREAMS, PER_S, EXTRA_MS_MAX = 100, 20, 20.0
 READ_MS_MAX, SEARCH_MS_MAX = 10.0, 50.0
 APPEND_MS_MAX, FORK_MS_MAX = 1.0, 50.0
+LONG_MESSAGES, CONTINUED_MS_MAX = 100_000, 2_000.0
+ROLES = ("user", "assistant")
 
 
 def timed(name: str, ms: list[float], target: float | None = None) -> Figure:
@@ -59,6 +63,25 @@ async def reads(sessions: int, folder: Path, rounds: int, seconds: int) -> list[
     return [*(timed(name, ms, targets[name]) for name, ms in times.items()), gap]
 
 
+async def continued(rounds: int) -> list[Figure]:
+    """The next turn of a very long session: of one that is compacted in it, and of the same one afterwards."""
+    first, second = list[float](), list[float]()
+    with provider() as model, tempfile.TemporaryDirectory() as folder, hermes(model, Path(folder)) as ours:
+        client = await connect(ours.url)
+        for number in range(rounds):
+            made = await client.ask(post("/api/sessions", {"id": f"long-{number}"}))
+            assert made.status == 201, made
+            said = ((f"long-{number}", ROLES[n % 2], f"word {n} " * 8, time.time()) for n in range(LONG_MESSAGES))
+            with closing(sqlite3.connect(Path(folder) / "state.db", timeout=30)) as db, db:
+                db.executemany("INSERT INTO messages(session_id, role, content, timestamp) VALUES (?, ?, ?, ?)", said)
+            for times in (first, second):
+                seen = await client.ask(post(f"/api/sessions/long-{number}/chat", {"message": "burst-1"}))
+                assert seen.status == 200, seen
+                times.append(seen.total_s * 1e3)
+    what = f"a turn of a session of {LONG_MESSAGES:,} messages"
+    return [timed(f"{what}, compacted", first, CONTINUED_MS_MAX), timed(f"{what}, then the next", second)]
+
+
 async def writes(store: Any, size: int, count: int) -> list[Figure]:
     """What is added, one after the other."""
     chance, sessions = random.Random(7), store.sessions
@@ -81,6 +104,7 @@ async def measure(quick: bool) -> list[Figure]:
     """Make the database if it is not there, and measure on a copy of it."""
     messages, sessions = QUICK if quick else FULL
     with copied(corpus(messages, sessions)) as copy:
-        figures = await reads(sessions, copy.parent, *((1, 3) if quick else (3, 10)))
+        figures = await continued(1 if quick else 3)
+        figures += await reads(sessions, copy.parent, *((1, 3) if quick else (3, 10)))
         with closing(open_store(f"sqlite://{copy}")) as store:
             return figures + await writes(Async(store), sessions, 20 if quick else 200)

@@ -11,7 +11,7 @@ from typing import Any, Protocol, cast
 import httptools
 from multidict import CIMultiDict
 
-from hermes.limits import ANSWER_AHEAD_BYTES_MAX, ANSWER_BYTES_MAX, HEAD_BYTES_MAX
+from hermes.limits import ANSWER_AHEAD_BYTES_MAX, ANSWER_BYTES_MAX, HEAD_BYTES_MAX, INFLATED_PIECE_BYTES_MAX
 
 
 class TransportError(Exception):
@@ -60,6 +60,7 @@ class Pool(Protocol):
     def forget(self, connection: Connection) -> None: ...
 
 
+_CUT_PACKED = "The compressed answer was cut."
 _LONG_HEAD = "The head of the answer is too long."
 
 
@@ -209,6 +210,8 @@ class Answer:
         self._connection, self._timeouts, self._unpacks = connection, timeouts, unpacks
         self._packed = ""
         self._unpacker: Any = None
+        # What is still to be unpacked; empty where the unpacker has more of what it was given, None where it has not.
+        self._still_packed: bytes | None = None
         self._loop = asyncio.get_running_loop()
         self._began_at, self._heard_at = began_at, self._loop.time()
         self._chunks: list[bytes] = []
@@ -229,25 +232,35 @@ class Answer:
 
     async def read(self) -> bytes:
         """What has come since the last read, waiting for it; empty at the end."""
-        while not self._chunks and not self._over and self._error is None:
-            await self._wait()
-        if self._chunks:
-            data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-            self._chunks, self._ahead = [], 0
-            self._resume()
-            return data
-        if self._error is not None:
-            raise self._error
-        return b""
+        while True:
+            while not self._chunks and self._still_packed is None and not self._over and self._error is None:
+                await self._wait()
+            if self._chunks:
+                data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+                self._chunks, self._ahead = [], 0
+            elif self._error is not None:
+                raise self._error
+            elif self._still_packed is not None:
+                await asyncio.sleep(0)  # much can come out of little: others have their turn in between
+                data = self._unpacked(b"")
+            elif self._unpacker is not None and not self._unpacker.eof:
+                raise StreamBroken(_CUT_PACKED, answered=True)
+            else:
+                return b""
+            if self._still_packed is None:
+                self._resume()
+            if data:
+                return data
 
-    async def body(self) -> bytes:
-        """The whole body."""
+    async def body(self, bytes_max: int | None = None) -> bytes:
+        """The whole body. Raises StreamBroken when it is longer than `bytes_max`, or than any body may be."""
+        bytes_max = ANSWER_BYTES_MAX if bytes_max is None else bytes_max
         chunks: list[bytes] = []
         size = 0
         while chunk := await self.read():
             size += len(chunk)
-            if size > ANSWER_BYTES_MAX:
-                raise StreamBroken(f"The answer is longer than {ANSWER_BYTES_MAX} bytes.", answered=True)
+            if size > bytes_max:
+                raise StreamBroken(f"The answer is longer than {bytes_max} bytes.", answered=True)
             chunks.append(chunk)
         return b"".join(chunks)
 
@@ -299,30 +312,41 @@ class Answer:
             return
         self._chunks.append(data)
         self._ahead += len(data)
-        if self._ahead > ANSWER_AHEAD_BYTES_MAX and not self._paused and not self._connection.gone:
-            self._paused = True
-            self._connection.transport.pause_reading()  # type: ignore[union-attr]
+        if self._ahead > ANSWER_AHEAD_BYTES_MAX or self._still_packed is not None:
+            self._pause()
         self._wake()
 
+    def _pause(self) -> None:
+        if not self._paused and not self._connection.gone:
+            self._paused = True
+            self._connection.transport.pause_reading()  # type: ignore[union-attr]
+
     def _unpacked(self, data: bytes) -> bytes:
-        out = b""
+        """The next piece of what was compressed; `_still_packed` is what has to wait for the next call."""
+        pending, out = self._still_packed is not None, b""
+        data = (self._still_packed or b"") + data
         try:
-            while data and self._error is None:
-                if self._unpacker is None or self._unpacker.eof:  # some send what is called deflate without its header
+            while (data or pending) and len(out) < INFLATED_PIECE_BYTES_MAX:
+                pending = False
+                if self._unpacker is None or self._unpacker.eof:
+                    if not data:
+                        break
+                    # Some send what is called deflate without its header.
                     bare = self._packed == "deflate" and data[0] & 0x0F != 8
                     self._unpacker = zlib.decompressobj(-zlib.MAX_WBITS if bare else zlib.MAX_WBITS | 32)
-                out += self._unpacker.decompress(data, ANSWER_BYTES_MAX + 1 - len(out))
-                if len(out) > ANSWER_BYTES_MAX:
-                    self.fail(StreamBroken(f"The answer is longer than {ANSWER_BYTES_MAX} bytes.", answered=True))
-                data = self._unpacker.unused_data
+                out += self._unpacker.decompress(data, INFLATED_PIECE_BYTES_MAX - len(out))
+                data = self._unpacker.unconsumed_tail or self._unpacker.unused_data
         except zlib.error as error:
+            self._still_packed = None
             self.fail(StreamBroken(f"The answer cannot be unpacked: {error}", answered=True))
-        return out if self._error is None else b""
+            return b""
+        self._still_packed = data if data or len(out) >= INFLATED_PIECE_BYTES_MAX else None
+        return out
 
     def ended(self) -> None:
         """All of it is there."""
-        if self._unpacker is not None and not self._unpacker.eof:
-            self.fail(StreamBroken("The compressed answer was cut.", answered=True))
+        if self._still_packed is None and self._unpacker is not None and not self._unpacker.eof:
+            self.fail(StreamBroken(_CUT_PACKED, answered=True))
             return
         self._over = True
         self._resume()

@@ -1,12 +1,13 @@
 """Every limit and fixed wait, with its unit in its name. Past a limit the caller is told; nothing is cut silently."""
 
 # The HTTP client
-EVENT_BYTES_MAX = 16 * 1024 * 1024
+# Of an event of a stream, or of a provider's whole answer: in memory it takes several times as much.
+EVENT_BYTES_MAX = 4 * 1024 * 1024
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
 CONNECT_S_MAX = 30.0
 # Of an answer: how long its head may be, and how much of it may lie unread before the sender is made to wait.
 HEAD_BYTES_MAX = 64 * 1024
-ANSWER_AHEAD_BYTES_MAX = 1024 * 1024
+ANSWER_AHEAD_BYTES_MAX = 256 * 1024
 # How long an unused connection is kept, and what was told of a name.
 KEPT_ALIVE_S = 30.0
 NAMES_KEPT_S = 60.0
@@ -54,6 +55,8 @@ STALE_LARGE_S = 300.0
 STALE_LOCAL_S = 900.0
 PRIMARY_REST_S = 60.0
 COMMENTS_STRETCH = 3
+# Lines of a stream that bring nothing of an answer.
+QUIET_LINES_MAX = 100_000
 MODEL_WAITING_S = 30.0
 INVALID_STEPS_MAX = 3
 AUXILIARY_TRIES_MAX = 3
@@ -207,6 +210,8 @@ FRAMED_CHARS_MIN = 32
 REDACTED_AT_ONCE_CHARS_MAX = 10_000
 # What goes through more messages than these is done in a thread.
 MESSAGES_AT_ONCE_MAX = 500
+# Items of a Responses input that are read, and calls of one message that are prepared, before others have their turn.
+ITEMS_AT_ONCE_MAX = 100
 # Larger bodies are read as JSON in a thread.
 BODY_AT_ONCE_BYTES_MAX = 100_000
 DESKS_MAX = 1_000
@@ -241,6 +246,11 @@ MCP_STEADY_S = 60.0
 MCP_READY_S_MAX = 10.0
 MCP_RELIST_S = 1.0
 MCP_END_S_MAX = 2.0
+# What a program says that nobody needs (its error output, lines that are no messages) is read at once up to so many lines,
+# and then at this rate.
+CHATTER_LINES_MAX = 25_000
+CHATTER_LINES_PER_S = 4_000
+CHATTER_LINE_BYTES = 4096
 
 # Commands
 COMMAND_CHARS_MAX = 100_000
@@ -274,6 +284,8 @@ NEAR_NAMES_MAX = 5
 DIAGNOSED_BYTES_MAX = 64 * 1024
 DIFF_CHARS_MAX = 20_000
 COMPARED_LINES_MAX = 4_000
+# Lines that are gone through for hunks whose lines are many times in a file.
+REPEATED_LINES_MAX = 5_000_000
 PLACES_TOLD_MAX = 100
 SEARCH_FILES_S_MAX = 30.0
 SEARCH_HITS = 50
@@ -351,6 +363,8 @@ SERVER_POLL_S = 0.25
 BUSY_SHOWN_AFTER_S = 2.0
 ATTACHED_BYTES_MAX = 5 * 1024 * 1024
 TOOL_LINES_SHOWN = 5
+# A longer line is shown without its Markdown.
+DRAWN_LINE_CHARS_MAX = 4_000
 
 # Searching conversations
 RECALLED = 3

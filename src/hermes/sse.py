@@ -11,12 +11,13 @@ _TAKEN_BACK_MAX = 64 * 1024
 class SseDecoder:
     """Bytes of a `text/event-stream` in, `(event, data)` out, whatever the packets look like."""
 
-    __slots__ = ("_began", "_between", "_buffer", "_data", "_name", "_size", "_skip_lf")
+    __slots__ = ("_began", "_between", "_buffer", "_data", "_held", "_name", "_pieces", "_size", "_skip_lf")
 
     def __init__(self) -> None:
         self._began, self._between = False, True
-        self._size = 0
+        self._size = self._held = 0
         self._buffer = b""
+        self._pieces: list[bytes] = []  # of a line that is longer than the packets, behind what is in the buffer
         self._name = ""
         self._data: list[bytes] = []
         self._skip_lf = False
@@ -26,7 +27,7 @@ class SseDecoder:
         if found := self.whole(chunk):
             return [("", data) for data in found]
         events = self._read(chunk) if chunk else []
-        self._between = self._began and not (self._buffer or self._data or self._name or self._skip_lf)
+        self._between = self._began and not (self._buffer or self._pieces or self._data or self._name or self._skip_lf)
         return events
 
     @property
@@ -38,8 +39,11 @@ class SseDecoder:
         """A chunk with the beginning of its first event, where that has come before and is all that is left."""
         if self._between:
             return chunk
-        if self._data or self._name or self._skip_lf or not self._began or len(self._buffer) > _TAKEN_BACK_MAX:
+        if self._data or self._name or self._skip_lf or not self._began:
             return None
+        if len(self._buffer) + self._held > _TAKEN_BACK_MAX:
+            return None
+        self._join()
         before, self._buffer, self._between = self._buffer, b"", True
         return before + chunk
 
@@ -63,6 +67,12 @@ class SseDecoder:
             chunk = chunk[1:]
         if b"\r" in chunk:
             chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        if self._began and chunk and b"\n" not in chunk:
+            self._pieces.append(chunk)
+            self._held += len(chunk)
+            self._check_size()
+            return []
+        self._join()
         events: list[tuple[str, bytes]] = []
         self._began = self._began or (self._buffer or chunk)[:1] != b"\xef"
         if self._began and not self._data and not self._name:
@@ -85,9 +95,17 @@ class SseDecoder:
                 self._name = line[6:].strip().decode("utf-8", "replace")
             if self._size > EVENT_BYTES_MAX:
                 break
-        if self._size + len(self._buffer) > EVENT_BYTES_MAX:
-            raise StreamBroken(f"An event is longer than {EVENT_BYTES_MAX} bytes.", answered=True)
+        self._check_size()
         return events
+
+    def _join(self) -> None:
+        if self._pieces:
+            self._buffer = b"".join((self._buffer, *self._pieces))
+            self._pieces, self._held = [], 0
+
+    def _check_size(self) -> None:
+        if self._size + len(self._buffer) + self._held > EVENT_BYTES_MAX:
+            raise StreamBroken(f"An event is longer than {EVENT_BYTES_MAX} bytes.", answered=True)
 
     def _quickly(self, chunk: bytes, events: list[tuple[str, bytes]]) -> bytes:
         """Take whole events of one line of data from the beginning of a chunk; what is left of it."""

@@ -536,3 +536,16 @@ def test_a_repetition_that_is_all_there_is_leaves_nothing() -> None:
 def test_white_space_written_again_is_not_delivered_twice(again: str, text: str, left: str) -> None:
     for pieces in all_cuts(text):
         assert read(pieces, before="Begun" + again, again=again) == (left, ""), pieces
+
+
+@pytest.mark.parametrize("text", ['{"a": "}\\\\\\" {", "b": [{}]}', '{"a": {"b": 1}}', '["]"]', '{"a": "\\\\"}'])
+def test_the_name_of_a_call_may_come_with_each_of_its_pieces(text: str) -> None:
+    """Where a provider tells neither index nor id, the next call begins where the arguments are whole."""
+    for pieces in all_cuts(text):
+        parts = [ToolDelta(name="look", arguments=piece) for piece in [*pieces, *pieces]]
+        assert [call.arguments for call in calls(*parts)] == [text, text]
+
+
+def test_arguments_may_be_nested_deeply_in_pieces() -> None:
+    [call] = calls(*[ToolDelta(name="look", arguments='{"a": ')] * 3_000)
+    assert call.arguments == '{"a": ' * 3_000

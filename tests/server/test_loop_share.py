@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import sqlite3
+import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,8 +19,10 @@ from support.model_server import Call, Reply
 from .clients import Json
 from .conftest import Api, Start
 
-# About as many as are made in ten milliseconds.
-STEPS_MAX = 25_000
+# About as many as are made in five milliseconds; and for a turn with very many tool calls in fifteen.
+STEPS_MAX = 12_000
+CALL_STEPS_MAX = 36_000
+STORED_MESSAGES = 100_000
 FINE = Reply(text="Fine.", continues=False)
 
 
@@ -53,6 +58,44 @@ async def test_a_request_with_very_many_messages(start: Start, home_folder: Path
     with loop_steps() as steps:
         assert (await send(api, path, body))[0] == 200
     assert steps.most < STEPS_MAX
+
+
+def store_messages(database: Path, session_id: str, count: int) -> None:
+    rows = [
+        (session_id, role, time.time(), f"word {at} ") for at in range(count // 2) for role in ("user", "assistant")
+    ]
+    with closing(sqlite3.connect(database, timeout=30)) as db, db:
+        db.executemany("INSERT INTO messages (session_id, role, timestamp, content) VALUES (?, ?, ?, ?)", rows)
+        db.execute("UPDATE sessions SET message_count = ? WHERE id = ?", (count, session_id))
+
+
+@pytest.mark.parametrize("window", [8_000_000, 32_000], ids=["all of it", "compacted"])
+async def test_a_session_with_very_many_messages(start: Start, home_folder: Path, window: int) -> None:
+    api = await start(FINE, FINE, FINE)
+    config = yaml.safe_load((home_folder / "config.yaml").read_text())
+    config["model"]["context_length"] = window
+    (home_folder / "config.yaml").write_text(yaml.safe_dump(config))
+    for session_id in ("small", "large"):
+        assert (await send(api, "/api/sessions", {"id": session_id}))[0] == 201
+    store_messages(home_folder / "state.db", "large", STORED_MESSAGES)
+    assert (await send(api, "/api/sessions/small/chat", {"message": "hi"}))[0] == 200
+    with loop_steps() as steps:
+        assert (await send(api, "/api/sessions/large/chat", {"message": "Go on."}))[0] == 200
+    assert steps.most < STEPS_MAX
+    assert str(api.model.requests[-1].body["messages"][-1]["content"]) == "Go on."
+
+
+async def test_a_message_with_a_thousand_calls(start: Start) -> None:
+    """Different calls, and calls that only repeat the first."""
+    for calls in (
+        [Call("todo", {"merge": True, "todos": []})] * 1_000,
+        [Call("todo", {"todos": [{"id": str(at), "content": "x", "status": "pending"}]}) for at in range(1_000)],
+    ):
+        api = await start(FINE, Reply(tool_calls=calls), FINE)
+        assert (await send(api, "/v1/chat/completions", {"messages": said(1)}))[0] == 200
+        with loop_steps() as steps:
+            assert (await send(api, "/v1/chat/completions", {"messages": said(1)}))[0] == 200
+        assert steps.most < CALL_STEPS_MAX
 
 
 async def test_a_message_with_very_many_calls(start: Start) -> None:

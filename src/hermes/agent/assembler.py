@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -57,6 +58,7 @@ Delta = TextDelta | ReasoningDelta | ToolDrafted
 _NOTHING: Sequence[Delta] = ()
 
 _PIECES_MAX = 64
+_JSON_MARKS = re.compile(r'\\.|["{}\[\]]', re.S)
 
 # --- continuing ------------------------------------------------------------------------------------------------------
 
@@ -98,12 +100,37 @@ class Overlap:
 
 @dataclass(slots=True)
 class _Draft:
+    """The fields from `read` on tell how far the arguments have been looked at for their end, and what was open there."""
+
     index: int
     id: str = ""
     name: str = ""
     arguments: list[str] = field(default_factory=list)
     extra: Any = None
     leaked: bool = False
+    read: int = 0
+    depth: int = 0
+    quoted: bool = False
+    escape: str = ""
+    begun: bool = False
+
+    def is_whole(self) -> bool:
+        """Whether the arguments so far are a whole value. Each fragment is looked at once, however often it is asked."""
+        for fragment in self.arguments[self.read :]:
+            text = self.escape + fragment
+            self.begun = self.begun or not text.isspace()
+            self.escape = "\\" if (len(text) - len(text.rstrip("\\"))) % 2 else ""
+            for mark in _JSON_MARKS.findall(text):
+                if mark == '"':
+                    self.quoted = not self.quoted
+                elif mark[0] != "\\" and not self.quoted:
+                    self.depth += 1 if mark in "{[" else -1
+        self.read = len(self.arguments)
+        return self.begun and self.depth <= 0 and not self.quoted
+
+    def replace(self, arguments: str) -> None:
+        self.arguments = [arguments]
+        self.read, self.depth, self.quoted, self.escape, self.begun = 0, 0, False, "", False
 
 
 # The name and the arguments under which a call that came as text is to be made; None where there is no such tool.
@@ -125,6 +152,8 @@ class Assembler:
         self._signed_from = 0
         self._drafts: list[_Draft] = []
         self._by_index: dict[int, _Draft] = {}
+        self._by_id: dict[str, _Draft] = {}
+        self._last_sent: _Draft | None = None  # unlike those that stand in the text
         self._opaque: list[dict[str, Any]] = []
         self._usage: Usage | None = None
         self._model = ""
@@ -297,10 +326,11 @@ class Assembler:
         drafted = bool(part.name) and not draft.name
         if part.id and not draft.id:
             draft.id = part.id
+            self._by_id.setdefault(part.id, draft)
         if part.name and (not draft.name or (not draft.arguments and part.name != draft.name and not part.whole)):
             draft.name += part.name
         if part.whole:
-            draft.arguments = [part.arguments]
+            draft.replace(part.arguments)
         elif part.arguments:
             draft.arguments.append(part.arguments)
         if part.extra is not None:
@@ -312,15 +342,15 @@ class Assembler:
         if part.index is not None:
             known = self._by_index.get(part.index)
             if known is not None and part.id and known.id and part.id != known.id:
-                known = next((draft for draft in self._drafts if draft.id == part.id), None)
+                known = self._by_id.get(part.id)
         elif part.id:
-            known = next((draft for draft in self._drafts if draft.id == part.id), None)
+            known = self._by_id.get(part.id)
         else:
-            known = next((draft for draft in reversed(self._drafts) if not draft.leaked), None)
+            known = self._last_sent
             if known is not None and part.name and known.arguments and _another(known, part.name):
                 known = None
         if known is None:
-            known = _Draft(len(self._drafts))
+            known = self._last_sent = _Draft(len(self._drafts))
             self._drafts.append(known)
         if part.index is not None:
             self._by_index[part.index] = known
@@ -329,9 +359,10 @@ class Assembler:
     def _calls(self) -> list[ToolCall]:
         calls: list[ToolCall] = []
         seen: set[str] = set()
-        sent = [(draft.name, _parsed(draft)) for draft in self._drafts if draft.leaked is False]
+        leaked = any(draft.leaked for draft in self._drafts)
+        sent = {_call_key(draft) for draft in self._drafts if not draft.leaked} if leaked else set()
         for draft in self._drafts:
-            if not draft.name or (draft.leaked and (draft.name, _parsed(draft)) in sent):
+            if not draft.name or (draft.leaked and _call_key(draft) in sent):
                 continue  # a call that came both ways is one
             call_id = draft.id
             if not call_id or call_id in seen:
@@ -345,21 +376,15 @@ class Assembler:
 
 def _another(draft: _Draft, name: str) -> bool:
     """Whether a name that comes after arguments begins another call: not while the same one's are unfinished."""
-    if name != draft.name:
-        return True
-    try:
-        json.loads("".join(draft.arguments))
-    except ValueError:
-        return False
-    return True
+    return name != draft.name or draft.is_whole()
 
 
-def _parsed(draft: _Draft) -> Any:
+def _call_key(draft: _Draft) -> str:
+    """The same for calls that do the same, however their arguments are spaced and ordered."""
     text = "".join(draft.arguments)
-    try:
-        return json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return text
+    with contextlib.suppress(ValueError, RecursionError):
+        text = json.dumps(json.loads(text or "{}"), sort_keys=True)
+    return f"{draft.name}\n{text}"
 
 
 def _push(out: list[Delta], delta: TextDelta | ReasoningDelta) -> None:

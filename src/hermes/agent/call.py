@@ -16,7 +16,15 @@ from hermes.agent.failures import FailureFacts
 from hermes.agent.parts import Finish, Text
 from hermes.exchange import Answer, StaleStream, StreamBroken, Timeouts, TransportError
 from hermes.http import Transport
-from hermes.limits import ANSWER_CHARS_MAX, COMMENTS_STRETCH, MODEL_WAITING_S
+from hermes.limits import (
+    ANSWER_CHARS_MAX,
+    COMMENTS_STRETCH,
+    EVENT_BYTES_MAX,
+    ITEMS_AT_ONCE_MAX,
+    JSON_VALUES_MAX,
+    MODEL_WAITING_S,
+    QUIET_LINES_MAX,
+)
 from hermes.providers.base import Encoded, Provider, WireEvent, WireRequest
 from hermes.runs.control import Stop, Stopped
 from hermes.sse import SseDecoder
@@ -79,11 +87,13 @@ class Caller:
                 wire.body.clear()  # an answer may take long, and its question is the larger part of it
                 silence.broken()
                 if answer.status >= 300:
-                    return Attempt(assembler, provider.facts(answer.status, answer.headers, await answer.body()))
+                    return Attempt(
+                        assembler, provider.facts(answer.status, answer.headers, await answer.body(EVENT_BYTES_MAX))
+                    )
                 if answer.is_stream or (streaming and not answer.is_json):
                     await self._stream(answer, provider, assembler, timeouts, silence)
                 else:
-                    for part in provider.parts(WireEvent("", _decode(await answer.body()), whole=True)):
+                    for part in provider.parts(WireEvent("", _decode(await answer.body(EVENT_BYTES_MAX)), whole=True)):
                         await carry(assembler.feed(part), self._deliver)
             facts = await self._end(assembler)
         except Stopped:
@@ -109,10 +119,16 @@ class Caller:
     ) -> None:
         decoder = SseDecoder()
         loop = asyncio.get_running_loop()
-        last_part = loop.time()
+        last_part = quiet_since = loop.time()
+        events = quiet_bytes = quiet_lines = 0
         parts, ends = provider.parts, provider.ends
         plain = provider.texts if self._joins else None
         alike = Alike(plain) if plain is not None else None
+
+        def cut(text: str) -> Text:
+            """The text up to where the answer is too long."""
+            room = self._chars_max - assembler.chars
+            return Text(text) if len(text) <= room else Text(text[: max(room, 0) + 1])
 
         def take(chunk: bytes) -> bool:
             """Text that comes while it is waited for goes on at once, without a task that has to be woken for it."""
@@ -129,7 +145,7 @@ class Caller:
             silence.broken()
             last_part = loop.time()
             try:
-                for delta in assembler.feed(Text(text)):
+                for delta in assembler.feed(cut(text)):
                     self._deliver(delta)
                 if assembler.chars > self._chars_max:
                     answer.fail(AnswerTooLong(_TOO_LONG))
@@ -157,6 +173,9 @@ class Caller:
                         if data == b"[DONE]":
                             over = True
                             break
+                        events += 1
+                        if not events % ITEMS_AT_ONCE_MAX:
+                            await asyncio.sleep(0)  # others have their turn in between
                         event = WireEvent(name, _decode(data))
                         for part in parts(event):
                             brought = True
@@ -164,7 +183,7 @@ class Caller:
                                 texts.append(part.text)
                                 continue
                             if texts:
-                                await carry(assembler.feed(Text("".join(texts))), self._deliver)
+                                await carry(assembler.feed(cut("".join(texts))), self._deliver)
                                 texts = []
                             await carry(assembler.feed(part), self._deliver)
                         if assembler.error is not None or (ends and (name or _type_of(event)) in ends):
@@ -174,7 +193,7 @@ class Caller:
             finally:
                 if texts:
                     brought = True
-                    for delta in assembler.feed(Text("".join(texts))):
+                    for delta in assembler.feed(cut("".join(texts))):
                         if (work := self._deliver(delta)) is not None:
                             await work
             if over:
@@ -185,7 +204,15 @@ class Caller:
                 raise AnswerTooLong(_TOO_LONG)
             if brought:
                 last_part = loop.time()
-            elif loop.time() - last_part > timeouts.stale_s * COMMENTS_STRETCH:
+                continue
+            # A part may also have come by way of `take`.
+            if quiet_since != last_part:
+                quiet_since, quiet_bytes, quiet_lines = last_part, 0, 0
+            quiet_bytes += len(chunk)
+            quiet_lines += chunk.count(b"\n")
+            if quiet_bytes > 2 * EVENT_BYTES_MAX or quiet_lines > QUIET_LINES_MAX:
+                raise StreamBroken(f"{quiet_bytes} bytes came with nothing of an answer.", answered=True)
+            if loop.time() - last_part > timeouts.stale_s * COMMENTS_STRETCH:
                 raise StaleStream("Nothing of an answer came.", answered=True)
 
     async def _end(self, assembler: Assembler) -> FailureFacts | None:
@@ -282,6 +309,9 @@ def _encode(body: Mapping[str, Any]) -> bytes:
 
 
 def _decode(data: bytes) -> object:
+    # Lists and objects take many times as much memory as their text.
+    if len(data) > JSON_VALUES_MAX and data.count(b",") + data.count(b"[") + data.count(b"{") > JSON_VALUES_MAX:
+        raise StreamBroken(f"An event has more than {JSON_VALUES_MAX} fields and items.", answered=True)
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeError) as error:

@@ -111,7 +111,7 @@ async def _recall(turn: Turn) -> bool:
     if found is None:
         return False
     digest, first_kept, instead = found
-    turn.messages[first_kept : digests.index(digest) + 1] = instead
+    turn.messages = [*turn.messages[:first_kept], *instead, *turn.messages[digests.index(digest) + 1 :]]
     return True
 
 

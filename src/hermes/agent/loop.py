@@ -25,7 +25,7 @@ from hermes.agent.turn import Services, Turn
 from hermes.guards.hosts import hosts_in
 from hermes.guards.secrets import redact_tree
 from hermes.ids import random_hex
-from hermes.limits import INVALID_STEPS_MAX
+from hermes.limits import INVALID_STEPS_MAX, ITEMS_AT_ONCE_MAX
 from hermes.runs.control import Stopped
 from hermes.runs.engine import LiveRun, Result
 from hermes.runs.resume import Resumption
@@ -226,7 +226,11 @@ class TurnLoop:
     async def _record(self, turn: Turn, answered: Answered) -> None:
         message = answered.message
         mask = self._live.secrets.mask
-        calls = redact_tree([call.as_dict() for call in message.tool_calls], mask)
+        calls = []
+        for at, call in enumerate(message.tool_calls, 1):
+            calls.append(redact_tree(call.as_dict(), mask))
+            if not at % ITEMS_AT_ONCE_MAX:
+                await asyncio.sleep(0)  # others have their turn in between
         opaque = {turn.route.api_mode: message.opaque} if message.opaque else None
         row = Row(
             self._live.transcript_id,
@@ -303,8 +307,9 @@ class TurnLoop:
         client: list[ToolCall] = []
         server: list[ToolCall] = []
         refused: dict[str, Answer] = {}
+        offered = [*self._turn.client_tools, *self._turn.tools]
         for call in calls:
-            name = arguments.settle_name(call.name, [*self._turn.client_tools, *self._turn.tools])
+            name = arguments.settle_name(call.name, offered)
             if name not in self._turn.client_tools:
                 server.append(call)
                 continue

@@ -83,10 +83,8 @@ class ModelLists:
         wire = provider_for(route.api_mode).listing(route, credential)
         timeouts = Timeouts(MODEL_LIST_FETCH_S_MAX, MODEL_LIST_FETCH_S_MAX)
         async with self._http.send(wire.method, wire.url, wire.headers, b"", timeouts) as answer:
-            body = await answer.body()
-            if answer.status != 200 or len(body) > MODEL_LIST_BYTES_MAX:
-                return {}
-            return windows(json.loads(body))
+            body = await answer.body(MODEL_LIST_BYTES_MAX)
+            return windows(json.loads(body)) if answer.status == 200 else {}
 
     def _load(self) -> dict[str, dict[str, Any]]:
         try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from hermes.agent.compress import estimate
+from hermes.agent.compress import estimate, size_of
 from hermes.agent.images import unseen
 from hermes.agent.model_lists import ModelLists
 from hermes.agent.parts import Usage
@@ -151,7 +151,8 @@ class Turn:
     totals: Totals = field(default_factory=Totals)
     counted_tokens: int = 0
     counted_messages: int = 0
-    sizes: dict[int, tuple[Message, int]] = field(default_factory=dict)
+    sized: list[Message] | None = None
+    sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def route(self) -> Route:
@@ -247,22 +248,23 @@ class Turn:
     def prompt_tokens(self) -> int:
         """The provider's last count plus an estimate of what was added, or an estimate of all."""
         if self.counted_tokens:
-            return self.counted_tokens + self._size(self.messages[self.counted_messages :])
-        return self.fixed_tokens() + self._size(self.messages)
+            return self.counted_tokens + self._size(self.counted_messages)
+        return self.fixed_tokens() + self._size(0)
 
     async def aside(self, function: Callable[[], Any]) -> Any:
         """The result of a function that goes through the messages, of which there may be very many."""
         return await self.services.files.call_for(len(self.messages), function)
 
-    def _size(self, messages: list[Message]) -> int:
-        """What messages take, each of them looked at once."""
-        total = 0
-        for message in messages:
-            known = self.sizes.get(id(message))
-            if known is None or known[0] is not message:
-                known = self.sizes[id(message)] = (message, estimate(message))
-            total += known[1]
-        return total
+    def _size(self, start: int) -> int:
+        """What the messages from `start` on take. A list of messages only grows at its end, or is replaced by another:
+        each message is estimated once."""
+        if self.sized is not self.messages:
+            self.sized, self.sizes = self.messages, {}
+        end, tokens = self.sizes.get(start, (start, 0))
+        if end < len(self.messages):
+            tokens += size_of(self.messages[end:])
+            self.sizes[start] = len(self.messages), tokens
+        return tokens
 
     def timeouts(self) -> Timeouts:
         """How long the present route may take, in all and in silence."""

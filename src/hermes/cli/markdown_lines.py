@@ -13,9 +13,11 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
+from hermes.limits import DRAWN_LINE_CHARS_MAX
+
 _INLINE = re.compile(
     r"(?P<code>`+)(?P<literal>.+?)(?P=code)|(?P<strong>\*\*|__)(?=\S)(?P<bold>.+?)(?<=\S)(?P=strong)"
-    r"|~~(?P<struck>.+?)~~|!?\[(?P<label>[^\]]*)\]\((?P<address>[^)\s]+)[^)]*\)"
+    r"|~~(?P<struck>.+?)~~|!?\[(?P<label>[^\]]*)\]\((?P<address>[^)\s]++)[^)]*+\)"
     r"|(?<![\w*])\*(?=[^\s*])(?P<star>[^*]+?)(?<=\S)\*(?![\w*])|(?<![\w_])_(?=\S)(?P<under>[^_]+?)(?<=\S)_(?!\w)"
 )
 _FENCE = re.compile(r"\s*(`{3,}|~{3,})\s*([\w+#.-]*)")
@@ -39,6 +41,9 @@ class MarkdownLines:
         """What a further line looks like; the rows of a table wait for its end."""
         if self._fence:
             yield from self._code(text)
+        elif len(text) > DRAWN_LINE_CHARS_MAX:
+            yield from self.end()
+            yield Text(text)
         elif _ROW.match(text):
             self._rows.append(text)
         else:
@@ -56,7 +61,9 @@ class MarkdownLines:
     def unfinished(self, text: str) -> Iterator[Any]:
         """What waits for its end, and a line of which there may be more to come."""
         yield from (Text(row, "dim") for row in self._rows)
-        if text:
+        if text and len(text) > DRAWN_LINE_CHARS_MAX:
+            yield Text(text, "cyan" if self._fence else "")
+        elif text:
             yield Padding(Text(text, "cyan"), (0, 0, 0, 2), expand=False) if self._fence else _block(text)
 
     def end(self) -> Iterator[Any]:

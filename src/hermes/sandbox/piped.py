@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hermes.limits import CHATTER_LINE_BYTES, CHATTER_LINES_MAX, CHATTER_LINES_PER_S, CHUNK_BYTES_MAX
 from hermes.sandbox.base import Group
 
 if TYPE_CHECKING:
@@ -116,12 +117,30 @@ async def _writer(fd: int, pipes: list[asyncio.BaseTransport]) -> asyncio.Stream
     return asyncio.StreamWriter(transport, protocol, None, loop)
 
 
+class Throttle:
+    """Makes a program wait that says much of what nobody needs: it is read no faster than that costs little."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._lines, self._at = 0.0, self._loop.time()
+
+    async def spend(self, data: bytes) -> None:
+        """A long line counts as several."""
+        now = self._loop.time()
+        self._lines = max(0.0, self._lines - (now - self._at) * CHATTER_LINES_PER_S)
+        self._lines += 1 + len(data) // CHATTER_LINE_BYTES
+        self._at = now
+        if self._lines > CHATTER_LINES_MAX:
+            await asyncio.sleep((self._lines - CHATTER_LINES_MAX) / CHATTER_LINES_PER_S)
+
+
 async def _hear(stderr: asyncio.StreamReader, note: Callable[[str], None]) -> None:
-    lines = 0
-    while data := await stderr.read(_NOTE_BYTES_MAX):
-        lines += 1
-        if lines <= _NOTES_MAX:
+    notes, throttle = 0, Throttle()
+    while data := await stderr.read(_NOTE_BYTES_MAX if notes < _NOTES_MAX else CHUNK_BYTES_MAX):
+        if notes < _NOTES_MAX:
+            notes += 1
             note(data.decode("utf-8", "replace").strip())
+        await throttle.spend(data)
 
 
 async def _end(process: asyncio.subprocess.Process, hearing: asyncio.Future[None], seconds: float) -> None:

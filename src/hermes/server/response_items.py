@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hermes.ids import random_hex
-from hermes.limits import MESSAGES_AT_ONCE_MAX
+from hermes.limits import ITEMS_AT_ONCE_MAX, MESSAGES_AT_ONCE_MAX
 from hermes.server.content import check_said, content, newest, result, text_of
 from hermes.server.errors import ApiError, invalid
 from hermes.server.response_tools import additional
@@ -78,8 +78,8 @@ class Reader:
                 out._referenced = await self.find(named)
             for at, item in enumerate(some, start):
                 await self._item(item, f"{where}[{at}]" if items is given else where, out)
-            if len(some) == MESSAGES_AT_ONCE_MAX:
-                await asyncio.sleep(0)  # others have their turn in between
+                if not (at + 1) % ITEMS_AT_ONCE_MAX:
+                    await asyncio.sleep(0)  # others have their turn in between
         return out
 
     async def _item(self, item: Any, where: str, out: Given) -> None:

@@ -265,9 +265,10 @@ class Turn:
     async def _answer_calls(self) -> None:
         """Every call that the history leaves open must be answered, and nothing else."""
         asked = open_calls(self.history)
-        if self.spec.user_message and not self.spec.verbatim:
+        if self.spec.results and self.spec.user_message and not self.spec.verbatim:
             # Who sends all messages along may repeat what a session holds already.
-            known = {message.get("tool_call_id") for message in self.history if message.get("role") == "tool"}
+            files = (await self.adapter.app()).services.files
+            known = await files.call_for(len(self.history), lambda: _answered_calls(self.history))
             known -= {*asked}  # an id may name several calls, one after the other
             fresh = tuple(result for result in self.spec.results if result["tool_call_id"] not in known)
             self.spec = self.spec.replace(results=fresh)
@@ -502,6 +503,10 @@ def open_calls(messages: Sequence[Mapping[str, Any]]) -> list[str]:
             return [str(call["id"]) for call in calls if call.get("id") not in answered]
         answered.add(message.get("tool_call_id"))
     return []
+
+
+def _answered_calls(messages: Sequence[Mapping[str, Any]]) -> set[Any]:
+    return {message.get("tool_call_id") for message in messages if message.get("role") == "tool"}
 
 
 def answered_again(

@@ -7,7 +7,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from hermes.store.base import Row
 from hermes.store.coding import (
@@ -29,6 +29,7 @@ from hermes.store.connections import Tx
 from hermes.store.digests import continued, digest_of, encoded, is_current
 from hermes.store.schema import PURGE_DUE
 
+T = TypeVar("T")
 _COLUMNS = (
     "session_id, run_id, role, active, compacted, synthetic, model_only, position, timestamp, token_count, "
     "finish_reason, tool_call_id, tool_name, content, parts, tool_calls, reasoning, opaque, api_content, search_text, "
@@ -36,6 +37,7 @@ _COLUMNS = (
 )
 _INSERT = f"INSERT INTO messages ({_COLUMNS}) VALUES ({', '.join('?' * 22)}) RETURNING id"
 SELECT = f"SELECT id, {_COLUMNS.replace(' search_text,', '')} FROM messages"
+_MESSAGE_COLUMNS = "role, content, parts, api_content, tool_calls, tool_call_id, tool_name, opaque, name"
 # What was said, under the ids that it got then: neither taken back nor written for the model alone.
 SAID = "NOT model_only AND (active OR compacted)"
 # Of that, what the user and the model said themselves.
@@ -187,6 +189,31 @@ def live(tx: Tx, session_id: str, where: str = "") -> list[Row]:
     return list(in_call_order(found))
 
 
+def conversation(tx: Tx, session_id: str) -> list[dict[str, Any]]:
+    """What the model sees, as `Row.as_message` has it: only the columns of that are read, of very many rows perhaps."""
+    blob = functools.partial(_blob, tx)
+    sql = f"SELECT {_MESSAGE_COLUMNS} FROM messages WHERE session_id = ? AND active ORDER BY {MODEL_ORDER}"
+    messages: list[dict[str, Any]] = []
+    for role, content, parts, api_content, tool_calls, tool_call_id, tool_name, opaque, name in tx.each(
+        sql, (session_id,)
+    ):
+        message: dict[str, Any] = {"role": role, "content": content}
+        if parts is not None or api_content is not None:
+            message["content"] = unpack_content(parts if api_content is None else api_content, blob)
+        if tool_calls is not None and (calls := unpack(tool_calls)):
+            message["tool_calls"] = calls
+        if tool_call_id:
+            message["tool_call_id"] = tool_call_id
+        if tool_name:
+            message["tool_name"] = tool_name
+        if opaque is not None and (kept := unpack(opaque)):
+            message["opaque"] = kept
+        if name:
+            message["name"] = name
+        messages.append(message)
+    return list(in_call_order(messages, dict.get))
+
+
 def live_up_to(said: Sequence[Row], rest: Sequence[Row], live: Sequence[Row]) -> list[Row]:
     """What the model is to see of a conversation that ends with the last of `said`, before `rest`. Where a summary tells
     of both, it is what was said itself."""
@@ -251,15 +278,16 @@ def archive(tx: Tx, session_id: str, rows: Sequence[Row], places: Sequence[int |
     that they are known by their content.
     """
     before = _outline(tx, session_id)
-    if origins := _placed(before, rows, places):
-        ids = [old.id for old in origins if old is not None]
+    if placed_at := _placed(before, rows, places):
+        ids = [old.id for old in placed_at if old is not None]
         whole = {row.id: row for row in read(tx, "id IN (SELECT value FROM json_each(?))", (pack(ids),))}
-        origins = [old and whole[old.id] for old in origins]
+        origins = [old and whole[old.id] for old in placed_at]
     else:
         origins = _origins(live(tx, session_id), rows)
     kept = {old.id for old in origins if old is not None}
-    gone = [(row.id,) for row in before if row.id not in kept]
-    tx.many("UPDATE messages SET active = 0, compacted = 1 WHERE id = ?", gone)
+    gone = [row.id for row in before if row.id not in kept]
+    archived = "UPDATE messages SET active = 0, compacted = 1 WHERE id IN (SELECT value FROM json_each(?))"
+    tx.execute(archived, (pack(gone),))
     placed = [(position, old.id) for position, old in enumerate(origins, 1) if old is not None]
     tx.many("UPDATE messages SET position = ? WHERE id = ?", placed)
     for position, (row, old) in enumerate(zip(rows, origins, strict=True), 1):
@@ -275,17 +303,25 @@ def archive(tx: Tx, session_id: str, rows: Sequence[Row], places: Sequence[int |
     return len(gone)
 
 
-def _outline(tx: Tx, session_id: str) -> list[Row]:
-    """The live rows without what was said in them, which most of the work of reading them is."""
-    sql = "SELECT role, tool_calls, tool_call_id, id FROM messages WHERE session_id = ? AND active"
+class _Outline(NamedTuple):
+    """A live row without what was said in it, which most of the work of reading it is."""
+
+    id: int
+    role: str
+    tool_calls: list[dict[str, Any]] | None
+    tool_call_id: str | None
+
+
+def _outline(tx: Tx, session_id: str) -> list[_Outline]:
+    sql = "SELECT id, role, tool_calls, tool_call_id FROM messages WHERE session_id = ? AND active"
     found = [
-        Row(session_id, role, None, None, unpack(tool_calls), tool_call_id, timestamp=0.0, id=row_id)
-        for role, tool_calls, tool_call_id, row_id in tx.rows(f"{sql} ORDER BY {MODEL_ORDER}", (session_id,))
+        _Outline(row_id, role, unpack(tool_calls), tool_call_id)
+        for row_id, role, tool_calls, tool_call_id in tx.each(f"{sql} ORDER BY {MODEL_ORDER}", (session_id,))
     ]
     return list(in_call_order(found))
 
 
-def _placed(before: list[Row], rows: Sequence[Row], places: Sequence[int | None]) -> list[Row | None]:
+def _placed(before: list[_Outline], rows: Sequence[Row], places: Sequence[int | None]) -> list[_Outline | None]:
     """The live rows that these are; empty when the places are none of theirs."""
     found = [before[at] if at is not None and at < len(before) else None for at in places]
     for row, old, at in zip(rows, found, places, strict=True) if found else ():
@@ -329,20 +365,21 @@ def purge_due(tx: Tx) -> None:
     )
 
 
-def in_call_order(rows: Sequence[Row]) -> Iterator[Row]:
-    """Results in the order of the calls they answer, whatever order they were stored in."""
+def in_call_order(rows: Sequence[T], get: Callable[[Any, str], Any] = getattr) -> Iterator[T]:
+    """Results in the order of the calls they answer, whatever order they were stored in: of rows, or with `dict.get` of
+    messages."""
     at = 0
     while at < len(rows):
         row = rows[at]
         at += 1
         yield row
-        if row.role != "assistant" or not row.tool_calls:
+        if get(row, "role") != "assistant" or not (calls := get(row, "tool_calls")):
             continue
         end = at
-        while end < len(rows) and rows[end].role == "tool":
+        while end < len(rows) and get(rows[end], "role") == "tool":
             end += 1
-        place = {str(call.get("id")): i for i, call in enumerate(row.tool_calls)}
-        yield from sorted(rows[at:end], key=lambda r: place.get(str(r.tool_call_id), len(place)))
+        place = {str(call.get("id")): i for i, call in enumerate(calls)}
+        yield from sorted(rows[at:end], key=lambda r: place.get(str(get(r, "tool_call_id")), len(place)))
         at = end
 
 

@@ -132,7 +132,7 @@ class Transcripts(Part):
     @reads
     def get_messages_as_conversation(self, tx: Tx, session_id: str) -> list[dict[str, Any]]:
         """What goes to a model: live rows, results in the order of their calls. Nothing is invented or repaired."""
-        return [row.as_message() for row in rows.live(tx, session_id)]
+        return rows.conversation(tx, session_id)
 
     @reads
     def conversation_until(self, tx: Tx, session_id: str, run_id: str, *, with_it: bool) -> list[dict[str, Any]]:

@@ -35,7 +35,7 @@ from hermes.guards.url_text import FetchFailed
 from hermes.guards.urls import Opened, UrlGuard
 from hermes.limits import MCP_END_S_MAX, MCP_MESSAGE_BYTES_MAX, MCP_PAGES_MAX, MCP_TOOLS_MAX
 from hermes.sandbox.bubblewrap import Bubblewrap
-from hermes.sandbox.piped import Program, piped, sandboxed
+from hermes.sandbox.piped import Program, Throttle, piped, sandboxed
 
 __all__ = ["CONNECTION_CLOSED", "INVALID_PARAMS", "Client", "Lost", "MCPError"]
 
@@ -112,7 +112,7 @@ async def _declining(streams: Streams, gone: Callable[[], None]) -> AsyncIterato
                         message = getattr(item, "message", None)
                         if isinstance(message, JSONRPCRequest):
                             await write.send(SessionMessage(_declined(message)))
-                        elif not isinstance(message, JSONRPCNotification) or message.method in _HEARD:
+                        elif not _is_chatter(message):
                             if isinstance(message, JSONRPCResponse):
                                 _without_output_schemas(message.result)
                             await send.send(item)
@@ -123,6 +123,10 @@ async def _declining(streams: Streams, gone: Callable[[], None]) -> AsyncIterato
         group.start_soon(pump, read, write)
         yield receive, write
         group.cancel_scope.cancel()
+
+
+def _is_chatter(message: object) -> bool:
+    return isinstance(message, JSONRPCNotification) and message.method not in _HEARD
 
 
 def _declined(request: JSONRPCRequest) -> JSONRPCResponse | JSONRPCError:
@@ -169,6 +173,7 @@ async def over_pipes(
 
 async def _read(process: asyncio.subprocess.Process | Program, incoming: Any) -> None:
     assert process.stdout is not None
+    throttle = Throttle()
     with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
         async with incoming:
             while line := await _line(process.stdout):
@@ -176,6 +181,9 @@ async def _read(process: asyncio.subprocess.Process | Program, incoming: Any) ->
                     message = jsonrpc_message_adapter.validate_json(line, by_name=False)
                 except ValueError:
                     log.debug("an MCP server wrote a line that is no message")
+                    message = None
+                if message is None or _is_chatter(message):
+                    await throttle.spend(line)
                 else:
                     await incoming.send(SessionMessage(message))
 

@@ -6,12 +6,19 @@ import difflib
 import hashlib
 import os
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from hermes.guards.paths import Paths
-from hermes.limits import COMPARED_LINES_MAX, DIFF_CHARS_MAX, PLACES_TOLD_MAX, WRITTEN_BYTES_MAX
+from hermes.limits import (
+    COMPARED_LINES_MAX,
+    DIFF_CHARS_MAX,
+    PLACES_TOLD_MAX,
+    REPEATED_LINES_MAX,
+    WRITTEN_BYTES_MAX,
+)
 from hermes.tools.diagnostics import diagnostics
 from hermes.tools.file_access import (
     BOM,
@@ -39,6 +46,7 @@ LEVELS: tuple[tuple[str, Callable[[str], str]], ...] = (
     ("indentation", str.strip),
 )
 _NEAREST, _NEAREST_LINES, _CONTEXT, _COMPARED_CHARS = 3, 6, 3, 200
+_COMPARED_AT_ONCE = 200
 _GRAMMAR = (
     "*** Begin Patch\n*** Update File: path\n@@ a line above, if the place is not unique\n context\n-old\n+new\n"
     "*** Add File: path\n+line\n*** Delete File: path\n*** End Patch; `*** Move to: path` may follow Update File."
@@ -218,50 +226,77 @@ def _bad(number: int, line: str) -> ToolError:
 
 def patched(text: str, hunks: list[Hunk]) -> tuple[str, str]:
     """The text after all hunks, and the weakest way in which one was found."""
-    lines = _lines(text)
-    at, level, longer = 0, 0, 0
+    places = _Places(_lines(text))
+    lines, out = places.lines, list[str]()
+    at, level = 0, 0
     for hunk in (hunk for hunk in hunks if hunk.rows):
         old = [line for sign, line in hunk.rows if sign != "+"]
-        start, how = _place(lines, old, hunk, at, longer)
+        start, how = _place(places, old, hunk, at)
         level = max(level, how)
         here = lines[start : start + len(old)]
         added = [line for sign, line in hunk.rows if sign == "+"]
         new = iter(reindented(added, old, here) if LEVELS[how][0] == "indentation" else added)
-        kept, instead = iter(here), []
+        kept = iter(here)
+        out += lines[at:start]
         for sign, _ in hunk.rows:
             if sign == "+":
-                instead.append(next(new))
+                out.append(next(new))
             else:
                 line = next(kept)
-                instead += [line] if sign != "-" else []
-        lines[start : start + len(old)] = instead
-        at, longer = start + len(instead), longer + len(instead) - len(old)
-    return _joined(lines, text), LEVELS[level][0]
+                out += [line] if sign != "-" else []
+        at = start + len(old)
+    return _joined([*out, *lines[at:]], text), LEVELS[level][0]
 
 
-def _place(lines: list[str], old: list[str], hunk: Hunk, at: int, longer: int) -> tuple[int, int]:
-    """Where a hunk belongs, behind the one before it, and the level at which it was found.
+class _Places:
+    """The lines of a file and where each of them stands, so that the hunks of a patch do not each read all of it."""
 
-    `longer` is by how many lines earlier hunks have moved what follows them.
-    """
+    def __init__(self, lines: list[str]) -> None:
+        self.lines, self._compared = lines, 0
+        self._by_level: dict[int, tuple[list[str], dict[str, list[int]]]] = {}
+
+    def blocks(self, wanted: list[str], level: int, above: int) -> list[int]:
+        """Where lines stand one after the other from a line on, compared at a level."""
+        if level not in self._by_level:
+            formed, known = list(map(LEVELS[level][1], self.lines)), dict[str, list[int]]()
+            for at, line in enumerate(formed):
+                known.setdefault(line, []).append(at)
+            self._by_level[level] = formed, known
+        formed, known = self._by_level[level]
+        want = list(map(LEVELS[level][1], wanted))
+        first = min(range(len(want)), key=lambda at: len(known.get(want[at], ())))
+        possible = known.get(want[first], [])
+        starts = [at - first for at in possible[bisect_left(possible, above + first) :]]
+        if len(starts) * len(want) <= _COMPARED_AT_ONCE:
+            return [start for start in starts if formed[start : start + len(want)] == want]
+        self._compared += len(formed)
+        if self._compared > REPEATED_LINES_MAX:
+            said = "The patch changes too many places that look alike."
+            raise ToolError(said, "too_large", "Apply it in several smaller patches.")
+        return [start for start in blocks(formed, want, str) if start >= above]
+
+
+def _place(places: _Places, old: list[str], hunk: Hunk, at: int) -> tuple[int, int]:
+    """Where a hunk belongs, behind the one before it, and the level at which it was found."""
+    lines = places.lines
     numbered = next((int(m[1]) for text in hunk.anchors if (m := re.match(r"-(\d+)", text))), None)
     named = [anchor for anchor in hunk.anchors if not re.match(r"-\d+", anchor)]
     above = at
     for anchor in named:
-        known = [i for i in range(above, len(lines)) if anchor in lines[i]]
-        if not known:
+        known = next((i for i in range(above, len(lines)) if anchor in lines[i]), None)
+        if known is None:
             raise no_match(f"The line {anchor!r} behind @@ does not occur there", lines, [anchor])
-        above = known[0] + (not old)
+        above = known + (not old)
     if not old:
         if named or hunk.at_end or not lines:
             return (above if named else len(lines)), 0
         raise no_match("A hunk that only adds lines needs a line of context or one behind @@", lines, [])
-    for level, (_, form) in enumerate(LEVELS):
-        found = [i for i in blocks(lines, old, form) if i >= above] if any(map(str.strip, old)) or not level else []
+    for level in range(len(LEVELS)):
+        found = places.blocks(old, level, above) if any(map(str.strip, old)) or not level else []
         if len(found) > 1 and hunk.at_end and found[-1] + len(old) == len(lines):
             found = found[-1:]
         if len(found) > 1 and numbered is not None:
-            found = [i for i in found if i == numbered - 1 + longer] or found
+            found = [i for i in found if i == numbered - 1] or found
         if len(found) == 1 or (found and named):
             return found[0], level
         if found:

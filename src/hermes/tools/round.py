@@ -16,7 +16,13 @@ from typing import Any, Literal
 from hermes.agent.parts import ToolCall
 from hermes.agent.prompt import without_steer
 from hermes.guards.secrets import redact_tree
-from hermes.limits import PREVIEW_CHARS_MAX, REDACTED_AT_ONCE_CHARS_MAX, RESULT_SHOWN_CHARS_MAX, STUBBORN_S_MAX
+from hermes.limits import (
+    ITEMS_AT_ONCE_MAX,
+    PREVIEW_CHARS_MAX,
+    REDACTED_AT_ONCE_CHARS_MAX,
+    RESULT_SHOWN_CHARS_MAX,
+    STUBBORN_S_MAX,
+)
 from hermes.runs.control import Stop
 from hermes.runs.resume import Resumption
 from hermes.runs.spec import Content
@@ -134,7 +140,11 @@ class ToolRound:
         calls that are not to be run. A stop ends what runs, puts it on record and is raised again.
         """
         self._shape.begin_step()
-        works = [Work(call, refusal=refused[call.id]) if call.id in refused else self._settle(call) for call in calls]
+        works: list[Work] = []
+        for at, call in enumerate(calls, 1):
+            works.append(Work(call, refusal=refused[call.id]) if call.id in refused else self._settle(call))
+            if not at % ITEMS_AT_ONCE_MAX:
+                await asyncio.sleep(0)  # others have their turn in between
         self._mark_duplicates(works)
         waits, left = _waits(works), len(works)
 

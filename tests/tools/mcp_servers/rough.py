@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -94,6 +95,17 @@ def call(name: str) -> dict[str, Any]:
     return text(f"{name} is done")
 
 
+def flood(fd: int, line: bytes) -> None:
+    """For as long as there is a reader."""
+    lines = line * (65_536 // len(line))
+    while True:
+        os.write(fd, lines)
+
+
+NOTE = b'{"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "x"}}\n'
+FLOODS = {"stderr": (2, b"x"), "stderr_lines": (2, b"x\n"), "stdout_lines": (1, b"x\n"), "notifications": (1, NOTE)}
+
+
 def main() -> None:
     print(f"starting in mode {MODE}", file=sys.stderr, flush=True)
     if MODE == "crash":
@@ -110,6 +122,8 @@ def main() -> None:
             send({"id": request["id"], "result": told})
         elif method == "tools/list":
             send({"id": request["id"], "result": listing(params.get("cursor"))})
+            if MODE in FLOODS:
+                threading.Thread(target=flood, args=FLOODS[MODE], daemon=True).start()
         elif method == "tools/call":
             send({"id": request["id"], "result": call(params["name"])})
         else:

@@ -1,0 +1,185 @@
+"""What a provider sends without end, or packs into very little, takes little of the server: memory, processor time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing, suppress
+from pathlib import Path
+
+import pytest
+
+from hermes.limits import EVENT_BYTES_MAX
+from support.gateway import Gateway, serving
+from support.model_server import ModelServer, Reply
+
+MB = 1024 * 1024
+MEMORY_MB_MAX = 64
+CPU_S_MAX = 2.0
+FLOOD_BYTES = 100 * MB
+STREAM, WHOLE = "text/event-stream", "application/json"
+
+
+def usual() -> Iterator[bytes]:
+    text = {"choices": [{"index": 0, "delta": {"content": "Fine."}, "finish_reason": "stop"}]}
+    yield b"data: " + json.dumps(text).encode() + b"\n\ndata: [DONE]\n\n"
+
+
+def repeated(begin: bytes, piece: bytes, size: int = FLOOD_BYTES) -> Iterator[bytes]:
+    yield begin
+    block = piece * (MB // len(piece))
+    for _ in range(size // len(block)):
+        yield block
+
+
+def packed(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """As gzip: a thousandth of it."""
+    packer = zlib.compressobj(wbits=zlib.MAX_WBITS | 16)
+    for piece in pieces:
+        yield packer.compress(piece)
+    yield packer.flush()
+
+
+CONTENT = b'data: {"choices":[{"index":0,"delta":{"content":"'
+
+
+def event(repeated: bytes, begin: bytes = CONTENT) -> bytes:
+    """An event that is about as large as one may be."""
+    return begin + repeated * ((EVENT_BYTES_MAX - 1_000) // len(repeated)) + b'"}}]}\n\n'
+
+
+TEXT = b'{"choices":[{"index":0,"message":{"role":"assistant","content":"'
+STOP = '"finish_reason":"stop"'
+LONG_EVENT = "An event is longer than"
+# What it sends, of which type and packed how; and what the client is told.
+FLOODS: dict[str, tuple[str, bool, Callable[[], Iterator[bytes]], str]] = {
+    "a line of an event": (STREAM, False, lambda: repeated(b"data: ", b"x"), LONG_EVENT),
+    "many lines of one event": (STREAM, False, lambda: repeated(b"", b"data: x\n"), "nothing of an answer"),
+    "a body": (WHOLE, False, lambda: repeated(TEXT, b"x"), "The answer is longer than"),
+    "a packed line of an event": (STREAM, True, lambda: repeated(b"data: ", b"x", 10 * FLOOD_BYTES), LONG_EVENT),
+    "a packed body": (WHOLE, True, lambda: repeated(TEXT, b"x", 10 * FLOOD_BYTES), "The answer is longer than"),
+    "comments": (STREAM, False, lambda: repeated(b"", b": x\n\n"), "nothing of an answer"),
+    "empty lines": (STREAM, False, lambda: repeated(b"", b"\n"), "nothing of an answer"),
+    "packed empty lines": (STREAM, True, lambda: repeated(b"", b"\n", 10 * FLOOD_BYTES), "nothing of an answer"),
+    "events of another kind": (STREAM, False, lambda: repeated(b"", b"data: {}\n\n"), "nothing of an answer"),
+    "very many values": (STREAM, False, lambda: iter([event(b"[],", b'data: {"choices":[')]), "fields and items"),
+    "very many short texts": (
+        STREAM,
+        False,
+        lambda: iter([event(b'"ab",', b'data: {"choices":[')]),
+        "fields and items",
+    ),
+    "a long text with a wide character": (
+        STREAM,
+        False,
+        lambda: iter([event(b"x", CONTENT + "😀".encode())]),
+        "truncated",
+    ),
+    "a long text of escapes": (STREAM, False, lambda: iter([event(rb"\ud83d\ude00"), *usual()]), STOP),
+}
+
+
+@asynccontextmanager
+async def provider(kind: str, is_packed: bool, pieces: Callable[[], Iterator[bytes]]) -> AsyncIterator[str]:
+    """Answers the first request as usual, and each further one with the flood."""
+    asked = 0
+    answering: set[asyncio.Task[None]] = set()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        answering.add(asyncio.current_task())  # type: ignore[arg-type]
+        with closing(writer), suppress(ConnectionError, asyncio.IncompleteReadError):
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+            await reader.readexactly(int(head.partition("content-length:")[2].split("\r\n")[0] or 0))
+            if "/models" in head:
+                return
+            asked += 1
+            floods = asked > 1
+            encoding = "Content-Encoding: gzip\r\n" if floods and is_packed else ""
+            head = (
+                f"HTTP/1.1 200 OK\r\nContent-Type: {kind if floods else STREAM}\r\n{encoding}Connection: close\r\n\r\n"
+            )
+            writer.write(head.encode())
+            for piece in (packed(pieces()) if is_packed else pieces()) if floods else usual():
+                writer.write(piece)
+                await writer.drain()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+    finally:
+        server.close()
+        for task in answering:
+            task.cancel()
+        await asyncio.wait(answering)
+        await asyncio.sleep(0)  # closed connections go with the next turn of the loop
+
+
+def peak_mb(pid: int) -> float:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
+
+
+def cpu_s(pid: int) -> float:
+    """Of the process and all its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def ask(gateway: Gateway) -> tuple[int, str]:
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    async with gateway.client.post("/v1/chat/completions", json=body) as response:
+        return response.status, await response.text()
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+async def test_a_flood_from_a_provider_costs_little_and_is_told(tmp_path: Path, flood: str) -> None:
+    kind, is_packed, pieces, words = FLOODS[flood]
+    async with provider(kind, is_packed, pieces) as url:
+        model = {"default": "test-model", "base_url": url, "api_key": "sk-provider-0123456789abcdef"}
+        async with serving(tmp_path / "home", model=model, agent={"api_max_retries": 0}) as gateway:
+            pid = gateway.process.pid
+            assert (await ask(gateway))[0] == 200
+            memory, cpu = peak_mb(pid), cpu_s(pid)
+            status, told = await ask(gateway)
+            assert words in told, (status, told[:600])
+            assert status == (200 if words in ("truncated", STOP) else 502)
+            assert peak_mb(pid) - memory < MEMORY_MB_MAX
+            assert cpu_s(pid) - cpu < CPU_S_MAX
+
+
+MCP_SERVER = Path(__file__).parent.parent / "tools" / "mcp_servers" / "rough.py"
+SECONDS, CPU_SHARE_MAX = 4.0, 0.2
+
+
+async def share_of_a_core(pid: int, seconds: float) -> float:
+    began, cpu = time.monotonic(), cpu_s(pid)
+    await asyncio.sleep(seconds)
+    return (cpu_s(pid) - cpu) / (time.monotonic() - began)
+
+
+@pytest.mark.parametrize("mode", ["stderr", "stderr_lines", "stdout_lines", "notifications"])
+async def test_a_flood_from_an_mcp_server_costs_little(tmp_path: Path, mode: str) -> None:
+    pytest.importorskip("mcp")
+    peaks = []
+    async with ModelServer(handler=lambda _: Reply(text="Fine.")) as model:
+        told = {"default": "test-model", "base_url": f"{model.url}/v1", "api_key": "sk-provider-0123456789abcdef"}
+        for arg in ("plain", mode):
+            server = {"command": sys.executable, "args": [str(MCP_SERVER), arg], "sandbox": False}
+            settings = {"mcp_discovery_timeout": 30, "mcp_servers": {"s": server}}
+            async with serving(tmp_path / arg, model=told, **settings) as gateway:
+                pid = gateway.process.pid
+                assert (await ask(gateway))[0] == 200
+                assert any(tool["function"]["name"] == "mcp_s_pid" for tool in model.requests[-1].body["tools"])
+                async with asyncio.timeout(60):  # what comes first is read at once
+                    while await share_of_a_core(pid, 0.5) > CPU_SHARE_MAX:
+                        pass
+                assert await share_of_a_core(pid, SECONDS) < CPU_SHARE_MAX
+                assert (await ask(gateway))[0] == 200
+                peaks.append(peak_mb(pid))
+    assert peaks[1] - peaks[0] < MEMORY_MB_MAX
