@@ -137,23 +137,13 @@ async def search(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
     sort = word(request, "sort", ("relevance", "newest", "oldest")) or "relevance"
     chosen: Json = {name: request.query.get(name) or None for name in ("source", "session_id")}
     chosen["owner"] = adapter.seen_by(request)
-    db = adapter.database()
-    titled, titles = ([], 0) if role else await db.search_titles(query, limit=limit + 1, offset=offset, **chosen)
-    said = await db.search_messages(
-        query,
-        role=role,
-        limit=limit + 1 - len(titled),
-        offset=max(0, offset - titles),
-        sort=sort,
-        marks=MARKS,
-        **chosen,
+    titled, said, total = await adapter.database().search_page(
+        query, role=role, limit=limit + 1, offset=offset, sort=sort, marks=MARKS, **chosen
     )
-    total = await db.count_matches(query, role=role, **chosen)
     words = words_of(query)
     data = [*(title_match(one, words) for one in titled), *map(message_match, said)]
     following = str(offset + limit) if len(data) > limit else None
-    complete = {"complete": getattr(said, "complete", True)}
-    return answer(listed(data[:limit], following, None if total is None else titles + total, **complete))
+    return answer(listed(data[:limit], following, total, complete=said.complete))
 
 
 # --- one session -----------------------------------------------------------------------------------------------------
