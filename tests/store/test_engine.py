@@ -772,6 +772,7 @@ async def test_quick_reads_do_not_wait_for_slow_ones(path: Path) -> None:
             asyncio.create_task(store.engine.read_soon(lambda _: release.wait(PATIENCE_S), slow=True))
             for _ in range(40)
         ]
+        await asyncio.sleep(0)  # all of them have been handed over
         try:
             async with asyncio.timeout(PATIENCE_S):
                 assert (await twin.sessions.get_session("s"))["id"] == "s"
@@ -786,6 +787,7 @@ async def test_slow_reads_do_not_wait_for_quick_ones(path: Path) -> None:
     release = threading.Event()
     with contextlib.closing(open_store(url(path), read_threads=1)) as store:
         quick = [asyncio.create_task(store.engine.read_soon(lambda _: release.wait(PATIENCE_S))) for _ in range(4)]
+        await asyncio.sleep(0)
         try:
             async with asyncio.timeout(PATIENCE_S):
                 assert await Async(store).sessions.search_messages("hi") == []
@@ -800,6 +802,7 @@ async def test_reads_do_not_wait_for_callers_that_wait_for_the_writer(store: Any
     async with asyncio.timeout(PATIENCE_S):
         with held(path) as release:
             gone = [asyncio.create_task(twin.sessions.delete_session(f"x{n}")) for n in range(20)]
+            await asyncio.sleep(0)
             assert (await twin.sessions.get_session("s"))["id"] == "s"
             release()
             await asyncio.gather(*gone)

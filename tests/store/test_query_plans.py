@@ -293,3 +293,19 @@ def test_run_lists_page_in_the_same_order_whoever_asks(store: Store) -> None:
     assert len(everybody) == len(mine) + 1 == 61
     assert pages(owner="default", session_id="s3") == [one for one in mine if one in pages(session_id="s3")]
     assert pages(session_id="s3")[0] == store.runs.newest("s3")
+
+
+def test_progress_of_a_run_sets_no_indexed_column(tmp_path: Path) -> None:
+    """SQLite writes an index again for every update that sets one of its columns, even to what it was."""
+    seen: list[str] = []
+    with contextlib.closing(open_store(url(tmp_path / "state.db"))) as made:
+        turn = Turn(made, "s")
+        turn.begin()
+        made.engine.alone(lambda db: db.set_trace_callback(seen.append))
+        turn.complete("m", "Noon.")
+        [update] = [sql for sql in seen if sql.startswith("UPDATE runs")]
+        assert not re.search(r"\b(status|ended_at|owner|created_at|session_id|kind|job_id) =", update)
+        turn.end()
+        record = made.runs.get(turn.run_id)
+    assert record is not None
+    assert (record.state.status, record.state.ended_at is not None) == ("completed", True)

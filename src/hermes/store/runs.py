@@ -34,8 +34,8 @@ _HELD_STATE = f"SELECT {_STATE}, (SELECT token FROM leases WHERE name = 'session
 _HELD_STATE += " WHERE run_id = ?"
 _KEPT = [
     "status",
-    "started_at",
     "ended_at",
+    "started_at",
     "last_event",
     "last_seq",
     "failure",
@@ -46,7 +46,11 @@ _KEPT = [
     "open",
     "updated_at",
 ]
-_PUT_STATE = f"UPDATE runs SET {', '.join(f'{name} = ?' for name in _KEPT)}, resumes = resumes + ? WHERE run_id = ?"
+# SQLite writes the indexes of every column that is set, changed or not: the first two are set when they change.
+_PUT_STATE, _PUT_PROGRESS = (
+    f"UPDATE runs SET {', '.join(f'{name} = ?' for name in names)}, resumes = resumes + ? WHERE run_id = ?"
+    for names in (_KEPT, _KEPT[2:])
+)
 _CREATE = (
     "INSERT INTO runs (run_id, owner, kind, session_id, response_id, session_key, source, created_at, holder, job_id, "
     f"parent_run_id, parent_call_id, spec, {', '.join(_KEPT)}) VALUES ({', '.join('?' * (13 + len(_KEPT)))})"
@@ -132,7 +136,7 @@ class Runs(Part):
             if creates is not None:
                 _create(tx, creates, state, events[-1].ts)
             else:
-                _put_state(tx, run_id, state, events)
+                _put_state(tx, run_id, state, events, moved=state.status != run["status"] or state.ended)
             tx.many(_EVENT, [(run_id, e.seq, e.ts, e.type, e.step, _packed(e)) for e in events])
             if state.ended:  # nobody will take what was left for it
                 sql = "UPDATE run_controls SET taken_at = ? WHERE run_id = ? AND taken_at IS NULL"
@@ -509,9 +513,11 @@ def _state_of(run: sqlite3.Row) -> RunState:
     )
 
 
-def _put_state(tx: Tx, run_id: str, state: RunState, events: Sequence[Event]) -> None:
+def _put_state(tx: Tx, run_id: str, state: RunState, events: Sequence[Event], *, moved: bool) -> None:
+    """Keep the state; `moved`: its status or its end is another than before."""
     resumes = sum(event.type == "run.resumed" for event in events)
-    tx.execute(_PUT_STATE, (*_columns(state, events[-1].ts), resumes, run_id))
+    columns = _columns(state, events[-1].ts)
+    tx.execute(_PUT_STATE if moved else _PUT_PROGRESS, (*(columns if moved else columns[2:]), resumes, run_id))
 
 
 def _columns(state: RunState, updated_at: float) -> tuple[Any, ...]:
@@ -525,8 +531,8 @@ def _columns(state: RunState, updated_at: float) -> tuple[Any, ...]:
     }
     return (
         state.status,
-        state.started_at,
         state.ended_at,
+        state.started_at,
         state.last_event,
         state.last_seq,
         state.failure or None,

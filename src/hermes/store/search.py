@@ -140,9 +140,11 @@ class Search(Part):
         where, params = title_condition(query)
         if not where:
             return [], 0
-        # All titles stand together in their index; the rows themselves hold whole prompts.
+        # All titles stand together in their index, with their owners; the rows themselves hold whole prompts.
+        if owner is not None:
+            where, params = f"{where} AND owner = ?", [*params, owner]
         where = f"rowid IN (SELECT rowid FROM sessions INDEXED BY sessions_title WHERE title IS NOT NULL AND {where})"
-        for name, value in (("source", source), ("owner", owner), ("id", session_id)):
+        for name, value in (("source", source), ("id", session_id)):
             if value is not None:
                 where += f" AND +{name} = ?"
                 params.append(value)
