@@ -101,7 +101,8 @@ class Threads:
 
     def _serve(self) -> None:
         if self._niceness and sys.platform == "linux":  # elsewhere it would be that of the whole process
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._niceness)
+            thread = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + self._niceness))
         while True:
             try:
                 job = self._jobs.get(timeout=THREAD_IDLE_S_MAX)

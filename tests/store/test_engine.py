@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import sqlite3
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from hermes.errors import HermesError
-from hermes.limits import SLOW_READERS_MAX
+from hermes.limits import SLOW_READERS_MAX, SLOW_READERS_NICENESS
 from hermes.store import connections
 from hermes.store import engine as engine_module
 from hermes.store.base import LeaseLost, StoreBusy, StoreError, StoreTimeout
@@ -850,3 +851,13 @@ def test_a_read_inside_a_read_sees_the_same_view(store: Any, path: Path) -> None
 
     assert store.engine.read(work) == [1, 1, "s"]
     assert store.sessions.count_sessions() == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no priority of their own")
+async def test_slow_reads_run_at_a_lower_priority_than_the_rest(store: Any) -> None:
+    def niceness(_: Any) -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    own = niceness(None)
+    assert await store.engine.read_soon(niceness) == own
+    assert await store.engine.read_soon(niceness, slow=True) == min(19, own + SLOW_READERS_NICENESS)

@@ -88,6 +88,13 @@ QUICK: dict[str, list[Read]] = {
         for page in SESSION_PAGES
     ],
     "sessions.count_sessions": [lambda s, given=given: s.sessions.count_sessions(**given) for given in SESSION_FILTERS],
+    "sessions.session_page": [
+        lambda s, given={**filters, **page}: s.sessions.session_page(**{"cursor": None, **given}, limit=51, offset=0)
+        for filters in SESSION_FILTERS
+        if "session_key" not in filters
+        for page in SESSION_PAGES
+    ],
+    "sessions.message_page": [lambda s: s.sessions.message_page("s1", limit=5, order="desc")],
     "sessions.around_sessions": [lambda s: s.sessions.around_sessions(["s1", "s2"])],
     "sessions.get_messages": [
         lambda s, given=given: s.sessions.get_messages("s1", **given)

@@ -73,19 +73,20 @@ async def list_sessions(adapter: APIServerAdapter, request: web.Request) -> web.
         "pinned": flag(request, "pinned") if request.query.get("pinned") else None,
     }
     order = word(request, "order", ("last_active", "started_at")) or "last_active"
-    db, place = adapter.database(), cursor_of(request)
+    place = cursor_of(request)
     try:
-        found = await db.list_sessions(limit=limit + 1, offset=offset, cursor=place, order=order, **chosen)
+        found, around, total = await adapter.database().session_page(
+            limit=limit + 1, offset=offset, cursor=place, order=order, **chosen
+        )
     except ValueError:
         raise bad_cursor() from None
     page = found[:limit]
-    around = await db.around_sessions([session["id"] for session in page])
     data = [
         {**session_object(session, around.get(session["id"], {})), **adapter.whose(session["owner"])}
         for session in page
     ]
     following = page[-1]["cursor"] if len(found) > limit else None
-    return answer(listed(data, following, await db.count_sessions(**chosen), limit=limit, offset=offset))
+    return answer(listed(data, following, total, limit=limit, offset=offset))
 
 
 async def create(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
@@ -165,7 +166,9 @@ def unknown_session(session_id: str) -> ApiError:
 
 async def get(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
     """GET /api/sessions/{session_id}"""
-    return await _shown(adapter, (await session_of(adapter, request))["id"])
+    found = await session_of(adapter, request)
+    around = await adapter.database().around_sessions([found["id"]])
+    return _answer_with(adapter, found, around)
 
 
 async def update(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
@@ -259,10 +262,9 @@ async def messages(adapter: APIServerAdapter, request: web.Request) -> web.Strea
     between = {name: number_of(given, name) for name in ("before", "after") if (given := request.query.get(name))}
     everything, reasoning = flag(request, "include_inactive"), shows_reasoning(adapter, request)
     session_id = (await session_of(adapter, request))["id"]
-    db = adapter.database()
     # Without an order and a place to go on from, the latest are the ones that are wanted, in their order.
     forward = order != "desc" and ("after" in between or (order == "asc" and "before" not in between))
-    found = await db.get_messages(
+    found, total = await adapter.database().message_page(
         session_id,
         everything,
         limit=limit + 1,
@@ -282,7 +284,7 @@ async def messages(adapter: APIServerAdapter, request: web.Request) -> web.Strea
         "has_more": len(found) > limit,
         "first_id": data[0]["id"] if data else None,
         "last_id": data[-1]["id"] if data else None,
-        "total": await db.count_messages(session_id, everything),
+        "total": total,
     }
     return answer(told)
 
@@ -360,8 +362,17 @@ async def _shown(
     found = await db.get_session(session_id)
     if found is None:
         raise unknown_session(session_id)
-    around = (await db.around_sessions([session_id])).get(session_id, {})
-    told = {**session_object(found, around), **adapter.whose(found["owner"])}
+    return _answer_with(adapter, found, await db.around_sessions([session_id]), status, headers)
+
+
+def _answer_with(
+    adapter: APIServerAdapter,
+    found: Json,
+    around: Mapping[str, Json],
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+) -> web.Response:
+    told = {**session_object(found, around.get(found["id"], {})), **adapter.whose(found["owner"])}
     return answer({"object": "hermes.session", "session": told}, status, headers)
 
 

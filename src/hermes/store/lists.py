@@ -92,6 +92,28 @@ class Lists(Part):
         return int(tx.value(f"SELECT count(*) FROM sessions {by} WHERE {where}", params))
 
     @reads
+    def session_page(
+        self,
+        tx: Tx,
+        *,
+        limit: int,
+        offset: int,
+        cursor: str | None,
+        order: str,
+        source: str | None = None,
+        owner: str | None = None,
+        include_children: bool = False,
+        archived: bool | str = False,
+        pinned: bool | None = None,
+    ) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]], int]:
+        """A page of a list, what is to be said of its sessions beside their rows, and how many the whole list has."""
+        chosen: dict[str, Any] = {"source": source, "owner": owner, "include_children": include_children}
+        chosen |= {"archived": archived, "pinned": pinned}
+        found = self.list_sessions(limit=limit, offset=offset, cursor=cursor, order=order, **chosen)
+        around = self.around_sessions([session["id"] for session in found])
+        return found, around, self.count_sessions(**chosen)
+
+    @reads
     def around_sessions(self, tx: Tx, session_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
         """What is to be said of sessions beside their rows: a run at work, a parent of the same owner, prompts."""
         if not session_ids:

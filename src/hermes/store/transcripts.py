@@ -112,6 +112,14 @@ class Transcripts(Part):
         ]
 
     @reads
+    def message_page(
+        self, tx: Tx, /, session_id: str, include_inactive: bool = False, **window: Any
+    ) -> tuple[list[dict[str, Any]], int]:
+        """What `get_messages` finds in this window, and how many there are in all."""
+        found = self.get_messages(session_id, include_inactive, **window)
+        return found, self.count_messages(session_id, include_inactive)
+
+    @reads
     def count_messages(self, tx: Tx, session_id: str, include_inactive: bool = False) -> int:
         """How many there are; of those that were said the session itself keeps count."""
         if not include_inactive:
