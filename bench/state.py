@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import sqlite3
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
@@ -20,6 +22,7 @@ from hermes.store.bundle import Async, open_store
 
 STREAMS, PER_S, EXTRA_MS_MAX = 100, 20, 20.0
 READ_MS_MAX, SEARCH_MS_MAX = 10.0, 50.0
+SEARCHES, READ_P99_MS_MAX = 40, 50.0
 APPEND_MS_MAX, FORK_MS_MAX = 1.0, 50.0
 LONG_MESSAGES, CONTINUED_MS_MAX = 100_000, 2_000.0
 ROLES = ("user", "assistant")
@@ -82,6 +85,55 @@ async def continued(rounds: int) -> list[Figure]:
     return [timed(f"{what}, compacted", first, CONTINUED_MS_MAX), timed(f"{what}, then the next", second)]
 
 
+async def reads_beside_searches(sessions: int, folder: Path, seconds: float) -> list[Figure]:
+    """One read after the other while many clients search without a pause."""
+    chance = random.Random(7)
+    some: Callable[[], str] = lambda: f"/api/sessions/{session_id(chance.randrange(sessions))}"  # noqa: E731
+    paths: dict[str, Callable[[], str]] = {
+        "session list": lambda: "/api/sessions",
+        "session list by start": lambda: "/api/sessions?order=started_at",
+        "session": some,
+        "messages of a session": lambda: f"{some()}/messages?limit=50",
+        "run list": lambda: "/v1/runs",
+    }
+    times = {name: list[float]() for name in paths}
+    statuses: Counter[int] = Counter()
+    searches: list[float] = []
+
+    async def search(server: Server, number: int) -> None:
+        words, client = random.Random(number), await connect(server.url)
+        while True:
+            query = "+".join(word(words.choice((n, n * 100, n * 10_000))) for n in words.sample(range(1, 20), 2))
+            seen = await client.ask(get(f"/api/sessions/search?q={query}&sort={words.choice(('relevance', 'newest'))}"))
+            statuses[seen.status] += 1
+            searches.append(seen.total_s * 1e3)
+
+    async def read(server: Server) -> None:
+        client, until = await connect(server.url), time.perf_counter() + seconds
+        while time.perf_counter() < until:
+            for name, path in paths.items():
+                seen = await client.ask(get(path()))
+                assert seen.status == 200, seen
+                times[name].append(seen.total_s * 1e3)
+                await asyncio.sleep(0.01)
+
+    with provider() as model, hermes(model, folder) as ours:
+        work = [asyncio.ensure_future(search(ours, number)) for number in range(SEARCHES)]
+        await asyncio.sleep(1)  # until all of them wait
+        await read(ours)
+        for one in work:
+            one.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+    figures = []
+    for name, ms in times.items():
+        about = f"{name} beside {SEARCHES} searches"
+        figures.append(timed(about, ms, READ_MS_MAX))
+        figures.append(Figure(f"{about}, p99", "ms", (None, at(0.99, ms)), "is", READ_P99_MS_MAX))
+    answered = ", ".join(f"{count} × {status}" for status, count in sorted(statuses.items()))
+    figures.append(Figure("those searches, p50", "ms", (None, median(searches)), note=answered))
+    return figures
+
+
 async def writes(store: Any, size: int, count: int) -> list[Figure]:
     """What is added, one after the other."""
     chance, sessions = random.Random(7), store.sessions
@@ -106,5 +158,6 @@ async def measure(quick: bool) -> list[Figure]:
     with copied(corpus(messages, sessions)) as copy:
         figures = await continued(1 if quick else 3)
         figures += await reads(sessions, copy.parent, *((1, 3) if quick else (3, 10)))
+        figures += await reads_beside_searches(sessions, copy.parent, 3 if quick else 30)
         with closing(open_store(f"sqlite://{copy}")) as store:
             return figures + await writes(Async(store), sessions, 20 if quick else 200)

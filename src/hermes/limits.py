@@ -132,6 +132,13 @@ DATA_URL_CHARS_MAX = 4096
 SEARCHED_CHARS_MAX = 16_384
 QUERY_CHARS_MAX = 2048
 QUERY_TERMS_MAX = 32
+# Searches and exports have few connections and threads of their own, which give way to the rest of the server.
+SLOW_READERS_MAX = 2
+SLOW_READERS_NICENESS = 5
+# From the request to the answer, waiting included.
+SLOW_READ_S_MAX = 30.0
+# A statement with a time limit looks at the clock after so many of its steps.
+PROGRESS_STEPS = 50_000
 SEARCH_S_MAX = 3.0
 COUNT_S_MAX = 0.03
 SEARCH_CONTEXT_CHARS = 200

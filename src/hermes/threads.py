@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -55,12 +57,12 @@ class Job:
 
 
 class Threads:
-    """At most `threads_max` calls at once; further ones wait in order."""
+    """At most `threads_max` calls at once; further ones wait in order. `niceness` is how much they give way to others."""
 
-    def __init__(self, threads_max: int) -> None:
+    def __init__(self, threads_max: int, *, niceness: int = 0) -> None:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._threads_max = threads_max
+        self._threads_max, self._niceness = threads_max, niceness
         self._threads = self._idle = self._queued = 0
         self._closed = False
         self.abandoned = 0
@@ -98,6 +100,9 @@ class Threads:
                 self._start()
 
     def _serve(self) -> None:
+        if self._niceness and sys.platform == "linux":  # elsewhere it would be that of the whole process
+            thread = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + self._niceness))
         while True:
             try:
                 job = self._jobs.get(timeout=THREAD_IDLE_S_MAX)

@@ -113,7 +113,7 @@ async def test_a_replaced_database_is_not_read(api: Api, home_folder: Path) -> N
     """Its log of changes lies beside it under the same name: a new connection would mix the two."""
     engine = api.app.store.blocking.engine
     await looked_at(api)
-    engine._idle_readers = deque(maxlen=0)
+    engine._readers.idle = deque(maxlen=0)
     with replaced(home_folder / "state.db"), pytest.raises(StoreError, match="was replaced"):
         await api.app.store.sessions.get_session("s")
     assert await api.app.store.sessions.get_session("s") is None

@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import sqlite3
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,13 +16,14 @@ from typing import Any
 import pytest
 
 from hermes.errors import HermesError
+from hermes.limits import SLOW_READERS_MAX, SLOW_READERS_NICENESS
 from hermes.store import connections
 from hermes.store import engine as engine_module
-from hermes.store.base import LeaseLost, StoreBusy, StoreError
+from hermes.store.base import LeaseLost, StoreBusy, StoreError, StoreTimeout
 from hermes.store.bundle import Async, open_store
 from hermes.store.sessions import SessionDB
 
-from .tools import PATIENCE_S, Turn, at_once, contents, look, mode, run, side, texts, umask, url
+from .tools import PATIENCE_S, Turn, at_once, contents, look, mode, raw, run, side, texts, umask, url
 
 
 @pytest.fixture
@@ -745,3 +747,117 @@ def test_closing_waits_for_the_folding(path: Path, monkeypatch: pytest.MonkeyPat
         db.append_message(f"s{number}", "user", "hello")
         db.close()
         assert [file.name for file in path.parent.iterdir()] == ["state.db"]
+
+
+# ---- searches and other slow reads
+
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+
+
+def endless(began: threading.Event) -> Callable[[Any], Any]:
+    """A read that ends only when it is interrupted."""
+
+    def work(tx: Any) -> Any:
+        began.set()
+        return tx.value(ENDLESS)
+
+    return work
+
+
+async def test_quick_reads_do_not_wait_for_slow_ones(path: Path) -> None:
+    release = threading.Event()
+    with contextlib.closing(open_store(url(path), read_threads=1)) as store:
+        twin = Async(store)
+        await twin.sessions.create_session("s", "cli")
+        waiting = [
+            asyncio.create_task(store.engine.read_soon(lambda _: release.wait(PATIENCE_S), slow=True))
+            for _ in range(40)
+        ]
+        await asyncio.sleep(0)  # all of them have been handed over
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                assert (await twin.sessions.get_session("s"))["id"] == "s"
+                assert (await twin.sessions.list_sessions())[0]["id"] == "s"
+            assert not any(task.done() for task in waiting)
+        finally:
+            release.set()
+        await asyncio.gather(*waiting)
+
+
+async def test_slow_reads_do_not_wait_for_quick_ones(path: Path) -> None:
+    release = threading.Event()
+    with contextlib.closing(open_store(url(path), read_threads=1)) as store:
+        quick = [asyncio.create_task(store.engine.read_soon(lambda _: release.wait(PATIENCE_S))) for _ in range(4)]
+        await asyncio.sleep(0)
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                assert await Async(store).sessions.search_messages("hi") == []
+        finally:
+            release.set()
+        await asyncio.gather(*quick)
+
+
+async def test_reads_do_not_wait_for_callers_that_wait_for_the_writer(store: Any, path: Path) -> None:
+    twin = Async(store)
+    await twin.sessions.get_session("s")
+    async with asyncio.timeout(PATIENCE_S):
+        with held(path) as release:
+            gone = [asyncio.create_task(twin.sessions.delete_session(f"x{n}")) for n in range(20)]
+            await asyncio.sleep(0)
+            assert (await twin.sessions.get_session("s"))["id"] == "s"
+            release()
+            await asyncio.gather(*gone)
+
+
+async def test_slow_read_is_interrupted_when_nobody_waits_for_it(store: Any) -> None:
+    began = [threading.Event() for _ in range(SLOW_READERS_MAX)]
+    reads = [asyncio.create_task(store.engine.read_soon(endless(event), slow=True)) for event in began]
+    for event in began:
+        await asyncio.to_thread(event.wait, PATIENCE_S)
+    for read in reads:
+        read.cancel()
+    async with asyncio.timeout(PATIENCE_S):
+        assert await Async(store).sessions.search_messages("hi") == []
+
+
+async def test_slow_read_has_a_time_limit_that_includes_waiting(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    await Async(store).sessions.search_messages("hi")
+    monkeypatch.setattr(engine_module, "SLOW_READ_S_MAX", 0.05)
+    reads = [store.engine.read_soon(endless(threading.Event()), slow=True) for _ in range(SLOW_READERS_MAX + 1)]
+    async with asyncio.timeout(PATIENCE_S):
+        outcomes = await asyncio.gather(*reads, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [StoreTimeout] * len(reads)
+        monkeypatch.undo()
+        assert await Async(store).sessions.search_messages("hi") == []
+
+
+async def test_a_connection_forgets_the_time_limit_of_the_read_before(store: Any) -> None:
+    def limited(tx: Any) -> None:
+        with pytest.raises(connections.TimeUp), tx.within(0.0):
+            tx.value(ENDLESS)
+
+    steps = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 200000) SELECT count(*) FROM n"
+    for slow in (False, True):
+        await store.engine.read_soon(limited, slow=slow)
+        assert await store.engine.read_soon(lambda tx: tx.value(steps), slow=slow) == 200_000
+
+
+def test_a_read_inside_a_read_sees_the_same_view(store: Any, path: Path) -> None:
+    def work(_: Any) -> list[Any]:
+        before = store.sessions.count_sessions()
+        with raw(path) as db:
+            db.execute("UPDATE sessions SET archived = 1")
+        return [before, store.sessions.count_sessions(), store.sessions.list_sessions()[0]["id"]]
+
+    assert store.engine.read(work) == [1, 1, "s"]
+    assert store.sessions.count_sessions() == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no priority of their own")
+async def test_slow_reads_run_at_a_lower_priority_than_the_rest(store: Any) -> None:
+    def niceness(_: Any) -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    own = niceness(None)
+    assert await store.engine.read_soon(niceness) == own
+    assert await store.engine.read_soon(niceness, slow=True) == min(19, own + SLOW_READERS_NICENESS)

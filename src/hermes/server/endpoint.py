@@ -13,7 +13,7 @@ from aiohttp import web
 from hermes.ids import random_hex
 from hermes.server.bodies import give_back_room
 from hermes.server.errors import ApiError
-from hermes.store.base import StoreBusy, StoreError
+from hermes.store.base import StoreBusy, StoreError, StoreTimeout
 
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
@@ -66,7 +66,9 @@ def endpoint(work: Work, *, public: bool = False) -> Handler:
         except StoreError as error:
             retry = {"Retry-After": "1", "x-should-retry": "true"} if isinstance(error, StoreBusy) else {}
             log.warning("%s: the store is out of reach: %s", request_id(request), error)
-            words = self.redact(f"The store is out of reach: {error}")
+            words = self.redact(
+                str(error) if isinstance(error, StoreTimeout) else f"The store is out of reach: {error}"
+            )
             return ApiError(503, words, "session_db_unavailable", headers=retry).response()
         except web.HTTPException:
             raise

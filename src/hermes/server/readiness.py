@@ -88,7 +88,7 @@ async def _state_db(adapter: APIServerAdapter, _: Mapping[str, Any]) -> Facts:
 
 
 async def _response_store(adapter: APIServerAdapter, _: Mapping[str, Any]) -> Facts:
-    await adapter.stored_responses.get_conversation("")
+    await adapter.stored_responses.get_conversation("", "")
     await adapter.probes("response_store", adapter._response_store.engine.check)
     return {}
 

@@ -290,7 +290,15 @@ ROUTES: tuple[Route, ...] = (
         201,
         (409,),
     ),
-    Route("session_search", "GET", "/api/sessions/search", "_handle_search_sessions", _READ, "Search all sessions"),
+    Route(
+        "session_search",
+        "GET",
+        "/api/sessions/search",
+        "_handle_search_sessions",
+        _READ,
+        "Search all sessions",
+        faults=(503,),
+    ),
     Route(
         "session_import",
         "POST",

@@ -73,19 +73,20 @@ async def list_sessions(adapter: APIServerAdapter, request: web.Request) -> web.
         "pinned": flag(request, "pinned") if request.query.get("pinned") else None,
     }
     order = word(request, "order", ("last_active", "started_at")) or "last_active"
-    db, place = adapter.database(), cursor_of(request)
+    place = cursor_of(request)
     try:
-        found = await db.list_sessions(limit=limit + 1, offset=offset, cursor=place, order=order, **chosen)
+        found, around, total = await adapter.database().session_page(
+            limit=limit + 1, offset=offset, cursor=place, order=order, **chosen
+        )
     except ValueError:
         raise bad_cursor() from None
     page = found[:limit]
-    around = await db.around_sessions([session["id"] for session in page])
     data = [
         {**session_object(session, around.get(session["id"], {})), **adapter.whose(session["owner"])}
         for session in page
     ]
     following = page[-1]["cursor"] if len(found) > limit else None
-    return answer(listed(data, following, await db.count_sessions(**chosen), limit=limit, offset=offset))
+    return answer(listed(data, following, total, limit=limit, offset=offset))
 
 
 async def create(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
@@ -137,23 +138,13 @@ async def search(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
     sort = word(request, "sort", ("relevance", "newest", "oldest")) or "relevance"
     chosen: Json = {name: request.query.get(name) or None for name in ("source", "session_id")}
     chosen["owner"] = adapter.seen_by(request)
-    db = adapter.database()
-    titled, titles = ([], 0) if role else await db.search_titles(query, limit=limit + 1, offset=offset, **chosen)
-    said = await db.search_messages(
-        query,
-        role=role,
-        limit=limit + 1 - len(titled),
-        offset=max(0, offset - titles),
-        sort=sort,
-        marks=MARKS,
-        **chosen,
+    titled, said, total = await adapter.database().search_page(
+        query, role=role, limit=limit + 1, offset=offset, sort=sort, marks=MARKS, **chosen
     )
-    total = await db.count_matches(query, role=role, **chosen)
     words = words_of(query)
     data = [*(title_match(one, words) for one in titled), *map(message_match, said)]
     following = str(offset + limit) if len(data) > limit else None
-    complete = {"complete": getattr(said, "complete", True)}
-    return answer(listed(data[:limit], following, None if total is None else titles + total, **complete))
+    return answer(listed(data[:limit], following, total, complete=said.complete))
 
 
 # --- one session -----------------------------------------------------------------------------------------------------
@@ -175,7 +166,9 @@ def unknown_session(session_id: str) -> ApiError:
 
 async def get(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
     """GET /api/sessions/{session_id}"""
-    return await _shown(adapter, (await session_of(adapter, request))["id"])
+    found = await session_of(adapter, request)
+    around = await adapter.database().around_sessions([found["id"]])
+    return _answer_with(adapter, found, around)
 
 
 async def update(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
@@ -269,10 +262,9 @@ async def messages(adapter: APIServerAdapter, request: web.Request) -> web.Strea
     between = {name: number_of(given, name) for name in ("before", "after") if (given := request.query.get(name))}
     everything, reasoning = flag(request, "include_inactive"), shows_reasoning(adapter, request)
     session_id = (await session_of(adapter, request))["id"]
-    db = adapter.database()
     # Without an order and a place to go on from, the latest are the ones that are wanted, in their order.
     forward = order != "desc" and ("after" in between or (order == "asc" and "before" not in between))
-    found = await db.get_messages(
+    found, total = await adapter.database().message_page(
         session_id,
         everything,
         limit=limit + 1,
@@ -292,7 +284,7 @@ async def messages(adapter: APIServerAdapter, request: web.Request) -> web.Strea
         "has_more": len(found) > limit,
         "first_id": data[0]["id"] if data else None,
         "last_id": data[-1]["id"] if data else None,
-        "total": await db.count_messages(session_id, everything),
+        "total": total,
     }
     return answer(told)
 
@@ -370,8 +362,17 @@ async def _shown(
     found = await db.get_session(session_id)
     if found is None:
         raise unknown_session(session_id)
-    around = (await db.around_sessions([session_id])).get(session_id, {})
-    told = {**session_object(found, around), **adapter.whose(found["owner"])}
+    return _answer_with(adapter, found, await db.around_sessions([session_id]), status, headers)
+
+
+def _answer_with(
+    adapter: APIServerAdapter,
+    found: Json,
+    around: Mapping[str, Json],
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+) -> web.Response:
+    told = {**session_object(found, around.get(found["id"], {})), **adapter.whose(found["owner"])}
     return answer({"object": "hermes.session", "session": told}, status, headers)
 
 

@@ -26,6 +26,10 @@ class StoreBusy(StoreError):
     exit_code = 4
 
 
+class StoreTimeout(StoreBusy):
+    """A search or another long read had no answer in time, or did not get its turn."""
+
+
 class StoreFull(StoreError):
     """There is no room left on the disk."""
 

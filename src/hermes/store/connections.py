@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import random
 import sqlite3
+import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hermes.limits import BUSY_S_MAX, BUSY_TIMEOUT_S
+from hermes.limits import BUSY_S_MAX, BUSY_TIMEOUT_S, PROGRESS_STEPS
 from hermes.store.base import StoreError
 from hermes.text import whole_text
 
@@ -46,10 +48,10 @@ class TimeUp(Exception):
 class Tx:
     """A transaction, or one consistent view for reading."""
 
-    __slots__ = ("_db", "later")
+    __slots__ = ("_db", "_stop", "later")
 
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
+    def __init__(self, db: sqlite3.Connection, stop: threading.Event | None = None) -> None:
+        self._db, self._stop = db, stop
         self.later: list[Callable[[], None]] = []
 
     def execute(self, sql: str, params: Params = ()) -> int:
@@ -115,8 +117,7 @@ class Tx:
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:
         """Raise `TimeUp` when what is read inside takes longer."""
-        until = time.monotonic() + seconds
-        self._db.set_progress_handler(lambda: time.monotonic() > until, 50_000)
+        watch(self._db, self._stop, time.monotonic() + seconds)
         try:
             yield
         except sqlite3.OperationalError as error:
@@ -124,7 +125,17 @@ class Tx:
                 raise TimeUp from None
             raise
         finally:
-            self._db.set_progress_handler(None, 0)
+            watch(self._db, self._stop)
+
+
+def watch(db: sqlite3.Connection, stop: threading.Event | None, until: float = math.inf) -> None:
+    """Interrupt what this connection does once `stop` is set or the time has come; with neither, no longer."""
+    if stop is None and until == math.inf:
+        db.set_progress_handler(None, 0)
+    else:
+        db.set_progress_handler(
+            lambda: (stop is not None and stop.is_set()) or time.monotonic() > until, PROGRESS_STEPS
+        )
 
 
 class Connection(sqlite3.Connection):

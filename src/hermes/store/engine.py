@@ -9,8 +9,8 @@ import os
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -18,13 +18,16 @@ from weakref import WeakSet
 from hermes.limits import (
     BATCH_JOBS_MAX,
     CLOSE_S_MAX,
+    SLOW_READ_S_MAX,
+    SLOW_READERS_MAX,
+    SLOW_READERS_NICENESS,
     UPKEEP_BATCHES,
     UPKEEP_IDLE_S,
     UPKEEP_STEP_S_MAX,
     WAL_ROWS,
 )
 from hermes.store import opening
-from hermes.store.base import StoreError, StoreReadOnly
+from hermes.store.base import StoreError, StoreReadOnly, StoreTimeout
 from hermes.store.connections import (
     Connection,
     Schema,
@@ -33,8 +36,10 @@ from hermes.store.connections import (
     file_id,
     is_busy,
     patiently,
+    watch,
 )
 from hermes.store.faults import Index, explained
+from hermes.store.readers import Readers
 from hermes.threads import Threads
 
 log = logging.getLogger(__name__)
@@ -104,12 +109,9 @@ class Engine:
         self._files: dict[Path, tuple[int, int]] = {}
         self._closed = self._forked = False
         self._here = threading.local()
-        self._read_threads = max(1, read_threads)
-        self._threads = Threads(self._read_threads)
-        self._slots = threading.Semaphore(self._read_threads)
-        self._slow_threads = Threads(max(1, self._read_threads - 1))
-        self._slow_slots = threading.Semaphore(max(1, self._read_threads - 1))
-        self._idle_readers: list[Connection] = []
+        self._readers = Readers(max(1, read_threads), self._reader, self._check_usable)
+        self._slow_readers = Readers(SLOW_READERS_MAX, self._reader, self._check_usable, niceness=SLOW_READERS_NICENESS)
+        self._callers = Threads(max(1, read_threads))
         self._upkeep_due = False
         self._users = 0
         _all.add(self)
@@ -144,22 +146,23 @@ class Engine:
             raise job.error
         return job.result
 
-    def read(self, work: Callable[[Tx], R], *, slow: bool = False) -> R:
-        """Do it on one consistent view of the database. What may be slow leaves a connection to others."""
-        if (tx := getattr(self._here, "tx", None)) is not None:
+    def read(self, work: Callable[[Tx], R], *, slow: bool = False, stop: threading.Event | None = None) -> R:
+        """Do it on one consistent view of the database, or on that which this thread has. What may be slow takes none of the connections of what is not.
+
+        Once `stop` is set, a statement that still runs is interrupted.
+        """
+        if (tx := getattr(self._here, "tx", None) or getattr(self._here, "view", None)) is not None:
             return work(tx)
         if self.path is None:
             return self.write(work)
-        if slow:
-            with self._slow_slots:
-                return self.read(work)
+        readers = self._slow_readers if slow else self._readers
         try:
-            return self._read(work)
+            return self._read(work, readers, stop)
         except sqlite3.Error as error:
             if self.read_only or not self.index.may_be_hit_by(error) or not self.alone(self.index.mend):
                 raise explained(error, self.path) from error
         try:
-            return self._read(work)
+            return self._read(work, readers, stop)
         except sqlite3.Error as error:
             raise explained(error, self.path) from error
 
@@ -183,13 +186,26 @@ class Engine:
         if self.path is None:
             return await self.write_soon(work)
         self._check_usable()
-        threads = self._slow_threads if slow else self._threads
-        return await threads.call(lambda: self.read(work, slow=slow))  # type: ignore[no-any-return]
+        if not slow:
+            return await self._readers.threads.call(lambda: self.read(work))  # type: ignore[no-any-return]
+        stop = threading.Event()
+        try:
+            async with asyncio.timeout(SLOW_READ_S_MAX):
+                return await self._slow_readers.threads.call(  # type: ignore[no-any-return]
+                    lambda: self.read(work, slow=True, stop=stop)
+                )
+        except TimeoutError:
+            raise StoreTimeout(
+                f"The store had no answer within {SLOW_READ_S_MAX:g} s: too much is searched at once.",
+                hint="ask for less, or try again later",
+            ) from None
+        finally:
+            stop.set()  # nobody waits for it any more
 
     async def apply(self, function: Callable[[], R]) -> R:
-        """Run something that uses this engine in one of its threads."""
+        """Run something that uses this engine in a thread that no read waits for."""
         self._check_usable()
-        return await self._threads.call(function)  # type: ignore[no-any-return]
+        return await self._callers.call(function)  # type: ignore[no-any-return]
 
     def open(self) -> None:
         """Open the file now, so that what is wrong with it is told now."""
@@ -222,42 +238,32 @@ class Engine:
                 hint = "put it back, or restart the server to go on with what is there"
                 raise StoreError(f"The file was {fate} while it is in use.", where=str(path), hint=hint)
 
-    @contextmanager
-    def connection(self) -> Iterator[Connection]:
-        """A read-only connection of its own, for what SQLite does with connections."""
-        if not self.read_only and not self._ready:
-            self.open()
-        with self._slots:
-            self._check_usable()
-            db = self._idle_readers.pop() if self._idle_readers else self._reader()
-            try:
-                yield db
-            finally:
-                if self._closed or db.stale:
-                    db.close()
-                else:
-                    self._idle_readers.append(db)
-
     def copy_to(self, copy: sqlite3.Connection) -> None:
         """The database as it is now, into another."""
         if self.path is None:
             self.alone(lambda db: db.backup(copy))
             return
         while True:
-            with self.connection() as db:
+            with self._slow_readers.connection() as db:
                 db.backup(copy)
                 if db.as_it_was(self.path):
                     return
                 db.stale = True
 
-    def _read(self, work: Callable[[Tx], R]) -> R:
+    def _read(self, work: Callable[[Tx], R], readers: Readers, stop: threading.Event | None = None) -> R:
         self._check_usable()
         while True:
-            with self.connection() as db:
+            with readers.connection() as db:
                 db.execute("BEGIN")
+                if stop is not None:
+                    watch(db, stop)
+                self._here.view = tx = Tx(db, stop)
                 try:
-                    result = work(Tx(db))
+                    result = work(tx)
                 finally:
+                    self._here.view = None
+                    if stop is not None:
+                        watch(db, None)
                     db.rollback()
                 if db.as_it_was(self.path):
                     return result
@@ -500,6 +506,8 @@ class Engine:
 
     def _reader(self) -> Connection:
         assert self.path is not None
+        if not self.read_only and not self._ready:
+            self.open()
         self._check_files()
         self._was_opened = True
         return opening.connect_reader(self.path, self.schema, alone=self.read_only)
@@ -569,13 +577,10 @@ class Engine:
         # The writer is the last to close: it folds what is left of the log of changes into the file.
         if self._folding is not None:
             self._folding.join()
-        held = [self._slots.acquire(timeout=CLOSE_S_MAX / self._read_threads) for _ in range(self._read_threads)]
-        while self._idle_readers:
-            self._idle_readers.pop().close()
-        self._slots.release(max(1, sum(held)))  # whoever waits is told that it is closed
+        for readers in (self._readers, self._slow_readers):
+            readers.close(CLOSE_S_MAX)
         self._queue.put(None)
-        self._threads.close()
-        self._slow_threads.close()
+        self._callers.close()
         if self.path is None and self._db is not None:
             self._db.close()
             self._db = None

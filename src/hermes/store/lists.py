@@ -9,7 +9,7 @@ from typing import Any
 
 from hermes.limits import SESSION_ID_CHARS_MAX
 from hermes.store.connections import Tx
-from hermes.store.parts import Part, reads
+from hermes.store.parts import Part, reads, reads_slowly_with
 from hermes.store.records import shown
 
 _SHOWN_IN_LISTS = (
@@ -19,16 +19,18 @@ _SHOWN_IN_LISTS = (
 )
 _CURSOR = re.compile(r"([012])\|(-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\|(.+)", re.DOTALL)
 _AROUND = """SELECT s.id, p.id AS parent_session_id, s.instructions IS NOT NULL AS has_system_prompt,
-  s.model_config IS NOT NULL AS has_model_config, (SELECT run_id FROM runs r WHERE r.session_id = s.id
-    AND r.ended_at IS NULL ORDER BY r.started_at IS NULL, r.created_at LIMIT 1) AS active_run_id
+  s.model_config IS NOT NULL AS has_model_config, NULL AS active_run_id
 FROM sessions s LEFT JOIN sessions p ON p.id = s.parent_session_id AND p.owner = s.owner"""
+_AT_WORK = (
+    "SELECT session_id, run_id, started_at, created_at FROM runs INDEXED BY runs_unfinished WHERE ended_at IS NULL"
+)
 INSIDE = "(cwd = ? OR substr(cwd, 1, length(?)) = ?)"
 
 
 class Lists(Part):
     """What there is."""
 
-    @reads
+    @reads_slowly_with("search", "cwd_prefix")
     def list_sessions(
         self,
         tx: Tx,
@@ -50,7 +52,15 @@ class Lists(Part):
             raise ValueError("Sessions are listed by 'last_active' or 'started_at'.")
         where, params = _filters(source, cwd_prefix, owner, session_key, include_children, archived, search, pinned)
         rank, ranked = _rank(search)
-        inner = f"SELECT {_SHOWN_IN_LISTS}, {rank} AS rank FROM sessions WHERE {where}"
+        index = (
+            "sessions_started"
+            if order == "started_at"
+            else "sessions_owner"
+            if owner is not None
+            else "sessions_active"
+        )
+        by = "" if search else f"INDEXED BY {index}"
+        inner = f"SELECT {_SHOWN_IN_LISTS}, {rank} AS rank FROM sessions {by} WHERE {where}"
         behind = ""
         at: list[Any] = []
         if cursor is not None:
@@ -62,7 +72,7 @@ class Lists(Part):
         )
         return [_listed(row, order) for row in found]
 
-    @reads
+    @reads_slowly_with("search", "cwd_prefix")
     def count_sessions(
         self,
         tx: Tx,
@@ -77,15 +87,45 @@ class Lists(Part):
     ) -> int:
         """How many a list without end would hold."""
         where, params = _filters(source, cwd_prefix, owner, session_key, include_children, archived, search, pinned)
-        # All rows in their order are quicker to look at than most of them by way of an index.
-        return int(tx.value(f"SELECT count(*) FROM sessions NOT INDEXED WHERE {where}", params))
+        # Where the index does not hold all that is asked for, rows in their order are quicker to look at.
+        by = "NOT INDEXED" if search or cwd_prefix else "INDEXED BY sessions_owner"
+        return int(tx.value(f"SELECT count(*) FROM sessions {by} WHERE {where}", params))
+
+    @reads
+    def session_page(
+        self,
+        tx: Tx,
+        *,
+        limit: int,
+        offset: int,
+        cursor: str | None,
+        order: str,
+        source: str | None = None,
+        owner: str | None = None,
+        include_children: bool = False,
+        archived: bool | str = False,
+        pinned: bool | None = None,
+    ) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]], int]:
+        """A page of a list, what is to be said of its sessions beside their rows, and how many the whole list has."""
+        chosen: dict[str, Any] = {"source": source, "owner": owner, "include_children": include_children}
+        chosen |= {"archived": archived, "pinned": pinned}
+        found = self.list_sessions(limit=limit, offset=offset, cursor=cursor, order=order, **chosen)
+        around = self.around_sessions([session["id"] for session in found])
+        return found, around, self.count_sessions(**chosen)
 
     @reads
     def around_sessions(self, tx: Tx, session_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
         """What is to be said of sessions beside their rows: a run at work, a parent of the same owner, prompts."""
+        if not session_ids:
+            return {}
         marks = ", ".join("?" * len(session_ids))
-        found = tx.rows(f"{_AROUND} WHERE s.id IN ({marks})", session_ids)
-        return {row["id"]: dict(row) for row in found}
+        found = {row["id"]: dict(row) for row in tx.rows(f"{_AROUND} WHERE s.id IN ({marks})", session_ids)}
+        at_work = tx.rows(f"{_AT_WORK} AND session_id IN ({marks})", session_ids)
+        # Of several the first that has started, or else the first that waits.
+        for row in sorted(at_work, key=lambda run: (run["started_at"] is None, run["created_at"]), reverse=True):
+            if row["session_id"] in found:
+                found[row["session_id"]]["active_run_id"] = row["run_id"]
+        return found
 
 
 def _filters(

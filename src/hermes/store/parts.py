@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from hermes.store.connections import Tx
@@ -32,22 +32,44 @@ class Part:
         return self._engine.write(lambda _: work())
 
 
-def reads(method: Callable[Concatenate[S, Tx, P], R], *, slow: bool = False) -> Callable[Concatenate[S, P], R]:
-    """A method that looks at one consistent view of the database."""
+def reads(
+    method: Callable[Concatenate[S, Tx, P], R], *, slow: bool = False, slow_with: Sequence[str] = ()
+) -> Callable[Concatenate[S, P], R]:
+    """A method that looks at one consistent view of the database, and finds what it wants by an index."""
+    names = list(inspect.signature(method).parameters)[2:]
+
+    def is_slow(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        if not slow_with:
+            return slow
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        return any(given.get(name) for name in slow_with)
 
     @functools.wraps(method)
     def call(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self._engine.read(lambda tx: method(self, tx, *args, **kwargs), slow=slow)
+        slowly = is_slow(args, kwargs)
+        return self._engine.read(lambda tx: method(self, tx, *args, **kwargs), slow=slowly)
 
     async def soon(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
-        return await self._engine.read_soon(lambda tx: method(self, tx, *args, **kwargs), slow=slow)
+        slowly = is_slow(args, kwargs)
+        return await self._engine.read_soon(lambda tx: method(self, tx, *args, **kwargs), slow=slowly)
 
     return _with_twin(call, soon, method)  # type: ignore[no-any-return]
 
 
 def reads_slowly(method: Callable[Concatenate[S, Tx, P], R]) -> Callable[Concatenate[S, P], R]:
-    """The same for what may take its time: it never takes the last connection."""
+    """The same for what looks at many rows: it has connections and threads of its own."""
     return reads(method, slow=True)
+
+
+def reads_slowly_with(
+    *names: str,
+) -> Callable[[Callable[Concatenate[S, Tx, P], R]], Callable[Concatenate[S, P], R]]:
+    """The same for what looks at many rows when one of these arguments is given."""
+
+    def mark(method: Callable[Concatenate[S, Tx, P], R]) -> Callable[Concatenate[S, P], R]:
+        return reads(method, slow_with=names)
+
+    return mark
 
 
 def writes(method: Callable[Concatenate[S, Tx, P], R]) -> Callable[Concatenate[S, P], R]:

@@ -136,7 +136,7 @@ class ResponseStore(Part):
         """Forget a record and the names that point to it."""
         return _remove(tx, response_id)
 
-    @reads
+    @reads_slowly
     def unfinished(self, tx: Tx) -> list[str]:
         """Ids of records whose work has no end yet."""
         return [row[0] for row in tx.rows("SELECT id FROM responses WHERE status IN (?, ?)", _UNFINISHED)]
@@ -159,8 +159,9 @@ class ResponseStore(Part):
     @reads
     def get_conversation(self, tx: Tx, name: str, owner: str | None = None) -> str | None:
         """The record that a name points to."""
-        sql = "SELECT response_id FROM conversations WHERE name = ? AND (? IS NULL OR owner = ?) ORDER BY owner"
-        found: str | None = tx.value(sql, (name, owner, owner))
+        mine, params = ("owner = ? AND ", [owner]) if owner is not None else ("", [])
+        sql = f"SELECT response_id FROM conversations WHERE {mine}name = ? ORDER BY owner"
+        found: str | None = tx.value(sql, (*params, name))
         return found
 
     @reads_slowly
@@ -263,8 +264,9 @@ class ResponseStore(Part):
         self, tx: Tx, conversation_id: str, owner: str, response_id: str | None
     ) -> list[dict[str, Any]]:
         """Items that were put there by hand since a response; all of those without one."""
-        since = "position > coalesce((SELECT max(position) FROM conversation_items WHERE response_id = ?), 0)"
-        return _items(tx, conversation_id, owner, f"i.response_id IS NULL AND {since}", (response_id,))
+        last = "SELECT max(position) FROM conversation_items WHERE conversation_id = ? AND response_id = ?"
+        where = f"i.response_id IS NULL AND position > coalesce(({last}), 0)"
+        return _items(tx, conversation_id, owner, where, (conversation_id, response_id))
 
     @writes
     def suspend(

@@ -183,6 +183,11 @@ def read(tx: Tx, where: str, params: Sequence[Any] = ()) -> list[Row]:
     return [_row_of(blob, found) for found in tx.rows(f"{SELECT} WHERE {where}", params)]
 
 
+def model_place(row: Row) -> int:
+    """The same as `MODEL_ORDER`, for rows at hand."""
+    return row.position if row.position is not None else row.id or 0
+
+
 def live(tx: Tx, session_id: str, where: str = "") -> list[Row]:
     """What the model sees: live rows in their order, results in the order of their calls."""
     found = read(tx, f"session_id = ? AND active {where} ORDER BY {MODEL_ORDER}", (session_id,))

@@ -34,8 +34,8 @@ _HELD_STATE = f"SELECT {_STATE}, (SELECT token FROM leases WHERE name = 'session
 _HELD_STATE += " WHERE run_id = ?"
 _KEPT = [
     "status",
-    "started_at",
     "ended_at",
+    "started_at",
     "last_event",
     "last_seq",
     "failure",
@@ -46,7 +46,11 @@ _KEPT = [
     "open",
     "updated_at",
 ]
-_PUT_STATE = f"UPDATE runs SET {', '.join(f'{name} = ?' for name in _KEPT)}, resumes = resumes + ? WHERE run_id = ?"
+# SQLite writes the indexes of every column that is set, changed or not: the first two are set when they change.
+_PUT_STATE, _PUT_PROGRESS = (
+    f"UPDATE runs SET {', '.join(f'{name} = ?' for name in names)}, resumes = resumes + ? WHERE run_id = ?"
+    for names in (_KEPT, _KEPT[2:])
+)
 _CREATE = (
     "INSERT INTO runs (run_id, owner, kind, session_id, response_id, session_key, source, created_at, holder, job_id, "
     f"parent_run_id, parent_call_id, spec, {', '.join(_KEPT)}) VALUES ({', '.join('?' * (13 + len(_KEPT)))})"
@@ -57,7 +61,7 @@ _LIGHT = (
 )
 _UNCLAIMED = "NOT EXISTS (SELECT 1 FROM idempotency i WHERE i.run_id = runs.run_id AND i.expires_at > ?)"
 # A row may say that it is of a run; it is, if it stands in the run's own transcript.
-_OWN = "run_id = ? AND session_id IN (?, (SELECT session_id FROM runs WHERE run_id = ?))"
+_OWN = "run_id = ? AND +session_id IN (?, (SELECT session_id FROM runs WHERE run_id = ?))"
 _CLOSING = ("message.completed", "reasoning.completed")
 
 
@@ -132,7 +136,7 @@ class Runs(Part):
             if creates is not None:
                 _create(tx, creates, state, events[-1].ts)
             else:
-                _put_state(tx, run_id, state, events)
+                _put_state(tx, run_id, state, events, moved=state.status != run["status"] or state.ended)
             tx.many(_EVENT, [(run_id, e.seq, e.ts, e.type, e.step, _packed(e)) for e in events])
             if state.ended:  # nobody will take what was left for it
                 sql = "UPDATE run_controls SET taken_at = ? WHERE run_id = ? AND taken_at IS NULL"
@@ -226,8 +230,8 @@ class Runs(Part):
     @reads
     def rows(self, tx: Tx, run_id: str) -> list[Row]:
         """The messages of the run that are live, in order; of one that it went on with, its own part."""
-        where = f"{_OWN} AND (active OR {messages.REST}) ORDER BY {messages.MODEL_ORDER}"
-        return list(messages.in_call_order(messages.read(tx, where, (run_id,) * 3)))
+        found = messages.read(tx, f"{_OWN} AND (active OR {messages.REST})", (run_id,) * 3)
+        return list(messages.in_call_order(sorted(found, key=messages.model_place)))
 
     @reads
     def row(self, tx: Tx, run_id: str, row_id: int) -> Row | None:
@@ -264,10 +268,11 @@ class Runs(Part):
             if value is not None:
                 where += f" AND {sql}"
                 params.append(value)
+        by, order = _listed_by(owner, session_id)
         if before is not None:
-            where += " AND (created_at, rowid) < (SELECT created_at, rowid FROM runs WHERE run_id = ?)"
+            where += f" AND ({order}) < (SELECT {order} FROM runs WHERE run_id = ?)"
             params.append(before)
-        sql = f"SELECT * FROM runs WHERE {where} ORDER BY created_at DESC, rowid DESC LIMIT ?"
+        sql = f"SELECT * FROM runs {by} WHERE {where} ORDER BY {_descending(order)} LIMIT ?"
         return [_record_of(row) for row in tx.rows(sql, [*params, -1 if limit is None else limit])]
 
     @reads
@@ -301,18 +306,21 @@ class Runs(Part):
             if values:
                 where += f" AND {name} IN ({', '.join('?' * len(values))})"
                 params += values
-        total = int(tx.value(f"SELECT count(*) FROM runs WHERE {where}", params))
+        by, order = _listed_by(owner, session_id or None)
+        counted_by = "INDEXED BY runs_session" if session_id else "INDEXED BY runs_owner"
+        total = int(tx.value(f"SELECT count(*) FROM runs {counted_by} WHERE {where}", params))
         if before is not None:
-            last = tx.row("SELECT created_at, rowid, owner FROM runs WHERE run_id = ?", (before,))
+            last = tx.row(f"SELECT owner, {order} FROM runs WHERE run_id = ?", (before,))
             if last is None or owner not in (None, last["owner"]):
                 raise KeyError(before)
-            where += " AND (created_at, rowid) < (?, ?)"
-            params += last[:2]
-        sql = f"SELECT {_LIGHT} FROM runs WHERE {where} ORDER BY created_at DESC, rowid DESC LIMIT ?"
+            place = last[1:]
+            where += f" AND ({order}) < ({', '.join('?' * len(place))})"
+            params += place
+        sql = f"SELECT {_LIGHT} FROM runs {by} WHERE {where} ORDER BY {_descending(order)} LIMIT ?"
         found = [_record_of(row) for row in tx.rows(sql, [*params, limit])]
         rows = [record.state.final_row for record in found if record.state.final_row is not None]
         marks = ", ".join("?" * len(rows))
-        texts = tx.rows(f"SELECT id, content FROM messages WHERE id IN ({marks})", rows)
+        texts = tx.rows(f"SELECT id, content FROM messages WHERE id IN ({marks})", rows) if rows else []
         return found, {row["id"]: row["content"] for row in texts}, total
 
     @writes
@@ -324,8 +332,10 @@ class Runs(Part):
     def unfinished(self, tx: Tx, session_id: str | None = None) -> builtins.list[RunRecord]:
         """Runs without an end, oldest first."""
         where, params = ("AND session_id = ?", [session_id]) if session_id is not None else ("", [])
-        sql = f"SELECT * FROM runs WHERE ended_at IS NULL {where} ORDER BY created_at, rowid"
-        return [_record_of(row) for row in tx.rows(sql, params)]
+        # There are few of them: they are put in order here.
+        sql = f"SELECT *, rowid FROM runs INDEXED BY runs_unfinished WHERE ended_at IS NULL {where}"
+        found = sorted(tx.rows(sql, params), key=lambda row: (row["created_at"], row["rowid"]))
+        return [_record_of(row) for row in found]
 
     # --- controls from elsewhere --------------------------------------------------------------------------------
 
@@ -415,6 +425,19 @@ class Runs(Part):
         )
 
 
+def _listed_by(owner: str | None, session_id: str | None) -> tuple[str, str]:
+    """The index that has runs in the order of their beginning, and that order."""
+    if session_id is not None:
+        return "INDEXED BY runs_session", "created_at, rowid"
+    if owner is not None:
+        return "INDEXED BY runs_owner", "created_at, run_id"
+    return "NOT INDEXED", "rowid"  # that of all runs is the order they were added in
+
+
+def _descending(order: str) -> str:
+    return ", ".join(f"{name} DESC" for name in order.split(", "))
+
+
 # --- the fold and its columns ----------------------------------------------------------------------------------------
 
 
@@ -490,9 +513,11 @@ def _state_of(run: sqlite3.Row) -> RunState:
     )
 
 
-def _put_state(tx: Tx, run_id: str, state: RunState, events: Sequence[Event]) -> None:
+def _put_state(tx: Tx, run_id: str, state: RunState, events: Sequence[Event], *, moved: bool) -> None:
+    """Keep the state; `moved`: its status or its end is another than before."""
     resumes = sum(event.type == "run.resumed" for event in events)
-    tx.execute(_PUT_STATE, (*_columns(state, events[-1].ts), resumes, run_id))
+    columns = _columns(state, events[-1].ts)
+    tx.execute(_PUT_STATE if moved else _PUT_PROGRESS, (*(columns if moved else columns[2:]), resumes, run_id))
 
 
 def _columns(state: RunState, updated_at: float) -> tuple[Any, ...]:
@@ -506,8 +531,8 @@ def _columns(state: RunState, updated_at: float) -> tuple[Any, ...]:
     }
     return (
         state.status,
-        state.started_at,
         state.ended_at,
+        state.started_at,
         state.last_event,
         state.last_seq,
         state.failure or None,

@@ -338,7 +338,23 @@ _PIECES = (
     "DROP TABLE run_partials_whole",
 )
 
-MIGRATIONS = (_SESSIONS, _RUNS, _WORK, _SEARCH, _GIVEN, _ONE_ROW_EACH, _PIECES)
+# Lists are read, filtered and counted from their indexes alone: rows hold whole prompts.
+_LIST_FILTERS = "kind, archived, pinned, source, session_key"
+_LIST_INDEXES = (
+    "DROP INDEX sessions_owner",
+    "DROP INDEX sessions_active",
+    "DROP INDEX sessions_started",
+    f"CREATE INDEX sessions_owner ON sessions(owner, last_active, id, {_LIST_FILTERS})",
+    f"CREATE INDEX sessions_active ON sessions(last_active, id, {_LIST_FILTERS})",
+    f"CREATE INDEX sessions_started ON sessions(started_at, id, owner, {_LIST_FILTERS})",
+    "DROP INDEX runs_created",
+    "DROP INDEX runs_owner",
+    "DROP INDEX runs_unfinished",
+    "CREATE INDEX runs_owner ON runs(owner, created_at, run_id, kind, status, job_id)",
+    "CREATE INDEX runs_unfinished ON runs(session_id, created_at) WHERE ended_at IS NULL",
+)
+
+MIGRATIONS = (_SESSIONS, _RUNS, _WORK, _SEARCH, _GIVEN, _ONE_ROW_EACH, _PIECES, _LIST_INDEXES)
 # Set when something was deleted: until the index has been merged, its words can still be found in the file.
 PURGE_DUE = "purge_due"
 

@@ -26,7 +26,7 @@ from hermes.limits import (
 from hermes.store.coding import clean, spaced, unspaced
 from hermes.store.connections import TimeUp, Tx
 from hermes.store.lists import escaped
-from hermes.store.parts import Part, reads, reads_slowly
+from hermes.store.parts import Part, reads_slowly
 from hermes.store.rows import SAID
 
 R = TypeVar("R")
@@ -52,6 +52,30 @@ class Found(list[dict[str, Any]]):
 
 class Search(Part):
     """The index over all that was said."""
+
+    @reads_slowly
+    def search_page(
+        self,
+        tx: Tx,
+        query: str,
+        *,
+        role: str | None = None,
+        limit: int = 20,
+        offset: int = 0,
+        sort: str = "relevance",
+        marks: tuple[str, str] = (">>>", "<<<"),
+        source: str | None = None,
+        owner: str | None = None,
+        session_id: str | None = None,
+    ) -> tuple[list[dict[str, Any]], Found, int | None]:
+        """Sessions by their titles, then messages: of both together at most `limit`. The total is None when that would
+        take too long to say."""
+        chosen: dict[str, Any] = {"source": source, "owner": owner, "session_id": session_id}
+        titled, titles = ([], 0) if role else self.search_titles(query, limit=limit, offset=offset, **chosen)
+        rest, skipped = limit - len(titled), max(0, offset - titles)
+        said = self.search_messages(query, role=role, limit=rest, offset=skipped, sort=sort, marks=marks, **chosen)
+        total = self.count_matches(query, role=role, **chosen)
+        return titled, said, None if total is None else titles + total
 
     @reads_slowly
     def search_messages(
@@ -101,7 +125,7 @@ class Search(Part):
         except TimeUp:
             return None
 
-    @reads
+    @reads_slowly
     def search_titles(
         self,
         tx: Tx,
@@ -116,9 +140,11 @@ class Search(Part):
         where, params = title_condition(query)
         if not where:
             return [], 0
-        # All titles stand together in their index; the rows themselves hold whole prompts.
+        # All titles stand together in their index, with their owners; the rows themselves hold whole prompts.
+        if owner is not None:
+            where, params = f"{where} AND owner = ?", [*params, owner]
         where = f"rowid IN (SELECT rowid FROM sessions INDEXED BY sessions_title WHERE title IS NOT NULL AND {where})"
-        for name, value in (("source", source), ("owner", owner), ("id", session_id)):
+        for name, value in (("source", source), ("id", session_id)):
             if value is not None:
                 where += f" AND +{name} = ?"
                 params.append(value)

@@ -24,7 +24,7 @@ from hermes.store.connections import Tx
 from hermes.store.engine import Engine
 from hermes.store.leases import held_by
 from hermes.store.lists import INSIDE, Lists, escaped, folder_of
-from hermes.store.parts import reads, writes
+from hermes.store.parts import reads, reads_slowly, writes
 from hermes.store.records import (
     CREATED_WITH,
     column,
@@ -125,7 +125,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):
         found = tx.row("SELECT * FROM sessions WHERE id = ?", (session_id,))
         return shown(found) if found else None
 
-    @reads
+    @reads_slowly
     def resolve_session_id(self, tx: Tx, text: str, owner: str | None = None) -> str | None:
         """The one session that this means: by its id, by the beginning of one, by its title."""
         if not text or len(text) > SESSION_ID_CHARS_MAX or "\x00" in text:
@@ -278,7 +278,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):
         self.vacuum_if_worthwhile()
         return [session_id for session_id in found if session_id in set(gone)]
 
-    @reads
+    @reads_slowly
     def _prunable(self, tx: Tx, where: str, params: Sequence[Any]) -> list[str]:
         sql = f"SELECT id FROM sessions WHERE {where} ORDER BY last_active, id"
         found = [row[0] for row in tx.rows(sql, params)]

@@ -112,8 +112,18 @@ class Transcripts(Part):
         ]
 
     @reads
+    def message_page(
+        self, tx: Tx, /, session_id: str, include_inactive: bool = False, **window: Any
+    ) -> tuple[list[dict[str, Any]], int]:
+        """What `get_messages` finds in this window, and how many there are in all."""
+        found = self.get_messages(session_id, include_inactive, **window)
+        return found, self.count_messages(session_id, include_inactive)
+
+    @reads
     def count_messages(self, tx: Tx, session_id: str, include_inactive: bool = False) -> int:
-        """How many there are."""
+        """How many there are; of those that were said the session itself keeps count."""
+        if not include_inactive:
+            return int(tx.value("SELECT message_count FROM sessions WHERE id = ?", (session_id,), 0))
         where = f"session_id = ? AND {_shown_rows(include_inactive)}"
         return int(tx.value(f"SELECT count(*) FROM messages WHERE {where}", (session_id,)))
 

@@ -10,7 +10,7 @@ from hermes.store import rows
 from hermes.store.base import Row
 from hermes.store.coding import BadSessionId, checked_id, checked_role, clean_or_none, end_reason, pack, plain_title
 from hermes.store.connections import Tx
-from hermes.store.parts import Part, reads, writes
+from hermes.store.parts import Part, reads_slowly, writes
 from hermes.store.records import column, exists, next_title, owner_of, refuse_foreign, shown, title_holder
 
 FORMAT = "hermes.session/1"
@@ -100,7 +100,7 @@ _NOT_IMPORTED = frozenset(
 class Transfer(Part):
     """Out of one database and into another."""
 
-    @reads
+    @reads_slowly
     def export_session(self, tx: Tx, session_id: str, redact: Redact | None = None) -> dict[str, Any] | None:
         """A session with what was said in it, each message once, those taken back flagged. What only the model sees stands
         apart. `redact` is applied to every text of it."""
@@ -126,7 +126,7 @@ class Transfer(Part):
             if (item := self.export_session(session_id, redact)) is not None:
                 yield item
 
-    @reads
+    @reads_slowly
     def _ids(self, tx: Tx, source: str | None, session_key: str | None) -> list[str]:
         where, params = "1", []
         for name, value in (("source", source), ("session_key", session_key)):

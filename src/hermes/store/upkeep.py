@@ -57,7 +57,7 @@ class Upkeep(Part):
         ]
         for name, sql in checks:
             progress(f"checking {name}")
-            found += self._engine.read(lambda tx, sql=sql: _checked(tx, sql, until))  # type: ignore[misc]
+            found += self._engine.read(lambda tx, sql=sql: _checked(tx, sql, until), slow=True)  # type: ignore[misc]
         if deep and not self._engine.read_only:
             progress("checking the search index")
             found += self._engine.alone(_index_fault)
@@ -250,7 +250,8 @@ def _drop_orphans(tx: Tx) -> None:
             tx.execute(f"DELETE FROM {table} WHERE {column} NOT IN (SELECT {key} FROM {parent})")
     tx.execute("UPDATE sessions SET parent_session_id = NULL WHERE parent_session_id NOT IN (SELECT id FROM sessions)")
     tx.execute(
-        "UPDATE sessions SET message_count = (SELECT count(*) FROM messages WHERE session_id = sessions.id AND active)"
+        "UPDATE sessions SET message_count = (SELECT count(*) FROM messages WHERE session_id = sessions.id "
+        "AND NOT model_only AND (active OR compacted))"
     )
 
 

@@ -1,0 +1,318 @@
+"""Quick reads find their rows by an index, in its order; what cannot is read by the slow readers."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes.store.bundle import Store, open_store
+from hermes.store.idempotency import Idempotency
+from hermes.store.jobs import Jobs
+from hermes.store.leases import Leases
+from hermes.store.responses import ResponseStore
+from hermes.store.runs import Runs
+from hermes.store.sessions import SessionDB
+
+from .conftest import talk
+from .tools import Turn, look, raw, url
+
+PARTS: dict[str, Any] = {
+    "sessions": SessionDB,
+    "runs": Runs,
+    "leases": Leases,
+    "idempotency": Idempotency,
+    "jobs": Jobs,
+    "responses": ResponseStore,
+}
+# They grow with everything that is said.
+LARGE = {
+    *("sessions", "messages", "runs", "run_events", "run_partials", "blobs", "message_blobs", "session_model_usage"),
+    *("compactions", "idempotency", "responses", "response_items", "conversations", "conversation_items"),
+}
+Read = Callable[[Store], Any]
+
+
+def options(**values: tuple[Any, ...]) -> list[dict[str, Any]]:
+    """Every combination of these; None is left out."""
+    return [
+        {name: value for name, value in zip(values, chosen, strict=True) if value is not None}
+        for chosen in itertools.product(*values.values())
+    ]
+
+
+SESSION_FILTERS = options(
+    owner=(None, "default", "guest"),
+    source=(None, "cli"),
+    pinned=(None, True),
+    archived=(None, True, "all"),
+    include_children=(None, True),
+    session_key=(None, "k"),
+)
+SESSION_PAGES = options(order=("last_active", "started_at"), cursor=(None, "s1"))
+RUN_FILTERS = options(
+    owner=("default", "guest", None),
+    session_id=(None, "s1"),
+    statuses=(None, ["failed"], ["queued", "interrupted"]),
+    kinds=(None, ["chat", "run"]),
+    job_id=(None, "j"),
+    before=(None, "latest"),
+)
+
+
+def run_id(store: Store) -> str:
+    found = store.runs.newest("s1")
+    assert found is not None
+    return found
+
+
+def run_page(filters: dict[str, Any]) -> Read:
+    def read(store: Store) -> Any:
+        place = {"before": store.runs.newest("g1" if filters.get("owner") == "guest" else "s1")}
+        return store.runs.page(**{"owner": None, **filters, **(place if "before" in filters else {})}, limit=50)
+
+    return read
+
+
+QUICK: dict[str, list[Read]] = {
+    "sessions.get_session": [lambda s: s.sessions.get_session("s1")],
+    "sessions.list_sessions": [
+        lambda s, given={**filters, **page}: s.sessions.list_sessions(**given)
+        for filters in SESSION_FILTERS
+        for page in SESSION_PAGES
+    ],
+    "sessions.count_sessions": [lambda s, given=given: s.sessions.count_sessions(**given) for given in SESSION_FILTERS],
+    "sessions.session_page": [
+        lambda s, given={**filters, **page}: s.sessions.session_page(**{"cursor": None, **given}, limit=51, offset=0)
+        for filters in SESSION_FILTERS
+        if "session_key" not in filters
+        for page in SESSION_PAGES
+    ],
+    "sessions.message_page": [lambda s: s.sessions.message_page("s1", limit=5, order="desc")],
+    "sessions.around_sessions": [lambda s: s.sessions.around_sessions(["s1", "s2"])],
+    "sessions.get_messages": [
+        lambda s, given=given: s.sessions.get_messages("s1", **given)
+        for given in options(
+            include_inactive=(False, True),
+            limit=(None, 5),
+            before_id=(None, 9),
+            after_id=(None, 1),
+            order=("asc", "desc"),
+        )
+    ],
+    "sessions.count_messages": [lambda s, all=all: s.sessions.count_messages("s1", all) for all in (False, True)],
+    "sessions.get_messages_around": [lambda s: s.sessions.get_messages_around("s1", 1)],
+    "sessions.get_messages_as_conversation": [lambda s: s.sessions.get_messages_as_conversation("s1")],
+    "sessions.conversation_until": [lambda s: s.sessions.conversation_until("s1", "r", with_it=True)],
+    "sessions.find_compaction": [lambda s: s.sessions.find_compaction("default", ["d"])],
+    "sessions.bind_session": [lambda s: s.sessions.bind_session("b", [{"role": "user", "content": "hi"}])],
+    "sessions.get_usage": [lambda s: s.sessions.get_usage("s1")],
+    "sessions.list_files": [lambda s: s.sessions.list_files("s1")],
+    "sessions.get_file": [lambda s: s.sessions.get_file("s1", "f")],
+    "sessions.pending_calls": [lambda s: s.sessions.pending_calls(["c"])],
+    "sessions.get_meta": [lambda s: s.sessions.get_meta("m")],
+    "sessions._is_recorded": [lambda s: s.sessions._is_recorded("x")],
+    "runs.read": [lambda s: s.runs.read(run_id(s), 0, 1), lambda s: s.runs.read(run_id(s), 0, 100)],
+    "runs.durable": [lambda s: s.runs.durable("r")],
+    "runs.partials": [lambda s: s.runs.partials("r")],
+    "runs.rows": [lambda s: s.runs.rows("r")],
+    "runs.row": [lambda s: s.runs.row("r", 1)],
+    "runs.get": [lambda s: s.runs.get("r")],
+    "runs.list": [
+        lambda s, given=given: s.runs.list(**given)
+        for given in options(
+            owner=(None, "default"),
+            session_id=(None, "s1"),
+            status=(None, "failed"),
+            kind=(None, "run"),
+            before=(None, "r"),
+        )
+    ],
+    "runs.newest": [lambda s: s.runs.newest("s1")],
+    "runs.page": [run_page(given) for given in RUN_FILTERS],
+    "runs.unfinished": [lambda s: s.runs.unfinished(), lambda s: s.runs.unfinished("s1")],
+    "runs.controlled": [lambda s: s.runs.controlled(["r", "q"])],
+    "leases.holder": [lambda s: s.leases.holder("session:s1")],
+    "jobs.get": [lambda s: s.jobs.get("j")],
+    "jobs.list": [lambda s: s.jobs.list(), lambda s: s.jobs.list(owner="default", include_disabled=False)],
+    "jobs.due": [lambda s: s.jobs.due(1.0)],
+    "responses.get_conversation": [lambda s: s.responses.get_conversation("c", "default")],
+    "responses.get_conversation_object": [lambda s: s.responses.get_conversation_object("c", "default")],
+    "responses.conversation_items": [lambda s: s.responses.conversation_items("c", "default")],
+    "responses.conversation_items_since": [lambda s: s.responses.conversation_items_since("c", "default", "r")],
+    "responses.suspended": [lambda s: s.responses.suspended("c", "default")],
+}
+SLOW: dict[str, list[Read]] = {
+    "sessions.search_page": [lambda s: s.sessions.search_page("hi")],
+    "sessions.search_messages": [lambda s: s.sessions.search_messages("hi")],
+    "sessions.count_matches": [lambda s: s.sessions.count_matches("hi")],
+    "sessions.search_titles": [lambda s: s.sessions.search_titles("hi")],
+    "sessions.list_sessions": [
+        lambda s: s.sessions.list_sessions(search="hi"),
+        lambda s: s.sessions.list_sessions(None, "/work"),
+    ],
+    "sessions.count_sessions": [
+        lambda s: s.sessions.count_sessions(search="hi"),
+        lambda s: s.sessions.count_sessions(cwd_prefix="/work"),
+    ],
+    "sessions.resolve_session_id": [lambda s: s.sessions.resolve_session_id("s")],
+    "sessions.export_session": [lambda s: s.sessions.export_session("s1")],
+    "sessions._ids": [lambda s: s.sessions._ids(None, None)],
+    "sessions._prunable": [lambda s: s.sessions._prunable("1", [])],
+    "responses.unfinished": [lambda s: s.responses.unfinished()],
+    "responses.find_items": [lambda s: s.responses.find_items(["i"], "default")],
+}
+
+
+@pytest.fixture(scope="module", params=["new", "analyzed"])
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """Sessions of one owner and a few of another; with statistics, the planner knows that."""
+    folder = tmp_path_factory.mktemp("home")
+    with contextlib.closing(open_store(url(folder / "state.db"))) as made:
+        for n in range(200):
+            talk(made.sessions, f"s{n}", "hi", "hello", title=f"title {n}")
+        for n in range(3):
+            talk(made.sessions, f"g{n}", "hi", owner="guest")
+        for session_id, owner in [*((f"s{n % 12}", "default") for n in range(60)), ("g1", "guest")]:
+            turn = Turn(made, session_id, owner=owner)
+            turn.begin()
+            turn.complete("m", "Noon.")
+            turn.end()
+        made.responses.put("resp_1", {"response": {"status": "completed"}, "conversation_history": []})
+    if request.param == "analyzed":
+        for name in ("state.db", "response_store.db"):
+            with raw(folder / name) as db:
+                db.execute("ANALYZE")
+    with contextlib.closing(open_store(url(folder / "state.db"))) as made:
+        yield made
+
+
+def statements(store: Store, read: Read) -> tuple[list[tuple[Path, str]], list[tuple[Path, str]]]:
+    """What a read asks of the databases, by quick readers and by slow ones."""
+    quick: list[tuple[Path, str]] = []
+    slow: list[tuple[Path, str]] = []
+    with contextlib.ExitStack() as held:
+        for engine in (store.engine, store.responses.engine):
+            assert engine.path is not None
+            for readers, seen in ((engine._readers, quick), (engine._slow_readers, slow)):
+                with readers.connection():  # there is an idle one from here on
+                    pass
+                [connection] = readers.idle
+
+                def note(sql: str, seen: list[tuple[Path, str]] = seen, path: Path = engine.path) -> None:
+                    seen.append((path, sql))
+
+                connection.set_trace_callback(note)
+                held.callback(connection.set_trace_callback, None)
+        read(store)
+    return tuple([one for one in seen if one[1].startswith(("SELECT", "WITH"))] for seen in (quick, slow))  # type: ignore[return-value]
+
+
+def faults(path: Path, sql: str) -> list[str]:
+    """What of a statement's plan grows with the database."""
+    plan = [row[3] for row in look(path, f"EXPLAIN QUERY PLAN {sql}")]
+    scanned = [line for line in plan if (found := re.match(r"SCAN (\w+)", line)) and found[1] in LARGE]
+    by_rowid = " LIMIT " in sql and "ORDER BY rowid DESC" in sql
+    # A page of a list is a part of its index, a total may be all of it; runs without an end are few.
+    bad = [
+        line
+        for line in scanned
+        if not ("COVERING INDEX" in line and "count(*)" in sql)
+        and not ("USING INDEX" in line and (" LIMIT " in sql or "runs_unfinished" in line))
+        and not by_rowid
+    ]
+    sorts = [line for line in plan if "TEMP B-TREE" in line and LARGE & set(re.findall(r"\w+", sql))]
+    totals = [line for line in plan if "SELECT count(*) FROM sessions" in sql and "COVERING" not in line]
+    totals += [
+        line
+        for line in plan
+        if "SELECT count(*) FROM runs" in sql and "COVERING" not in line and "(session_id=?)" not in line
+    ]
+    return [f"{fault} in {sql}" for fault in (*bad, *sorts, *totals)]
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_quick_read_neither_scans_nor_sorts_a_large_table(store: Store, name: str) -> None:
+    for read in QUICK[name]:
+        quick, slow = statements(store, read)
+        assert quick, "this read was not done by a quick reader"
+        assert slow == []
+        assert [fault for path, sql in quick for fault in faults(path, sql)] == []
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_slow_read_takes_no_quick_reader(store: Store, name: str) -> None:
+    for read in SLOW[name]:
+        quick, slow = statements(store, read)
+        assert (quick, bool(slow)) == ([], True)
+
+
+def test_every_read_of_every_store_is_checked() -> None:
+    reads = {
+        f"{part}.{name}"
+        for part, kind in PARTS.items()
+        for name, method in inspect.getmembers(kind, inspect.isfunction)
+        if "read_soon" in getattr(getattr(method, "soon", None), "__code__", reads_nothing.__code__).co_names
+    }
+    assert reads == QUICK.keys() | SLOW.keys()
+
+
+def reads_nothing() -> None:
+    """What a method has that is not read by a transaction of its own."""
+
+
+def test_full_text_search_is_never_done_by_a_quick_reader(store: Store) -> None:
+    for name, reads in QUICK.items():
+        for path, sql in statements(store, reads[0])[0]:
+            assert not re.search(r"\b(MATCH|LIKE|messages_fts)\b", sql), (name, path)
+
+
+def test_indexes_do_not_become_more(store: Store) -> None:
+    """Each is written for every new row: a new one takes the place of another."""
+    assert store.path is not None
+    found = look(store.path, "SELECT tbl_name, count(*) FROM sqlite_master WHERE type = 'index' GROUP BY 1")
+    assert {name: count for name, count in found if name in ("sessions", "messages", "runs")} == {
+        "sessions": 7,
+        "messages": 3,
+        "runs": 4,
+    }
+
+
+def test_run_lists_page_in_the_same_order_whoever_asks(store: Store) -> None:
+    def pages(**filters: Any) -> list[str]:
+        ids: list[str] = []
+        while True:
+            before = {"before": ids[-1]} if ids else {}
+            found, _, total = store.runs.page(**{"owner": None, **filters, **before}, limit=7)
+            ids += [record.spec.run_id for record in found]
+            if not found:
+                assert len(ids) == total
+                return ids
+
+    everybody, mine = pages(), pages(owner="default")
+    assert [one for one in everybody if one in mine] == mine
+    assert len(everybody) == len(mine) + 1 == 61
+    assert pages(owner="default", session_id="s3") == [one for one in mine if one in pages(session_id="s3")]
+    assert pages(session_id="s3")[0] == store.runs.newest("s3")
+
+
+def test_progress_of_a_run_sets_no_indexed_column(tmp_path: Path) -> None:
+    """SQLite writes an index again for every update that sets one of its columns, even to what it was."""
+    seen: list[str] = []
+    with contextlib.closing(open_store(url(tmp_path / "state.db"))) as made:
+        turn = Turn(made, "s")
+        turn.begin()
+        made.engine.alone(lambda db: db.set_trace_callback(seen.append))
+        turn.complete("m", "Noon.")
+        [update] = [sql for sql in seen if sql.startswith("UPDATE runs")]
+        assert not re.search(r"\b(status|ended_at|owner|created_at|session_id|kind|job_id) =", update)
+        turn.end()
+        record = made.runs.get(turn.run_id)
+    assert record is not None
+    assert (record.state.status, record.state.ended_at is not None) == ("completed", True)
