@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 import time
 import traceback
 from collections import Counter
@@ -37,7 +38,7 @@ Refusal = Literal[
     "session_db_unavailable",
 ]
 Result = dict[str, Any]
-_UNKEPT = ("store_unavailable", "The store is out of reach; this turn is not kept.")
+UNKEPT = ("store_unavailable", "The store is out of reach; this turn is not kept.")
 
 
 class Refused(Exception):
@@ -110,6 +111,11 @@ class LiveRun:
         """Under what the rows are kept: the session, or, for a run that keeps nothing, the run itself."""
         return self.spec.session_id if self.spec.persist else self.spec.run_id
 
+    @property
+    def unrecorded(self) -> bool:
+        """Whether nothing of it is on record, and nothing was shown."""
+        return self.log.creates is not None and self.log.first_delta_at is None
+
 
 class _Left(Exception):
     """A run that waited to be started when its server ended, and is not to be started any more."""
@@ -180,6 +186,8 @@ class RunEngine:
         # Runs that were admitted and are not on record yet: their callers know their numbers already.
         self._coming: dict[str, asyncio.Event] = {}
         self._permits: Counter[str] = Counter()
+        # Runs whose end was told, and could not be put on record for want of the store.
+        self._unended: set[str] = set()
         # Whoever wants to hear of what is put on record, text left out.
         self.listeners: list[Callable[[LiveRun, Event], None]] = []
         self._leases = SessionLeases(self.limits.turn_queue, self._session_lost)
@@ -447,7 +455,7 @@ class RunEngine:
             except (StoreError, SessionNotFound) as error:
                 raise _refused(error) from error
         live = await self._open(spec.replace(persist=False))
-        live.notices.append(_UNKEPT)
+        live.notices.append(UNKEPT)
         return live
 
     async def _open(self, spec: RunSpec, *, at_once: bool = True) -> LiveRun:
@@ -593,11 +601,13 @@ class RunEngine:
     async def _revived(self, record: RunRecord, token: int | None) -> LiveRun:
         """A run as its log leaves it."""
         spec, store = self.limits.ceiling(record.spec), self._store.runs
-        await self._log.absorb(store)
+        await self._log.absorb(store, spec.run_id if spec.run_id in self._unended else None)
         events, partials = await store.durable(spec.run_id), await store.partials(spec.run_id)
         if not events:
             return self._alive(spec, self._store)
         found = look(events, partials, on_detach=spec.on_detach, now=time.time(), within_s=self.limits.resume_within_s)
+        if spec.run_id in self._unended:
+            found.verdict = "store_unavailable"
         log.info("run %s is taken up again (%s, %s)", spec.run_id, found.reason, found.verdict)
         live = self._alive(spec, self._store, found.next_seq - 1, record.state)
         live.resumption, live.log.token = found, token
@@ -634,7 +644,9 @@ class RunEngine:
 
     async def _carry_out(self, live: LiveRun, admission: Admission) -> Result:
         try:
-            return await self._executed(live)
+            done = await self._executed(live)
+            self._note_unended(live)
+            return done
         except asyncio.CancelledError:
             if live.session_lost:
                 raise LeaseLost(f"The run {live.spec.run_id} has lost its session.") from None
@@ -662,7 +674,7 @@ class RunEngine:
         except SessionNotFound as error:  # another owner has made the session since it was leased
             raise _refused(error) from None
         except StoreError as error:
-            if live.log.creates is None or isinstance(error, LeaseLost):
+            if not live.unrecorded or isinstance(error, LeaseLost):
                 raise
         await live.log.close()
         live.spec, live.store, live.begun = live.spec.replace(persist=False), self._ephemeral, None
@@ -670,7 +682,7 @@ class RunEngine:
         self._unkept.add(live.spec.run_id)
         live.log = self._log.open(live.spec.run_id, self._ephemeral.runs, secrets=live.secrets, persist=False)
         live.log.heard = self._tell
-        live.notices.append(_UNKEPT)
+        live.notices.append(UNKEPT)
         return await self._execute(live)
 
     async def _close_broken(self, live: LiveRun) -> None:
@@ -680,11 +692,23 @@ class RunEngine:
         words = live.secrets.redact(traceback.format_exc())
         log.error("run %s ended by a defect: %s", live.spec.run_id, words)
         end: dict[str, Any] = {"failure": "unknown", "error": "The server had an internal error.", "retryable": False}
+        if isinstance(sys.exception(), StoreError):
+            end |= {"code": "session_db_unavailable", "error": "The store cannot be written to.", "retryable": True}
         with contextlib.suppress(LogEnded, StoreError):
             await live.log.emit("run.failed", **end, partial_row=None, text_length=0, steps=live.log.step, usage={})
 
+        self._note_unended(live)
+
+    def _note_unended(self, live: LiveRun) -> None:
+        """A run that is over and has no end on record gets it from whoever takes it up, and is not gone on with."""
+        state = live.log.state
+        if live.spec.persist and live.log.creates is None and not state.ended and state.status != "interrupted":
+            self._unended.add(live.spec.run_id)
+
     async def _forget(self, live: LiveRun) -> None:
         run_id = live.spec.run_id
+        if live.log.state.ended:
+            self._unended.discard(run_id)
         if live.deadline_timer is not None:
             live.deadline_timer.cancel()
         await self._log.close(run_id)

@@ -94,6 +94,7 @@ class ResponseRenderer:
         self._thought: _Open | None = None
         self._calls: dict[str, _Open] = {}
         self._message: str | None = None
+        self._warnings: list[Json] = []
         self._background = template["status"] == "queued"
         self.status: str = template["status"]
         self.ended = False
@@ -123,6 +124,7 @@ class ResponseRenderer:
     def finish(self, ended: Outcome) -> bytes:
         """The end, where it is not told by the log."""
         if not self.ended:
+            self._warnings += ended.warnings
             if ended.text and not self._said_text():
                 self._say(ended.text, None)
             for call in ended.calls:
@@ -383,6 +385,10 @@ class ResponseRenderer:
         else:
             self._end("cancelled", reason="cancelled", usage=event.data["usage"])
 
+    def _notice(self, event: Event) -> None:
+        if event.data["code"] == "store_unavailable":
+            self._warnings.append({name: event.data[name] for name in ("code", "message")})
+
     def _interrupted(self, _: Event) -> None:
         self.handed_on = True
 
@@ -417,6 +423,8 @@ class ResponseRenderer:
             told["incomplete_details"] = {"reason": reason}
         if at is not None:
             told["completed_at"] = int(at)
+        if self._warnings:
+            told["hermes"] = {"warnings": self._warnings}
         if ended is not None:
             failure = ended.failure()
             told["error"] = {
@@ -493,6 +501,7 @@ class ResponseRenderer:
         "run.completed": _completed,
         "run.failed": _failed,
         "run.cancelled": _cancelled,
+        "notice": _notice,
         "run.interrupted": _interrupted,
     }
 

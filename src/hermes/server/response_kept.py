@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,14 @@ from hermes.server.response_items import Json
 from hermes.server.sealing import seal_of
 from hermes.server.sse import Item, logged
 from hermes.server.turns import Message
+from hermes.store.base import StoreError
 
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
 
+log = logging.getLogger(__name__)
 WAIT_FOR_RUN_S = 1.0
+WAIT_FOR_STORE_S = 5.0
 _STORED = ("instructions", "conversation", "session_id", "owner", "run_id", "input_items", "system", "added_tools")
 _SHOWN = tuple(item.name for item in fields(Shows))
 
@@ -81,9 +85,14 @@ class Kept:
         return ResponseRenderer(self.template, self.shows, seal=closed, event_bytes_max=limit, **how)
 
     async def begin(self, adapter: APIServerAdapter, response: Json) -> None:
-        """Store the response for the first time; one that is stored already is further on than this."""
+        """Store the response for the first time, or raise; one that is stored already is further on than this."""
         if not self.known:
             await self.keep(adapter, response)
+
+    async def begin_or_go_on(self, adapter: APIServerAdapter, response: Json) -> None:
+        """The same for those who are answered even without a store."""
+        if not self.known:
+            await self.try_to_keep(adapter, response)
 
     async def keep(self, adapter: APIServerAdapter, response: Json, ended: Outcome | None = None) -> None:
         """Store the response as it stands; at its end names that point to it are set."""
@@ -100,6 +109,15 @@ class Kept:
             if self.conversation.startswith("conv_"):
                 items = [*self.input_items, *response["output"]]
                 await store.add_conversation_items(self.conversation, self.owner, items, self.response_id)
+
+    async def try_to_keep(self, adapter: APIServerAdapter, response: Json, ended: Outcome | None = None) -> None:
+        """Store it if that can be done; a record that is behind then follows its run."""
+        try:
+            await self.keep(adapter, response, ended)
+        except StoreError as error:
+            log.warning("the response %s could not be kept: %s", self.response_id, error)
+            if self.known and self.run_id and response["status"] not in ("queued", "in_progress"):
+                (await adapter.app()).services.background(_levelled(adapter, self))
 
     async def _transcript(self, adapter: APIServerAdapter, response: Json, ended: Outcome | None) -> list[Message]:
         if (
@@ -198,6 +216,17 @@ def blank(response_id: str, model: str, created_at: int) -> Json:
 
 async def follow(adapter: APIServerAdapter, kept: Kept) -> ResponseRenderer:
     """Build the response from its run's log, to the run's end, and keep it."""
+    while True:
+        try:
+            return await _follow(adapter, kept)
+        except StoreError as error:
+            if (await adapter.app()).engine.draining:
+                raise
+            log.warning("the response %s could not be kept: %s", kept.response_id, error)
+            await asyncio.sleep(WAIT_FOR_STORE_S)
+
+
+async def _follow(adapter: APIServerAdapter, kept: Kept) -> ResponseRenderer:
     app = await adapter.app()
     while True:
         renderer = await kept.renderer(adapter)

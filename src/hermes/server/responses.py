@@ -90,7 +90,7 @@ async def run(adapter: APIServerAdapter, work: Work, write: Any = None) -> tuple
     task = asyncio.ensure_future(adapter._run_agent(**turn.arguments(streamed=write is not None)))
     task.add_done_callback(lambda _: turn.queue.put(None))
     try:
-        await kept.begin(adapter, renderer.snapshot())
+        await kept.begin_or_go_on(adapter, renderer.snapshot())
         for data in renderer.begin():
             await write(data) if write else None
         async with contextlib.aclosing(items(turn.queue, task, turn.admission, ROWS)) as source:
@@ -116,7 +116,7 @@ async def _carry(
         data = renderer.feed(batch)
         if renderer.ended and ended is None:
             ended = await ended_of(adapter, task, turn)
-            await kept.keep(adapter, renderer.response, ended)
+            await kept.try_to_keep(adapter, renderer.response, ended)
         if data and write:
             await write(data)
     if ended is None:
@@ -129,7 +129,7 @@ async def _carry(
         if not renderer.snapshot()["output"] and ended.messages:
             told = reported(turn_messages(kept.history, ended.messages))
         data = renderer.feed(told) + renderer.finish(ended)
-        await kept.keep(adapter, renderer.response, ended)
+        await kept.try_to_keep(adapter, renderer.response, ended)
         if data and write:
             await write(data)
     return ended
@@ -150,7 +150,7 @@ async def _lost(adapter: APIServerAdapter, work: Work, task: asyncio.Future[Any]
         kept.run_id = None
         renderer.feed(_rest(turn.queue))
         renderer.cut("client_disconnected")
-        await kept.keep(adapter, renderer.response)
+        await kept.try_to_keep(adapter, renderer.response)
 
 
 async def _alone(work: Any) -> None:
@@ -197,7 +197,7 @@ async def write_stream(
     headers = {**turn.headers(), **work.body.headers()} if work and turn else {}
     stream = adapter.stream(request, headers)
     try:
-        await kept.begin(adapter, renderer.snapshot())
+        await kept.begin_or_go_on(adapter, renderer.snapshot())
         async with stream:
             for data in renderer.begin():
                 await stream.write(data)
@@ -229,7 +229,7 @@ async def _left(
     await leave(task, agent_ref)
     renderer.feed(_rest(stream_q))
     renderer.cut("client_disconnected")
-    await kept.keep(adapter, renderer.response)
+    await kept.try_to_keep(adapter, renderer.response)
 
 
 async def _in_background(adapter: APIServerAdapter, request: web.Request, work: Work) -> web.StreamResponse:
@@ -318,7 +318,7 @@ async def _ensure_kept(adapter: APIServerAdapter, kept: Kept, renderer: Response
     """Whoever is told the end of a response finds it stored, also where its own follower is a moment behind."""
     found = await adapter.stored_responses.get(kept.response_id, kept.owner)
     if found is not None and found["response"].get("status") in ("queued", "in_progress"):
-        await kept.keep(adapter, renderer.response)
+        await kept.try_to_keep(adapter, renderer.response)
 
 
 async def delete(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:

@@ -1,0 +1,165 @@
+"""A store that takes no more writes while a turn runs: every stream ends by its grammar, and a whole answer is given."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from support.model_server import Call, Reply, Request
+
+from .clients import Frame, Json, chat_text, refused, stream_of, told, user
+from .conftest import Api
+
+CHAT, RESPONSES, SESSION = "/v1/chat/completions", "/v1/responses", "/api/sessions/hall/chat"
+ANSWER = "A whole answer. " * 2000
+CODE = "session_db_unavailable"
+# How the store fails, and how it is mended: the file may not grow, or not be written to at all.
+FAULTS = {
+    "full": ("max_page_count = 1", "max_page_count = 1073741823"),
+    "read-only": ("query_only = ON", "query_only = OFF"),
+}
+ROUTES: dict[str, tuple[str, Json]] = {
+    "chat": (CHAT, user("hi")),
+    "chat unstored": (CHAT, user("hi", store=False)),
+    "response": (RESPONSES, {"input": "hi"}),
+    "session": (SESSION, {"message": "hi"}),
+}
+
+
+class Disk:
+    """The store's writer, made to fail and mended."""
+
+    def __init__(self, api: Api, fault: str) -> None:
+        self._engine = api.app.store.blocking.engine
+        self._break, self._mend = FAULTS[fault]
+
+    def fail(self) -> None:
+        self._engine.alone(lambda db: db.execute(f"PRAGMA {self._break}").close())
+
+    def mend(self) -> None:
+        self._engine.alone(lambda db: db.execute(f"PRAGMA {self._mend}").close())
+
+
+@pytest.fixture(params=FAULTS)
+def disk(api: Api, request: pytest.FixtureRequest) -> Iterator[Disk]:
+    found = Disk(api, request.param)
+    yield found
+    found.mend()
+
+
+def failing(api: Api, disk: Disk, reply: Reply) -> Callable[[Request], Any]:
+    """A model during whose first answer the store fails, once the run is on record."""
+
+    async def handler(_: Request) -> Reply:
+        async with asyncio.timeout(5):
+            while api.app.engine._coming:
+                await asyncio.sleep(0.005)
+        disk.fail()
+        return reply
+
+    return handler
+
+
+async def streamed(api: Api, path: str, body: Json) -> list[Frame]:
+    path, body = (f"{path}/stream", body) if path == SESSION else (path, {**body, "stream": True})
+    async with api.post(path, body) as response:
+        assert response.status == 200, await response.text()
+        return await stream_of(response)
+
+
+def end_of(path: str, seen: list[Frame]) -> tuple[str, str, Json]:
+    """How a stream ended: its state, its text, and the last object that it tells. Its grammar is checked."""
+    names = [frame.event for frame in seen]
+    if path == CHAT:
+        assert seen[-1].data == "[DONE]"
+        last = next(frame.data for frame in reversed(seen[:-1]) if frame.data.get("choices"))
+        return last["choices"][0]["finish_reason"], chat_text(seen), last
+    if path == RESPONSES:
+        assert seen[-1].data == "[DONE]"
+        last = seen[-2].data
+        said = "".join(frame.data["delta"] for frame in seen if frame.event == "response.output_text.delta")
+        return last["type"], said, last["response"]
+    assert names[-1] == "done"
+    said = "".join(frame.data["delta"] for frame in seen if frame.event == "assistant.delta")
+    return str(names[-2]), said, seen[-2].data
+
+
+def warned(path: str, seen: list[Frame], last: Json) -> bool:
+    """Whether a stream says that its turn is not kept."""
+    if path == SESSION:
+        return any(frame.event == "warning" and frame.data["code"] == "store_unavailable" for frame in seen)
+    return [one["code"] for one in last["hermes"]["warnings"]] == ["store_unavailable"]
+
+
+ENDS = {CHAT: "stop", RESPONSES: "response.completed", SESSION: "run.completed"}
+FAILURES = {CHAT: "error", RESPONSES: "response.failed", SESSION: "run.failed"}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_a_whole_answer_that_cannot_be_kept_is_given_with_a_warning(api: Api, disk: Disk, route: str) -> None:
+    path, body = ROUTES[route]
+    async with api.post("/api/sessions", {"id": "hall"}) as response:
+        await told(response, 201)
+    api.model.handler = failing(api, disk, Reply(text=ANSWER, continues=False))
+    seen = await streamed(api, path, body)
+    end, text, last = end_of(path, seen)
+    assert (end, text) == (ENDS[path], ANSWER)
+    unstored = route == "chat unstored"
+    assert unstored or warned(path, seen, last)
+    disk.mend()
+    async with api.post(path, body) as response:
+        answered = await told(response)
+        warnings = answered.get("hermes", {}).get("warnings", [])
+        assert [one["code"] for one in warnings] == ([] if unstored else ["store_unavailable"])
+        assert response.headers.get("X-Hermes-Warning") == (None if unstored else "store_unavailable")
+    assert ANSWER in str(answered)
+
+
+@pytest.mark.parametrize("route", [route for route in ROUTES if route != "chat unstored"])
+async def test_a_turn_that_cannot_go_on_without_its_store_ends_as_failed(api: Api, disk: Disk, route: str) -> None:
+    path, body = ROUTES[route]
+    async with api.post("/api/sessions", {"id": "hall"}) as response:
+        await told(response, 201)
+    call = Call("todo", {"todos": [{"id": "1", "content": "x" * 40_000, "status": "pending"}]})
+    api.model.handler = failing(api, disk, Reply(tool_calls=[call], continues=False))
+    seen = await streamed(api, path, body)
+    end, _, last = end_of(path, seen)
+    assert end == FAILURES[path]
+    error = last["error_code"] if path == SESSION else last["error"]["type" if path == RESPONSES else "code"]
+    assert error == CODE
+    if path != CHAT:
+        assert "error" in [frame.event for frame in seen]
+    disk.mend()
+    async with api.post(path, body) as response:
+        await refused(response, 503, CODE)
+
+
+@pytest.mark.parametrize("route", [route for route in ROUTES if route != "session"])
+async def test_what_ends_with_its_client_is_answered_where_the_store_takes_nothing_at_all(
+    api: Api, disk: Disk, route: str
+) -> None:
+    path, body = ROUTES[route]
+    api.model.handler = lambda _: Reply(text=ANSWER, continues=False)
+    await api.ask("before")
+    disk.fail()
+    seen = await streamed(api, path, body)
+    end, text, last = end_of(path, seen)
+    assert (end, text) == (ENDS[path], ANSWER)
+    assert route == "chat unstored" or warned(path, seen, last)
+
+
+async def test_a_run_that_ended_without_its_store_has_its_end_once_that_is_back(api: Api, disk: Disk) -> None:
+    async with api.post("/api/sessions", {"id": "hall"}) as response:
+        await told(response, 201)
+    api.model.handler = failing(api, disk, Reply(text=ANSWER, continues=False))
+    seen = await streamed(api, SESSION, {"message": "hi"})
+    run_id = seen[0].data["run_id"]
+    disk.mend()
+    await api.app.engine.resume(run_id)
+    async with api.get(f"/v1/runs/{run_id}/events") as response:
+        events = [frame.data for frame in await stream_of(response)]
+    assert (events[-1]["event"], events[-1]["error_code"]) == ("run.failed", CODE)
+    assert len(api.model.requests) == 1, "the model was asked again"
