@@ -492,19 +492,21 @@ async def test_a_queued_run_is_queued_again(house: House, server: ModelServer) -
     assert events[-1]["type"] == "run.completed" and of(events, "run.resumed") == []
 
 
-async def test_a_run_that_was_never_begun_is_closed_whoever_has_its_session(house: House, server: ModelServer) -> None:
-    server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
+async def test_a_run_that_was_never_begun_is_queued_behind_whoever_has_its_session(
+    house: House, server: ModelServer
+) -> None:
+    server.script = [Reply(text=["Once ", "upon"], gap_s=60), Reply(text="Done.")]
     other = await house.begin(house.spec(server, persist=True, session_id=SESSION))
     left = Left(house, server)
-    left.spec = left.spec.replace(user_message="")
     await house.app.store.runs.create(left.spec)
     gone = f"{os.uname().nodename}:{2**22 + 1}:1.00"
     made = "UPDATE runs SET holder = ? WHERE run_id = ?"
     await house.app.store.sessions.engine.write_soon(lambda tx: tx.execute(made, (gone, left.spec.run_id)))
     assert await house.engine.resume_all() == [left.spec.run_id]
-    record = await house.engine.get(left.spec.run_id)
-    assert record is not None and (record.state.status, record.state.failure) == ("failed", "server_restarted")
     await other.control("cancel")
+    events = await left.log()
+    assert [events[0]["type"], events[-1]["type"]] == ["run.started", "run.completed"]
+    assert ("user", left.spec.user_message) in await rows_of(house)
 
 
 async def test_a_free_session_is_taken_up_however_slow_the_store_is(
@@ -671,6 +673,25 @@ async def test_a_server_takes_up_what_was_left_by_itself(house: House, server: M
     async with asyncio.timeout(5):
         while await house.app.store.sessions.get_meta("swept_at") is None:
             await asyncio.sleep(0.01)
+
+
+async def test_a_reader_has_a_run_that_nobody_carries_on_taken_up_at_once(house: House, server: ModelServer) -> None:
+    server.script = [Reply(text="Done.")]
+    house.engine.keep_going()
+    await asyncio.sleep(0)
+    await house.engine.resume_all()
+    left = await Left(house, server).begin()
+    async with asyncio.timeout(10):
+        events = await left.log()
+    assert events[-1]["type"] == "run.completed"
+
+
+async def test_a_start_removes_the_leases_of_processes_that_are_gone(house: House) -> None:
+    leases, gone = house.app.store.leases, f"{os.uname().nodename}:{2**22 + 1}:1.00"
+    await leases.acquire("session:of-a-dead-process", gone, 60.0)
+    await leases.acquire("session:of-another-host", "elsewhere:1:1.00", 60.0)
+    assert await leases.release_gone() == 1
+    assert await leases.holder("session:of-another-host") == "elsewhere:1:1.00"
 
 
 async def test_a_control_left_by_another_process_is_heard(

@@ -109,6 +109,15 @@ async def test_a_missed_time_runs_once(plan: Plan) -> None:
     assert (await plan.job(job))["next_run_at"] == NOW + 11 * 3_600
 
 
+async def test_a_time_that_a_wrong_clock_has_set_far_ahead_is_set_again(plan: Plan) -> None:
+    job = await plan.add("every 10m")
+    await plan.look(NOW + 30 * 86400)
+    await plan.look(NOW + 60)
+    assert (await plan.job(job))["next_run_at"] == NOW + 660
+    await plan.look(NOW + 660)
+    assert len(await plan.runs()) == 2
+
+
 async def test_a_number_of_times_is_kept_to(plan: Plan) -> None:
     job = await plan.add("every 1h", repeat=2)
     for hour in range(1, 5):

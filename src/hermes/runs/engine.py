@@ -499,6 +499,8 @@ class RunEngine:
         """From now on look for controls that other processes have left and, as servers do, take up runs that were cut
         off."""
         if not self._watching:
+            if resume:
+                self._log.take_up = self._take_up_if_left
             for work in (self._poll_controls(), *([self._scan()] if resume else [])):
                 task = asyncio.create_task(work)
                 self._watching.add(task)
@@ -522,6 +524,15 @@ class RunEngine:
         record = await self._store.runs.get(run_id)
         if record is not None and not record.state.ended:
             await self._resume(record)
+
+    async def _take_up_if_left(self, run_id: str) -> None:
+        """For a reader that waits for a run: take it up where nobody carries it on."""
+        with contextlib.suppress(StoreError):  # whoever looks next finds it again
+            record = await self._store.runs.get(run_id)
+            if record is None or record.state.ended or not _was_left(record):
+                return
+            if await self._store.leases.holder(f"session:{record.spec.session_id}") is None:
+                await self._resume(record)
 
     async def join(self, run_id: str) -> Admission | None:
         """What stands for the admission of a run that was begun earlier, once it goes on here or has ended."""
@@ -580,23 +591,28 @@ class RunEngine:
         except BaseException:
             await admission.release()
             raise
-        if live.resumption is None:  # it was made, and never begun
+        if live.resumption is None and not self._may_begin(record):  # it was made, and never begun
             await self._end_unstarted(live, _Left("server_restarted"))
             await admission.release()
         else:
             self._begin(live, admission)
 
     async def _queue_again(self, record: RunRecord) -> None:
-        """A run that was submitted and not begun waits for its session once more; one that was only made is over."""
+        """A run that was submitted or made, and not begun, waits for its session once more."""
         live = await self._revived(record, None)
         found, live.resumption = live.resumption, None
+        go_on = found.verdict == "go_on" if found is not None else self._may_begin(record)
         if found is not None and found.verdict == "cancelled":
             live.controls.stop.request(found.stop_reason or "stop", found.stopped_by)
-        if found is not None and found.verdict == "go_on":
+        if go_on:
             self._permits[live.spec.owner] += 1
             self._spawn(self._start_queued(live))
         else:
             await self._end_unstarted(live, _Left(found.verdict if found else "server_restarted"))
+
+    def _may_begin(self, record: RunRecord) -> bool:
+        """Whether a run that was only made is still to be carried out: nobody has to wait for it, and it is not old."""
+        return record.spec.on_detach == "continue" and time.time() - record.created_at <= self.limits.resume_within_s
 
     async def _revived(self, record: RunRecord, token: int | None) -> LiveRun:
         """A run as its log leaves it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
 
@@ -23,6 +23,8 @@ class RunLog:
         self._bus = bus
         self._window_s = window_s
         self._writers: dict[str, RunWriter] = {}
+        # In a server: takes up a run that nobody carries on.
+        self.take_up: Callable[[str], Awaitable[None]] | None = None
         self._saver = Saver()
         self._folder = journal
         self._journal = TailJournal(journal, bus, self._saver.begin) if journal is not None else None
@@ -121,6 +123,8 @@ class RunLog:
                     if live.closed or writer is not None or last:
                         return
                     last = not await self._goes_on(run_id, store)
+                    if not last and self.take_up is not None:
+                        await self.take_up(run_id)
                     await asyncio.sleep(0 if last else STORE_POLL_S)
                     continue
                 while not live.overflowed and not live.closed:

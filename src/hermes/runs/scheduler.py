@@ -62,8 +62,10 @@ class Scheduler:
 
     async def _settle(self) -> int:
         """How many jobs run. Those whose run has ended say so in their record."""
-        running = 0
+        running, now = 0, self._clock()
         for job in await self._jobs.list():
+            if (soonest := _at_most(job, now)) is not None:
+                await self._jobs.update(job["id"], next_run_at=soonest)
             if job["last_status"] != "running":
                 continue
             record = await self._engine.get(job["last_run_id"])
@@ -111,6 +113,14 @@ def run_id_of(job: Job) -> str:
     """The run of a job's next time."""
     time_of_job = f"{job['id']}:{job['next_run_at']!r}"
     return f"run_{hashlib.sha256(time_of_job.encode()).hexdigest()[:32]}"
+
+
+def _at_most(job: Job, now: float) -> float | None:
+    """The next time of a job whose own is further ahead than its interval: a clock was wrong when that was set."""
+    if not job["enabled"] or job["next_run_at"] is None or job["schedule"]["kind"] != "interval":
+        return None
+    soonest = now + 60 * int(job["schedule"]["minutes"])
+    return soonest if job["next_run_at"] > soonest else None
 
 
 def _following(job: Job, now: float) -> dict[str, Any]:
