@@ -114,6 +114,8 @@ async def write_stream(
         await (turn.leave(task) if turn else leave(task, agent_ref))
 
     try:
+        if turn is not None:
+            await turn.on_record()
         async with stream:
             for data in renderer.begin():
                 await stream.write(data)

@@ -198,6 +198,8 @@ async def write_stream(
     stream = adapter.stream(request, headers)
     try:
         await kept.begin_or_go_on(adapter, renderer.snapshot())
+        if turn is not None:
+            await turn.on_record()
         async with stream:
             for data in renderer.begin():
                 await stream.write(data)

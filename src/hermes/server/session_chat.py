@@ -103,6 +103,7 @@ async def _write(
     written = adapter.stream(request, {**turn.headers(), **body.headers()})
     rows = ROWS | THOUGHTS if _shows_reasoning(body, turn) else ROWS
     try:
+        await turn.on_record()
         async with written:
             for data in renderer.begin():
                 await written.write(data)

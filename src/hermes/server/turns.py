@@ -358,6 +358,11 @@ class Turn:
             raise
         return await self.ended(task)
 
+    async def on_record(self) -> None:
+        """Wait until the run that the head of a stream names can be found by whoever asks for it after a crash."""
+        if self.admission is not None and self.adapter.makes_runs:
+            await self.admission.engine.on_record(self.spec.run_id)
+
     async def ended(self, task: asyncio.Future[Any]) -> Outcome:
         """How the turn ended, whatever way it did."""
         try:
