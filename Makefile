@@ -9,6 +9,9 @@ WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 CLIENTS := tests/clients/.venv
 HEAVY   := tests/clients/heavy/.venv
 
+# Tests start hundreds of interpreters: each module is compiled once, not in each of them.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup run test test-clients test-clients-heavy test-long test-crash soak check format lock sbom bench bench-guard eval-local clean help
 .DEFAULT_GOAL := help
 

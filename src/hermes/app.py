@@ -94,7 +94,7 @@ class App:
             mcp=Servers(outside.network, lambda: self.secrets, outside.own_ports, files.call),
         )
         window_s = settings.get("agent.delta_window_ms") / 1000
-        self._log = log = RunLog(MemoryBus(), window_s=window_s, journal=home.journal)
+        self.run_log = log = RunLog(MemoryBus(), window_s=window_s, journal=home.journal)
         limits = EngineLimits(
             turn_queue=settings.get("sessions.turn_queue"), resume_within_s=settings.get("runs.resume_within_seconds")
         )
@@ -198,7 +198,7 @@ class App:
             for key in [key for key, app in apps.items() if app is self]:
                 del apps[key]
         await self.engine.drain(drain_s)
-        self._log.shut()
+        self.run_log.shut()
         for task in tuple(self._background):
             task.cancel()
         if self._background:

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from hermes.limits import ANSWER_CHARS_MAX
+
 Kind = Literal["int", "float", "bool", "str", "variable", "enum", "list", "items", "maps", "any"]
 KeyPath = tuple[str, ...]
 
@@ -99,6 +101,7 @@ _MODEL = (
 _AGENT = (
     _whole("agent.max_turns", 90, 1, 10_000),
     _whole("agent.api_max_retries", 3, 0, 100),
+    _whole("agent.max_answer_chars", ANSWER_CHARS_MAX, 1_000, 100_000_000),
     _whole("agent.tool_threads", 32, 1, 1024),
     _whole("agent.max_parallel_tools", 8, 1, 256),
     _number("agent.delta_window_ms", 20, 0, 10_000),

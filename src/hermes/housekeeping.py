@@ -6,6 +6,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+from hermes.limits import UNRECORDED_KEPT_S
 from hermes.processes import this_process
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def _sweep(store: Store, settings: Settings) -> dict[str, Any]:
     done["idempotency"] = store.idempotency.sweep()
     done["responses"] = store.responses.sweep() if store.responses_file and store.responses_file.exists() else 0
     done["sessions"] = _prune(store, settings)
+    done["unrecorded"] = store.sessions.remove_unrecorded_folders(time.time() - UNRECORDED_KEPT_S)
     store.sessions.set_meta("swept_at", repr(time.time()))
     log.info("swept: %s", done)
     return done

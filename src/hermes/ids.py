@@ -8,6 +8,8 @@ import re
 import threading
 
 _AT_ONCE_BYTES = 4096
+# How names of folders begin that belong to turns which are on no record.
+UNRECORDED = "unrecorded-"
 
 
 class _Pool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from functools import lru_cache
 
 # Exited, and only kept until its parent has asked for the result.
@@ -31,6 +32,11 @@ def is_alive(pid: int, start: float | None) -> bool:
         return _exists(pid)
     # A start is told in hundredths of a second; half of one is what rounding may do to it.
     return fields[0] not in _ENDED and (start is None or abs(_start(fields) - start) < 0.005)
+
+
+def booted_at() -> float:
+    """When the machine was started, by the clock."""
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def this_process() -> str:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from hermes.limits import THREAD_IDLE_S_MAX
+from hermes.limits import MESSAGES_AT_ONCE_MAX, THREAD_IDLE_S_MAX
 
 
 class Job:
@@ -68,6 +68,10 @@ class Threads:
     async def call(self, function: Callable[[], Any]) -> Any:
         """The function's result, computed in a thread."""
         return await self.submit(function).future
+
+    async def call_for(self, messages: int, function: Callable[[], Any]) -> Any:
+        """The result of a function that goes through so many messages: of few at once, of many in a thread."""
+        return function() if messages <= MESSAGES_AT_ONCE_MAX else await self.call(function)
 
     def submit(self, function: Callable[[], Any]) -> Job:
         """Hand over a call."""

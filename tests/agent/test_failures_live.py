@@ -652,6 +652,31 @@ async def test_an_answer_cut_four_times_is_kept_as_truncated(
 
 
 @each_protocol
+@pytest.mark.parametrize("window_ms", [0, 20])
+async def test_an_answer_without_end_is_cut(
+    house: House, server: ModelServer, protocol: Protocol, window_ms: int
+) -> None:
+    house.configure({"agent": {"max_answer_chars": 1_000, "delta_window_ms": window_ms}})
+    server.script = [Reply(text=["word " * 20] * 200, gap_s=0.001)]
+    spec = house.spec(server, protocol=protocol, persist=True)
+    ran = await house.carry_out(spec)
+    assert len(server.requests) == 1
+    assert (ran.result["failure"], ran.result["error_code"]) == ("answer_too_long", "output_truncated")
+    assert 1_000 < len(ran.result["final_response"]) < 10_000
+    assert "agent.max_answer_chars" in ran.result["error"]
+    assert (await house.rows(spec.session_id))[-1].finish_reason == "length"
+
+
+@each_protocol
+async def test_reasoning_without_end_is_cut(house: House, server: ModelServer, protocol: Protocol) -> None:
+    house.configure({"agent": {"max_answer_chars": 1_000}})
+    server.script = [Reply(reasoning=["hm " * 20] * 100, text="Done.", gap_s=0.001)]
+    ran = await house.run(server, protocol=protocol)
+    assert len(server.requests) == 1
+    assert ran.result["error_code"] == "output_truncated"
+
+
+@each_protocol
 async def test_an_answer_cut_at_the_callers_own_limit_is_not_continued(
     house: House, server: ModelServer, protocol: Protocol
 ) -> None:

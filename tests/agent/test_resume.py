@@ -16,8 +16,11 @@ from typing import Any
 import pytest
 
 from hermes.home import Home
+from hermes.runs import engine as engine_module
 from hermes.runs.events import Cuts, Event
 from hermes.runs.spec import Control
+from hermes.server.render_responses import ResponseRenderer, Shows
+from hermes.server.render_run import RunRenderer
 from hermes.store.base import Partial, Row
 from hermes.tools.asking import ApprovalRequest
 from hermes.tools.registry import ToolContext
@@ -162,6 +165,34 @@ async def test_text_that_was_shown_is_gone_on_with(house: House, server: ModelSe
     text = (await rows_of(house))[-1][1]
     assert text.startswith("Once upon") and done["text_length"] == len(text)
     assert [e["attempt"] for e in of(events, "model.started")] == [1, 2]
+
+
+async def test_after_a_loss_of_power_numbers_that_readers_may_have_seen_are_not_used_again(
+    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "booted_at", lambda: time.time() + 1)
+    server.handler = lambda request: Reply(text="Once upon a time.")
+    left = await Left(house, server).begin()
+    await left.ask()
+    await left.leave_text("Once upon")
+    [resumed] = of(await left.taken_up(), "run.resumed")
+    assert (resumed["cut"], resumed["lost"]) == ({MESSAGE: 9}, True)
+    log = [event async for event in house.engine.subscribe(left.spec.run_id)]
+    template = {"id": "resp_1", "status": "in_progress", "output": [], "usage": {}}
+    renderer = ResponseRenderer(template, Shows(extensions=True))
+    shown = b"".join([*renderer.begin(), renderer.feed(log)]).decode()
+    events = [json.loads(line[6:]) for line in shown.splitlines() if line.startswith("data: {")]
+    at = next(at for at, event in enumerate(events) if event["type"] == "hermes:resumed")
+    assert [event["sequence_number"] for event in events[:at]] == list(range(at))
+    rest = [event["sequence_number"] for event in events[at:]]
+    assert rest == list(range(MEANWHILE, MEANWHILE + len(rest)))
+    assert (events[at]["item_id"], events[at]["offset"]) == (MESSAGE, 9)
+    record = await house.engine.get(left.spec.run_id)
+    assert record is not None
+    told = RunRenderer(record, str, names=False, reasoning=False).feed(log).decode()
+    frames = [json.loads(line[6:]) for line in told.splitlines() if line.startswith("data: {")]
+    [warning] = [frame for frame in frames if frame.get("code") == "resumed"]
+    assert warning["cut"] == {MESSAGE: 9}
 
 
 async def going_on(house: House, server: ModelServer, verbatim: bool) -> Left:

@@ -538,6 +538,7 @@ ROWS: dict[Kind, str] = {
     "tls": "give_up",
     "truncated_text": "continue*3 give_up",
     "truncated_tool": "raise_output*2 nudge give_up",
+    "answer_too_long": "give_up",
     "bad_structure": "repair give_up",
     "empty": "nudge retry*2 fallback*2 give_up",
     "missing_call": "nudge accept",
@@ -554,6 +555,7 @@ ROWS_WITH_TEXT: dict[Kind, str] = {
     "filtered": "keep_partial",
     "truncated_text": "continue*3 keep_partial",
     "truncated_tool": "raise_output*2 nudge keep_partial",
+    "answer_too_long": "keep_partial",
     "deadline": "keep_partial",
     "interrupted": "keep_partial",
 }
@@ -738,6 +740,7 @@ CODES: dict[Kind, str] = {
 CUT: dict[Kind, tuple[str, str]] = {
     "truncated_text": ("output_truncated", "agent_incomplete"),
     "truncated_tool": ("output_truncated", "agent_incomplete"),
+    "answer_too_long": ("output_truncated", "agent_incomplete"),
     "max_iterations": ("max_iterations", "agent_incomplete"),
     "filtered": ("content_filter", "content_policy_violation"),
 }

@@ -193,11 +193,11 @@ class Canaries:
         return found | ({"left running"} if running(self.nap) else set())
 
     def _lives(self) -> bool:
-        """Whether it is neither dead nor stopped, nor about to be, and no nicer than it was."""
+        """Whether it is neither dead nor stopped, nor about to be, and as nice as the tests."""
         with contextlib.suppress(OSError):
             about = Path(f"/proc/{self.process.pid}/status").read_text()
             nice = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[16]
-            return not re.search(r"^(State:\s+[TtZX]|\w+Pnd:\s+0*[1-9a-f])", about, re.M) and nice == "0"
+            return not re.search(r"^(State:\s+[TtZX]|\w+Pnd:\s+0*[1-9a-f])", about, re.M) and nice == str(os.nice(0))
         return False
 
     def _files(self) -> dict[str, object]:

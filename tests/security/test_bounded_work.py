@@ -75,21 +75,43 @@ _WORK = {
     "a wrong value that looks like a fault": "fault_of('Invalid enum value ' + ' - at `$' * 500_000)",
     "a long word in a job": "exfiltrates('.ssh/' * 200_000)",
     "many words in a job": "exfiltrates('send passwords $KEY .ssh/a.pub b@c.d ' * 20_000)",
+    "a plan for many messages": "plan(talk(200_000), Budget(2_000, 500))",
+    "a plan for many messages of one user": "plan(talk(200_000)[::2], Budget(2_000, 500))",
+    "many tool results made shorter": "prune(list(rounds(100_000)))",
+    "an extract of many messages": "extract(talk(100_000), 1_000)",
+    "a transcript of many messages": "transcript(talk(100_000), 1_000)",
+    "many messages that are none of the stored ones": "_origins(kept(talk(20_000)), kept(talk(20_000), 'other'))",
+    "every third message of many": "_origins(kept(talk(30_000)), kept(talk(1), 'x') + kept(talk(30_000))[2::3][:-1])",
+    "many calls of one message in their order": "list(in_call_order(kept([*rounds(1), *list(rounds(50_000))[1::2]])))",
     "many ignored fields": "Body(None, {}, ['field'] * 1_000_000).headers()",
 }
 _CHILD = """
 import asyncio
 from contextlib import suppress
+from hermes.agent.compress import Budget, extract, plan, prune, transcript
 from hermes.agent.media import Outgoing
 from hermes.agent.media_tags import as_said
 from hermes.guards.commands import check
 from hermes.guards.exfiltration import exfiltrates
 from hermes.guards.snippets import literals_of, rules_of
+from hermes.store.rows import _origins, in_call_order, row_of_message
 from hermes.store.sessions import SessionDB
 from hermes.server.bodies import Body, _told as fault_of
 from hermes.tools.arguments import parse
 from hermes.tools.patching import blocks
 from guards.test_commands import FACTS
+
+def talk(count):
+    return [{"role": ("user", "assistant")[at % 2], "content": f"words {at}"} for at in range(count)]
+
+def rounds(count):
+    for at in range(count):
+        call = {"id": f"c{at}", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        yield {"role": "assistant", "content": "", "tool_calls": [call]}
+        yield {"role": "tool", "content": "line of output " * 20, "tool_call_id": f"c{at}"}
+
+def kept(messages, begin=""):
+    return [row_of_message("s", {**message, "content": begin + message["content"]}) for message in messages]
 
 async def made(path):
     return None
@@ -111,7 +133,7 @@ def found(text, query):
     db.close()
 
 with suppress(RecursionError):
-    {}
+    WORK
 print("done")
 """
 
@@ -122,7 +144,7 @@ def test_work_on_long_input_ends_within_its_processor_time(work: str) -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_S_MAX, CPU_S_MAX))
 
     child = subprocess.run(
-        [sys.executable, "-c", _CHILD.format(work)],
+        [sys.executable, "-c", _CHILD.replace("WORK", work)],
         check=False,
         text=True,
         capture_output=True,

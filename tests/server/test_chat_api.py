@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -485,6 +486,13 @@ async def test_what_is_not_stored_leaves_nothing(api: Api, stream: bool) -> None
         await response.read()
     async with api.get("/api/sessions") as response:
         assert [session["id"] for session in (await told(response))["data"]] == ["hall"]
+
+
+async def test_a_clients_call_alone_leaves_nothing_either(api: Api, home_folder: Path) -> None:
+    api.model.script = [Reply(tool_calls=[Call("lamp", id="call_lamp")])]
+    await api.ask("strawberries", store=False, tools=[function("lamp")])
+    kept = b"".join(path.read_bytes() for path in home_folder.glob("*.db*"))
+    assert kept and b"strawberries" not in kept
 
 
 async def test_equal_requests_that_are_not_stored_do_not_wait_for_each_other(start: Start) -> None:

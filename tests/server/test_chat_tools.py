@@ -125,6 +125,16 @@ async def test_a_call_that_the_model_wrote_as_text_is_a_call(api: Api, stream: b
     assert (message["content"], finish) == ("One moment. ", "tool_calls")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_in_json_may_speak_of_calls(api: Api, stream: bool) -> None:
+    text = '{"a": "<tool_call>x</tool_call>"}'
+    api.model.script = [Reply(text=[*text])]
+    body = user("light", response_format={"type": "json_object"}, tools=[LAMP], stream=stream)
+    async with api.post(CHAT, body, headers=PLAIN) as response:
+        message, finish = chat_message(await stream_of(response)) if stream else said(await told(response))
+    assert (message["content"], finish, len(api.model.requests)) == (text, "stop", 1)
+
+
 def chat_message(seen: list[Frame]) -> tuple[Json, str]:
     """The message that a stream makes up, and how it ended."""
     choices = [choice for frame in seen[:-1] for choice in frame.data["choices"]]

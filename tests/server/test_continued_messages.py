@@ -124,6 +124,14 @@ async def test_a_turn_that_failed_leaves_the_message_as_it_was(api: Api, headers
     assert await transcript(api, first) == [("user", "a story"), ("assistant", "Once upon a time.")]
 
 
+async def test_a_message_is_gone_on_with_without_a_session(api: Api) -> None:
+    api.model.script = [Reply(text="time.")]
+    assert (await ask(api, STORY, BEGUN, store=False))[0] == "time."
+    assert got(api)[:2] == [STORY, BEGUN]
+    async with api.get("/api/sessions") as response:
+        assert (await told(response))["data"] == []
+
+
 async def test_a_named_session_goes_on_with_its_last_answer(api: Api) -> None:
     api.model.script = [Reply(text="Once upon a "), Reply(text="time."), Reply(text="Yes.")]
     named = {"X-Hermes-Session-Id": "tale"}

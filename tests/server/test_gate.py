@@ -88,6 +88,13 @@ async def test_an_open_server_refuses_foreign_hosts_and_origins_on_every_route(h
         assert (await ask(url, "GET", f"{prefix}/v1/responses", **upgrade))[:2] == (403, "host_not_allowed")
 
 
+@pytest.mark.parametrize("path", ["/", "//", "/p/a/", "//p//a//"])
+async def test_every_profile_has_its_page(home: Home, path: str) -> None:
+    configure(home, {}, {})
+    async with serving(home) as (url, _):
+        assert (await ask(url, "GET", path))[:2] == (200, None)
+
+
 @pytest.mark.parametrize(("prefix", "wrong"), [("", PROFILE_KEY), ("/p/a", ROOT_KEY)])
 async def test_a_key_opens_its_own_profile_only(home: Home, prefix: str, wrong: str) -> None:
     configure(home, {"key": ROOT_KEY}, {"key": PROFILE_KEY})

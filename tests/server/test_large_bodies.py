@@ -49,7 +49,9 @@ def send(api: Api, path: str, body: Json, **headers: str) -> Any:
 # --- four photos -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("route", ["chat", "response", "session", "run"])
+@pytest.mark.parametrize(
+    "route", ["chat", "response", *(pytest.param(r, marks=pytest.mark.long) for r in ("session", "run"))]
+)
 async def test_four_photos_fit(start: Start, route: str) -> None:
     api = await start(Reply(text="Fine.", continues=False))
     urls = photos()
@@ -180,6 +182,35 @@ async def test_a_websocket_gives_back_the_room_of_what_it_leaves_undone(start: S
             assert event["error"]["code"] == "rate_limit_exceeded"
             assert memory._used == pytest.approx(4_000_000, rel=0.01)
         await eventually(used, lambda size: size == 0)
+
+
+async def test_work_that_goes_on_without_its_client_keeps_no_room(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = await start(Reply(text="Fine.", continues=False))
+    memory = api.adapter.body_memory = Budget(5_000_000)
+    claim, begun, gone = api.adapter._once._claim, asyncio.Event(), asyncio.Event()
+
+    async def claim_later(*args: Any) -> Any:
+        begun.set()
+        await gone.wait()
+        return await claim(*args)
+
+    monkeypatch.setattr(api.adapter._once, "_claim", claim_later)
+
+    async def used() -> int:
+        return memory._used
+
+    body = json.dumps({"messages": [{"role": "user", "content": parts(photos(1, 1_500_000))}]}).encode()
+    async with await Wire.open(api.url) as wire:
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\n"
+        await wire.send(f"{head}Idempotency-Key: one\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        await asyncio.wait_for(begun.wait(), 30)
+        assert memory._used > 0
+    await eventually(used, lambda size: size == 0)
+    gone.set()
+    await api.model.until(lambda: bool(api.model.requests), timeout=30)
+    assert memory._used == 0
 
 
 async def test_a_budget_is_given_out_in_order_and_never_lost() -> None:

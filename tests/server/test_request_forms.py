@@ -132,7 +132,7 @@ async def test_a_query_is_kept_and_an_id_is_still_its_owners(start: Start) -> No
 # --- encodings -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("encoding", ["zstd", "br", "gzip, zstd", "nonsense"])
+@pytest.mark.parametrize("encoding", ["zstd", "br", "gzip, zstd", "nonsense", "identitygzip"])
 @pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/runs", "/api/sessions/mine/chat"])
 async def test_an_encoding_that_is_not_taken_says_which_are(api: Api, path: str, encoding: str) -> None:
     headers = {"Content-Encoding": encoding, "Content-Type": "application/json"}

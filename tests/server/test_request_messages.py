@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -167,6 +168,24 @@ async def test_server_calls_are_not_put_back_where_two_conversations_could_be_me
     assert got(api.model.requests[-1]) == messages
 
 
+@pytest.mark.parametrize("keys", [("anna", "ben"), (None, None)])
+async def test_server_calls_of_turns_that_are_not_stored_reach_nobody_else(
+    api: Api, keys: tuple[str | None, str | None]
+) -> None:
+    api.model.script = [Reply(tool_calls=[TODO, HALL]), Reply(tool_calls=[HALL]), *[Reply(text="On.")] * 2]
+    if keys[0] is None:  # both have a call of the server's, and nothing tells whose turn is meant
+        api.model.script[1] = Reply(tool_calls=[TODO, HALL])
+    headers = [{"X-Hermes-Session-Key": key} if key else {} for key in keys]
+    for own in headers:
+        answer, _ = await ask(api, said("user", "light"), tools=[LAMP], store=False, headers=own)
+    messages = [said("user", "light"), answer, output("call_lamp", "on")]
+    await ask(api, *messages, tools=[LAMP], store=False, headers=headers[1])
+    assert "call_todo" not in str(got(api.model.requests[-1]))
+    if keys[0]:
+        await ask(api, *messages, tools=[LAMP], store=False, headers=headers[0])
+        assert "call_todo" in str(got(api.model.requests[-1]))
+
+
 async def test_outputs_may_be_sent_again_and_find_the_server_calls_beside_them(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[TODO, HALL]), *[Reply(status=400)] * 2, Reply(text="Both done.")]
     question = said("user", "tea and light")
@@ -236,13 +255,15 @@ async def test_another_session_key_never_meets_the_conversation(api: Api) -> Non
         ),
         ([said("user", "and?")], None),
         ([said("assistant", "a"), said("assistant", "b"), said("user", "and?")], None),
+        ([calls(call("c1")), output("c1", "on"), calls(call("c1")), output("c1", "off"), said("user", "and?")], None),
     ],
 )
+@pytest.mark.parametrize("store", [True, False])
 async def test_messages_in_any_usual_order_are_answered(
-    api: Api, messages: list[Json], given: list[Json] | None
+    api: Api, messages: list[Json], given: list[Json] | None, store: bool
 ) -> None:
     always(api)
-    await ask(api, said("user", "light"), *messages, tools=[LAMP])
+    await ask(api, said("user", "light"), *messages, tools=[LAMP], store=store)
     assert got(api.model.requests[-1]) == [said("user", "light"), *(given or messages)]
 
 
@@ -273,8 +294,12 @@ async def test_a_call_that_the_client_dropped_is_not_asked_for(api: Api) -> None
         ([said("assistant", "a"), output("c1", "on")], "tool_call_not_found"),
     ],
 )
-async def test_calls_without_outputs_and_outputs_without_calls_are_named(api: Api, rest: list[Json], code: str) -> None:
-    async with api.post(CHAT, {"messages": [said("user", "light"), *rest], "tools": [LAMP]}) as response:
+@pytest.mark.parametrize("store", [True, False])
+async def test_calls_without_outputs_and_outputs_without_calls_are_named(
+    api: Api, rest: list[Json], code: str, store: bool
+) -> None:
+    body = {"messages": [said("user", "light"), *rest], "tools": [LAMP], "store": store}
+    async with api.post(CHAT, body) as response:
         await refused(response, 400, code, "tool_call_id")
 
 
@@ -304,6 +329,15 @@ async def test_files_of_earlier_messages_are_given_in_their_place(api: Api) -> N
     words = [part["text"] for part in asked["content"]]
     assert words[:2] == ["read", "File a.txt:\nmilk"]
     assert f"{session_id}/b.bin" in words[2]
+
+
+@pytest.mark.parametrize("name", ["n" * 300 + ".bin", "ä" * 200 + ".bin", "n." + "b" * 300])
+async def test_a_long_file_name_is_made_shorter(api: Api, name: str) -> None:
+    always(api)
+    await ask(api, said("user", [text("read"), file(name, "\0x", "application/x-thing")]))
+    path = got(api.model.requests[-1])[0]["content"][1]["text"].partition(" it is at ")[2].removesuffix(".")
+    assert Path(path).read_bytes() == b"\0x"
+    assert Path(path).suffix[:4] == name[name.rindex(".") :][:4]
 
 
 async def test_a_file_that_is_sent_again_finds_its_session(api: Api) -> None:

@@ -250,6 +250,27 @@ async def test_an_item_may_be_named_by_its_id(api: Api) -> None:
     assert sent(api.model.requests[1]) == [("assistant", "Four."), ("user", "did you say that?")]
 
 
+async def test_stored_items_are_read_once_however_many_are_named(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    api.model.script = [Reply(text="One.", continues=False), Reply(text="Two.", continues=False), Reply(text="Fine.")]
+    ids = [(await create(api, "x"))["output"][0]["id"] for _ in range(2)]
+    added = await told(await api.post("/v1/conversations", {"items": [message("user", "kept")]}))
+    kept = await told(await api.get(f"/v1/conversations/{added['id']}/items"))
+    ids.append(kept["data"][0]["id"])
+    reads: list[Any] = []
+    store = type(api.adapter.stored_responses)
+    find = store.find_items
+
+    async def counted(self: Any, item_ids: Any, owner: str) -> Any:
+        reads.append(item_ids)
+        return await find(self, item_ids, owner)
+
+    monkeypatch.setattr(store, "find_items", counted)
+    await create(api, [{"type": "item_reference", "id": one} for one in ids * 50])
+    assert len(reads) == 1
+    said = "".join(text for _, text in sent(api.model.requests[-1]))
+    assert [said.count(word) for word in ("One.", "Two.", "kept")] == [50, 50, 50]
+
+
 # ---- reasoning
 
 

@@ -45,6 +45,24 @@ async def test_the_output_of_a_call_may_be_sent_again_after_a_failure(api: Api) 
         assert roles(api) == ["user", "assistant", "tool", "tool"]
 
 
+async def test_an_id_may_name_one_call_after_the_other(api: Api) -> None:
+    api.model.script = [Reply(tool_calls=[HALL]), Reply(tool_calls=[HALL]), Reply(text="Off.")]
+    second = await ask(api, [OUTPUT], await ask(api, "light"))
+    await ask(api, [{**OUTPUT, "output": "off"}, user("and?")], second)
+    assert roles(api) == ["user", "assistant", "tool", "assistant", "tool", "user"]
+    assert api.model.requests[-1].body["messages"][-2]["content"] == "off"
+
+
+async def test_a_call_of_the_chain_may_be_sent_along_with_its_output(api: Api) -> None:
+    api.model.script = [Reply(tool_calls=[TODO, HALL]), Reply(text="On."), Reply(text="Yes, on.")]
+    first = await ask(api, "light")
+    call = next(item for item in first["output"] if item["type"] == "function_call")
+    for given in ([call, OUTPUT], [call, OUTPUT, user("and?")]):
+        await ask(api, given, first)
+        assert roles(api)[:4] == ["user", "assistant", "tool", "tool"]
+        assert roles(api)[4:] == ["user"] * (len(given) - 2)
+
+
 def named(way: str, given: Any, before: list[Json]) -> tuple[str, Json, Json]:
     """A request that says in one of several ways where it goes on: path, body, headers."""
     header = {"X-Hermes-Session-Id": "hall"}

@@ -475,6 +475,20 @@ async def test_outputs_in_life_cycle_events_are_shortened_to_the_limit_of_a_line
         assert events(await stream_of(response)) == made, "a replay tells the same"
 
 
+async def test_logs_of_the_code_interpreter_are_shortened_as_well(start: Start) -> None:
+    prints = [Call("execute_code", {"code": f"print('{c}' * 5000)"}, id=f"c{c}") for c in "abcd"]
+    api = await start(Reply(tool_calls=prints), Reply(text="Done."), max_event_bytes=LIMIT)
+    made = await streamed(api, tools=[{"type": "code_interpreter", "container": {"type": "auto"}}])
+    last = object_of(made)
+    assert len(json.dumps(made[-1], ensure_ascii=False).encode()) < LIMIT
+    shown = [item for item in last["output"] if item["type"] == "code_interpreter_call"]
+    whole = [item for item in (await fetch(api, last["id"]))["output"] if item["type"] == "code_interpreter_call"]
+    assert [item.get("truncated") for item in shown] == [True] * 4
+    for before, after in zip(whole, shown, strict=True):
+        assert len(before["outputs"][0]["logs"]) > 5000
+        assert before["outputs"][0]["logs"].startswith(after["outputs"][0]["logs"])
+
+
 async def test_a_socket_keeps_to_the_limit_as_well(start: Start) -> None:
     api = await start(Reply(tool_calls=NOTES), Reply(text="Done."), max_event_bytes=LIMIT)
     async with api.client.ws_connect(api.url + PATH) as socket:

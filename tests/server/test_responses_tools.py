@@ -179,6 +179,17 @@ async def test_tools_and_system_text_of_the_input_hold_for_the_chain(api: Api) -
     assert described["x"] == "Another."
 
 
+async def test_the_same_tools_may_come_with_every_turn_of_a_chain(api: Api) -> None:
+    tools = [flat(function(f"lamp_{number}")) for number in range(100)]
+    added = {"type": "additional_tools", "role": "developer", "tools": tools}
+    api.model.script = [Reply(text=str(number), continues=False) for number in range(3)]
+    before: Json = {}
+    for _ in range(3):
+        made = await create(api, [added, {"role": "user", "content": "hi"}], **before)
+        before = {"previous_response_id": made["id"]}
+    assert sum(name.startswith("lamp_") for name in offered(api.model.requests[-1])) == 100
+
+
 async def test_a_long_namespaced_name_is_shortened_and_reported_whole(api: Api) -> None:
     names = [f"{'x' * 40}_{end}" for end in "ab"]
     tool = {"type": "namespace", "name": "n" * 40, "tools": [{"type": "function", "name": name} for name in names]}
@@ -353,3 +364,37 @@ async def test_hosted_calls_are_accepted_in_histories(
 async def test_client_metadata_is_known_and_without_effect(start: Start) -> None:
     api = await start(Reply(text="ok"), strict_parameters=True)
     assert await ignored(api, input="hi", client_metadata={"thread_id": "1"}) == ["client_metadata"]
+
+
+CALL = {
+    "id": "item_1",
+    "call_id": "call_1",
+    "name": "lamp",
+    "arguments": "{}",
+    "input": "x",
+    "action": {},
+    "operation": {},
+}
+# item type; the field; whether the item is refused for it
+ODD_ITEMS = [
+    *(
+        (kind, {"output": [value]}, False)
+        for kind in ("function_call", "shell_call_output", "mcp_call", "computer_call_output", "reasoning")
+        for value in (5, None, [1], {"type": []})
+    ),
+    ("tool_search_output", {"tools": [], "output": [5]}, False),
+    ("tool_search_output", {"tools": 5}, True),
+    ("mcp_call", {"output": {"content": [1, {"type": "text", "text": "x"}]}}, False),
+    ("function_call_output", {"output": [5]}, True),
+]
+
+
+@pytest.mark.parametrize(("kind", "fields", "is_refused"), ODD_ITEMS)
+async def test_odd_fields_of_items_are_kept_or_refused(api: Api, kind: str, fields: Json, is_refused: bool) -> None:
+    item = {"type": kind, **CALL, **fields}
+    async with api.post("/v1/conversations", {"items": [item]}) as response:
+        made = await response.json()
+        assert response.status == (400 if is_refused else 200), made
+    if not is_refused:
+        listed = await told(await api.get(f"/v1/conversations/{made['id']}/items"))
+        assert {name: listed["data"][0][name] for name in fields} == fields

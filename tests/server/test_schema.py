@@ -115,7 +115,7 @@ async def tried(start: Start, requests: int) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 async def test_some_requests_of_every_operation_are_answered_as_described(start: Start) -> None:
-    await tried(start, 300)
+    await tried(start, 200)
 
 
 @pytest.mark.long

@@ -39,7 +39,7 @@ sleep {mark} &
 (trap '' INT TERM HUP; sleep {mark}; true) &
 setsid sh -c "trap '' INT TERM HUP; sleep {mark}; true" &
 (setsid sh -c "sleep {mark} & sleep {mark} & wait" &)
-python3 -c "import socket, time; s = socket.create_server(('127.0.0.1', {port})); time.sleep({mark})" &
+python3 -c "import socket, time; s = socket.create_server(('127.0.0.1', {port}), reuse_port=True); time.sleep({mark})" &
 {own}
 """
 TREE_SIZE = 6

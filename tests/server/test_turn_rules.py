@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import aiohttp
 import pytest
@@ -152,6 +153,28 @@ async def test_a_reader_that_takes_nothing_is_let_go(start: Start) -> None:
             run = await finished(api)
     assert run["status"] == "cancelled"
     assert model.requests[0].closed_early
+
+
+async def test_a_websocket_that_takes_nothing_is_closed(start: Start) -> None:
+    async with Flood(40_000, ends=False) as model:
+        settings = {**model.settings, "agent": {"api_max_retries": 0, "delta_window_ms": 0}}
+        api = await start(settings=settings, write_stall_seconds=0.3)
+        upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
+        upgrade |= {
+            "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
+            "Authorization": api.client.headers["Authorization"],
+        }
+        asked = b'{"type": "response.create", "input": "hi"}'
+        async with await Wire.open(api.url, receive_buffer=8192) as wire:
+            await wire.request("GET", RESPONSES, **upgrade)
+            assert (await wire.head()).status == 101
+            await wire.send(bytes([0x81, 0x80 | len(asked), 0, 0, 0, 0]) + asked)
+            await model.asked()
+            await model.until(lambda: model.open_streams == 0, timeout=15)
+            async with asyncio.timeout(15):
+                with contextlib.suppress(ConnectionError):
+                    while await wire.reader.read(65_536):
+                        pass
 
 
 async def test_a_socket_is_pinged(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from hermes.housekeeping import sweep_if_due
 from hermes.runs.events import Event
 from hermes.runs.spec import RunSpec
 from hermes.store.base import EventsExpired
-from hermes.store.bundle import Store
+from hermes.store.bundle import Store, open_store
 
 HOUR, DAY = 3600.0, 86_400.0
 
@@ -77,3 +79,29 @@ def test_old_sessions_go_only_where_that_is_wanted(store: Store, tmp_path: Path,
     store.sessions.engine.write(lambda tx: tx.execute("UPDATE sessions SET last_active = 1"))
     sweep_if_due(store, settings(tmp_path, sessions={"auto_prune": wanted}))
     assert (store.sessions.get_session("old") is not None) is left
+
+
+def test_folders_of_turns_that_are_not_stored_go_after_a_day(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    given = settings(home)
+    with closing(open_store(f"sqlite:///{home / 'state.db'}")) as store:
+        kept_run = ended(store, "response", 60)
+        store.sessions.create_session("unrecorded-by-name-only", "api_server")
+        folders = {
+            home / "uploads/unrecorded-old": False,
+            home / "uploads/unrecorded-young": True,
+            home / "uploads/some-session": True,
+            home / "uploads/unrecorded-by-name-only": True,
+            home / "sandbox/unrecorded-old": False,
+            home / "cache/tool_results/run_unknown": False,
+            home / "cache/tool_results" / kept_run: True,
+        }
+        for folder in folders:
+            (folder / "inner").mkdir(parents=True)
+            (folder / "inner/file.txt").write_text("x")
+            if "young" not in folder.name:
+                for path in (folder / "inner/file.txt", folder / "inner", folder):
+                    os.utime(path, (time.time() - 2 * DAY,) * 2)
+        done = sweep_if_due(store, given)
+        assert done is not None and done["unrecorded"] == 3
+        assert {folder: folder.exists() for folder in folders} == folders

@@ -137,6 +137,12 @@ class Assembler:
         self._overlap = Overlap(before) if before else None
         self._lead: str | None = None if before else ""
         self.delivered = 0
+        self._other_chars = len(before)
+
+    @property
+    def chars(self) -> int:
+        """How much there is of the message: text, reasoning and arguments."""
+        return self.delivered + self._other_chars
 
     @property
     def drafting(self) -> tuple[str, ...]:
@@ -236,6 +242,7 @@ class Assembler:
         kind, text = piece
         if kind == "reasoning":
             self._reasoning.append(text)
+            self._other_chars += len(text)
             _push(out, ReasoningDelta(text))
             return
         if kind == "call":
@@ -277,6 +284,7 @@ class Assembler:
     def _feed_reasoning(self, part: Reasoning) -> Sequence[Delta]:
         if part.text:
             self._reasoning.append(part.text)
+            self._other_chars += len(part.text)
         if part.signature:
             block = "".join(self._reasoning[self._signed_from :])
             self._signed_from = len(self._reasoning)
@@ -285,6 +293,7 @@ class Assembler:
 
     def _feed_call(self, part: ToolDelta) -> Sequence[Delta]:
         draft = self._draft_for(part)
+        self._other_chars += len(part.arguments)
         drafted = bool(part.name) and not draft.name
         if part.id and not draft.id:
             draft.id = part.id

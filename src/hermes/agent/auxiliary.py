@@ -41,7 +41,8 @@ class Auxiliary:
         """Notes that stand for these messages, with what they cost."""
         room = int(budget.total * BYTES_PER_TOKEN * 0.8)
         limit = min(SUMMARY_TOKENS_MAX, max(256, budget.total // 4))
-        request: list[Message] = [{"role": "user", "content": compress.transcript(messages, room)}]
+        text = await self._turn.aside(lambda: compress.transcript(messages, room))
+        request: list[Message] = [{"role": "user", "content": text}]
         wanted = (
             f"{compress.SUMMARY_REQUEST} Keep most of what is about: {topic}" if topic else compress.SUMMARY_REQUEST
         )

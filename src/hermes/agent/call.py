@@ -16,7 +16,7 @@ from hermes.agent.failures import FailureFacts
 from hermes.agent.parts import Finish, Text
 from hermes.exchange import Answer, StaleStream, StreamBroken, Timeouts, TransportError
 from hermes.http import Transport
-from hermes.limits import COMMENTS_STRETCH, MODEL_WAITING_S
+from hermes.limits import ANSWER_CHARS_MAX, COMMENTS_STRETCH, MODEL_WAITING_S
 from hermes.providers.base import Encoded, Provider, WireEvent, WireRequest
 from hermes.runs.control import Stop, Stopped
 from hermes.sse import SseDecoder
@@ -34,6 +34,13 @@ class Attempt:
     facts: FailureFacts | None
 
 
+_TOO_LONG = "The answer has more characters than it may have."
+
+
+class AnswerTooLong(TransportError):
+    """More came than an answer may have."""
+
+
 class Caller:
     """Carries requests out. It knows no policy: what to do next is decided elsewhere."""
 
@@ -45,10 +52,11 @@ class Caller:
         *,
         joins: bool = False,
         at_once: Callable[[str], bool] | None = None,
+        chars_max: int = ANSWER_CHARS_MAX,
     ) -> None:
         self._stop, self._deliver, self._waiting = stop, deliver, waiting
         # Texts that come together are one; `at_once` says which of them can be delivered without being waited for.
-        self._joins, self._at_once = joins, at_once
+        self._joins, self._at_once, self._chars_max = joins, at_once, chars_max
 
     async def ask(
         self,
@@ -81,6 +89,8 @@ class Caller:
         except Stopped:
             deadline = self._stop.reason == "deadline"
             facts = FailureFacts("stream", deadline=deadline, interrupted=not deadline)
+        except AnswerTooLong:
+            facts = FailureFacts("stream", code="answer_too_long")
         except TransportError as error:
             facts = await self._end(assembler) if assembler.finished else facts_of(error)
         finally:
@@ -121,6 +131,8 @@ class Caller:
             try:
                 for delta in assembler.feed(Text(text)):
                     self._deliver(delta)
+                if assembler.chars > self._chars_max:
+                    answer.fail(AnswerTooLong(_TOO_LONG))
             except Exception as error:  # noqa: BLE001  (it is met where the answer is read)
                 answer.fail(error)
             return True
@@ -169,6 +181,8 @@ class Caller:
                 if not assembler.finished:
                     assembler.feed(Finish("stop"))
                 return
+            if assembler.chars > self._chars_max:
+                raise AnswerTooLong(_TOO_LONG)
             if brought:
                 last_part = loop.time()
             elif loop.time() - last_part > timeouts.stale_s * COMMENTS_STRETCH:

@@ -18,7 +18,12 @@ from hermes.store.base import LeaseLost, Row, StoreError
 log = logging.getLogger(__name__)
 # The message itself is at fault: before the next turn it is replaced by a note, so that it cannot fail that as well.
 _MESSAGE_FAULTS = {"context_overflow", "payload_too_large", "image_rejected", "policy_blocked", "bad_request"}
-_FINISH = {"truncated_text": "length", "truncated_tool": "length", "filtered": "content_filter"}
+_FINISH = {
+    "truncated_text": "length",
+    "truncated_tool": "length",
+    "answer_too_long": "length",
+    "filtered": "content_filter",
+}
 STOPPED = "[Stopped by the user.]"
 
 

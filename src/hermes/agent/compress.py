@@ -12,6 +12,7 @@ from hermes.limits import BYTES_PER_IMAGE_TOKEN, BYTES_PER_TOKEN, IMAGE_TOKENS, 
 
 SUMMARY_MARK = "[Summary of the conversation so far]"
 FOREIGN_SUMMARY_MARK = f"{SUMMARY_MARK}\n[It covers data from outside.]"
+_LEFT_OUT = "[…]"
 Message = dict[str, Any]
 
 
@@ -95,9 +96,12 @@ def plan(messages: Sequence[Message], budget: Budget, protect_first: int | None 
     first = budget.protect_first if protect_first is None else protect_first
     last_user = next((i for i in range(len(pieces) - 1, -1, -1) if pieces[i][0].get("role") == "user"), len(pieces) - 1)
     start, room = len(pieces), budget.tail
-    while start > 0 and (start > last_user or size_of(pieces[start - 1]) <= room):
+    while start > 0:
+        size = size_of(pieces[start - 1])
+        if start <= last_user and size > room:
+            break
         start -= 1
-        room -= size_of(pieces[start])
+        room -= size
     head_end, count = 0, 0
     while head_end < start and count < first:
         count += len(pieces[head_end])
@@ -144,9 +148,23 @@ def extract(messages: Sequence[Message], chars_max: int) -> str:
             lines.append(f"User: {' '.join(text.split())[:400]}")
         elif text and message.get("role") == "assistant":
             lines.append(f"You: {text.splitlines()[0][:200]}")
-    while len(lines) > 2 and sum(map(len, lines)) + len(lines) > chars_max:
-        del lines[len(lines) // 2]
-    return "\n".join(lines)[:chars_max]
+    left, right = _ends(lines, chars_max, 1)
+    return "\n".join([*lines[:left], *lines[right:]])[:chars_max]
+
+
+def _ends(texts: Sequence[str], chars_max: int, between: int) -> tuple[int, int]:
+    """Up to where, and from where on, texts are kept so that they fit with what is put between them: two at least."""
+    left = right = (len(texts) + 1) // 2
+    count, chars = len(texts), sum(map(len, texts)) + between * len(texts)
+    while count > 2 and chars > chars_max:
+        if count // 2 < left:
+            left -= 1
+            chars -= len(texts[left]) + between
+        else:
+            chars -= len(texts[right]) + between
+            right += 1
+        count -= 1
+    return left, right
 
 
 def transcript(messages: Sequence[Message], chars_max: int) -> str:
@@ -155,9 +173,10 @@ def transcript(messages: Sequence[Message], chars_max: int) -> str:
     if sum(map(len, shown)) + 2 * len(shown) > chars_max:
         each = max(200, chars_max // max(1, len(shown)) - 2)
         shown = [t if len(t) <= each else f"{t[: each * 2 // 3 - 4]} […] {t[-(each // 3) :]}" for t in shown]
-    while len(shown) > 2 and sum(map(len, shown)) + 2 * len(shown) > chars_max:
-        shown[len(shown) // 2 - 1 : len(shown) // 2 + 1] = ["[…]"] if "[…]" not in shown else []
-    return "\n\n".join(shown)[:chars_max]
+    left, right = _ends(shown, chars_max, 2)
+    if left < right:
+        left, right = _ends(shown, chars_max - len(_LEFT_OUT) - 2, 2)
+    return "\n\n".join([*shown[:left], *([_LEFT_OUT] if left < right else []), *shown[right:]])[:chars_max]
 
 
 def _calls(message: Message) -> str:

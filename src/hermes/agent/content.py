@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hermes.agent.media_tags import as_said
 from hermes.home import write_private
 from hermes.ids import folder_name
+from hermes.limits import UPLOAD_NAME_BYTES_MAX
 from hermes.runs.spec import Content
 from hermes.store.base import Row
 from hermes.store.digests import continued, digest_of
@@ -70,16 +71,26 @@ async def arrived(
 ) -> Arrived:
     """The messages as the model and the store are given them; the text of files in them is redacted."""
     out = Arrived()
-    for message in messages:
-        given, content = message, message.get("content")
+    for at in await services.files.call_for(len(messages), lambda: _take(messages, out)):
+        given, content = messages[at], messages[at]["content"]
+        message = {**given, "content": await _without_files(content, services, session_id, out.saved, redact)}
+        out.given[id(message)] = given
+        out.messages[at] = message
+    return out
+
+
+def _take(messages: Sequence[dict[str, Any]], out: Arrived) -> list[int]:
+    """The messages, with delivered files as tags again. The places of those with files that came with them."""
+    with_files: list[int] = []
+    for at, given in enumerate(messages):
+        message, content = given, given.get("content")
         if isinstance(content, list) and any(part.get("type") == "file" for part in content):
-            message = {**given, "content": await _without_files(content, services, session_id, out.saved, redact)}
+            with_files.append(at)
         elif isinstance(content, str) and given.get("role") == "assistant" and (said := as_said(content)) is not None:
             message = {**given, "content": said}
-        if message is not given:
             out.given[id(message)] = given
         out.messages.append(message)
-    return out
+    return with_files
 
 
 async def _without_files(
@@ -102,7 +113,7 @@ async def _without_files(
 def _as_text(
     file: dict[str, Any], services: Services, session_id: str, saved: list[Upload], redact: Callable[[str], str]
 ) -> str:
-    name = re.sub(r"[^\w.@ -]", "_", os.path.basename(str(file.get("name") or "file"))).lstrip(".") or "file"
+    name = _file_name(str(file.get("name") or "file"))
     data = _bytes(file["data"])
     if _TEXT_TYPES.search(str(file.get("media_type") or "")) and b"\0" not in data:
         return f"File {name}:\n{redact(data.decode('utf-8', 'replace'))}"
@@ -116,6 +127,18 @@ def _as_text(
         write_private(path, data)
         saved.append(Upload(name, path, len(data), str(file.get("media_type") or "application/octet-stream")))
     return f"The user attached the file {name} ({len(data)} bytes, {file.get('media_type')}); it is at {path}."
+
+
+def _file_name(given: str) -> str:
+    """A plain name that any file system takes, with the ending it was given."""
+    name = re.sub(r"[^\w.@ -]", "_", os.path.basename(given)).lstrip(".") or "file"
+    stem, ending = os.path.splitext(name)
+    ending = _cut(ending, UPLOAD_NAME_BYTES_MAX // 2)
+    return _cut(stem, UPLOAD_NAME_BYTES_MAX - len(ending.encode())) + ending
+
+
+def _cut(text: str, bytes_max: int) -> str:
+    return text.encode()[:bytes_max].decode("utf-8", "ignore")
 
 
 def _holds(path: Path, data: bytes) -> bool:

@@ -105,6 +105,7 @@ TABLE: dict[Kind, Row] = {
     "bad_request": _row("give_up"),
     "tls": _row("give_up"),
     "truncated_text": _row("continue*3?not_own_limit", "keep_partial", "excerpt", "give_up"),
+    "answer_too_long": _row("keep_partial", "excerpt", "give_up"),
     "truncated_tool": _row("raise_output*2", "nudge*1", "keep_partial", "give_up"),
     "bad_structure": _row("repair*1", "give_up"),
     "empty": _row("nudge*1", "retry*2", "fallback", "excerpt", "give_up"),

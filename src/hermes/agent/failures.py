@@ -37,6 +37,7 @@ Kind = Literal[
     "tls",
     "truncated_text",
     "truncated_tool",
+    "answer_too_long",
     "bad_structure",
     "empty",
     "missing_call",
@@ -170,6 +171,7 @@ _BY_CODE: dict[str, Kind] = {
     "server_error": "server_error",
     "local_unavailable": "local_unavailable",
     "local_memory": "local_memory",
+    "answer_too_long": "answer_too_long",
 }
 # What words mean, whatever the status says; the first that fits.
 _WORDS: tuple[tuple[Kind, str], ...] = (
@@ -390,6 +392,7 @@ _TOLD: dict[Kind, tuple[str, bool, str]] = {
         False,
         "A tool call was truncated at the output limit and was not executed.",
     ),
+    "answer_too_long": ("output_truncated", False, "The answer was truncated at agent.max_answer_chars."),
     "bad_structure": ("structured_output_failed", False, "The answer does not fit the format that was asked for."),
     "empty": ("agent_incomplete", True, "The model gave an empty answer."),
     "missing_call": ("agent_incomplete", True, "The model announced a tool call and sent none."),
@@ -415,6 +418,7 @@ _TOLD: dict[Kind, tuple[str, bool, str]] = {
 _WITHOUT_TEXT: dict[Kind, str] = {
     "truncated_text": "agent_incomplete",
     "truncated_tool": "agent_incomplete",
+    "answer_too_long": "agent_incomplete",
     "max_iterations": "agent_incomplete",
     "filtered": "content_policy_violation",
 }

@@ -15,7 +15,7 @@ from hermes.agent.turn import Turn
 from hermes.limits import BYTES_PER_TOKEN
 from hermes.providers.base import Message
 from hermes.runs.control import Stopped
-from hermes.store.base import StoreError
+from hermes.store.base import Row, StoreError
 from hermes.store.rows import row_of_message
 from hermes.tools.round import last_answer
 
@@ -27,14 +27,14 @@ _ASKED_SHARE = 0.05
 async def fit(turn: Turn, reason: str) -> Failure | None:
     """Compact when the prompt has grown past the threshold; what can never fit is refused."""
     room = budget(turn)
-    if turn.prompt_tokens() <= room.limit:
+    if await turn.aside(turn.prompt_tokens) <= room.limit:
         return None
     if not (turn.live.spec.compress and turn.settings.get("compression.enabled")):
         return _overflow(turn, "It may not be compacted.") if turn.prompt_tokens() > room.total else None
     if reason == "start" and await _recall(turn) and turn.prompt_tokens() <= room.limit:
         return None
     await compact(turn, reason)
-    last = compress.plan(turn.messages, room).tail[:1]
+    last = (await turn.aside(lambda: compress.plan(turn.messages, room))).tail[:1]
     if turn.fixed_tokens() + compress.size_of(last) > room.total:
         return _overflow(turn, "One message is larger than the model's window.")
     return None
@@ -62,43 +62,50 @@ async def compact(turn: Turn, reason: str, topic: str = "") -> bool:
     room, before = budget(turn), turn.prompt_tokens()
     if reason == ASKED:  # there may be room enough; all but the last turns is to go
         room = replace(room, threshold=_ASKED_SHARE, target_ratio=_ASKED_SHARE)
-    plan = compress.plan(turn.messages, room)
+    plan: compress.Plan = await turn.aside(lambda: compress.plan(turn.messages, room))
     if not plan.middle and reason == "context_overflow":
-        plan = compress.plan(turn.messages, room, protect_first=0)
+        plan = await turn.aside(lambda: compress.plan(turn.messages, room, protect_first=0))
     if not plan.middle:
         return False
     shorter, method, usage = await _shorter(turn, plan, room, topic)
     if turn.live.controls.stop.reason is not None:
         raise Stopped
-    at = {id(message): place for place, message in enumerate(turn.messages)}
-    places = [at.get(id(message)) for message in shorter]
-    archived = len(turn.messages) - sum(place is not None for place in places)
+    places: list[int | None] = await turn.aside(lambda: _places(turn.messages, shorter))
+    archived = len(turn.messages) - len(places) + places.count(None)
     if method == "prune":  # what is shortened stays where it is
         places = list(range(len(shorter)))
     turn.messages, turn.counted_tokens = shorter, 0
+    after = await turn.aside(turn.prompt_tokens)
     live = turn.live
     await set_system_prompt(turn, await live.store.sessions.get_session(live.transcript_id), anew=True)
-    data = {"reason": reason, "method": method, "tokens_before": before, "tokens_after": turn.prompt_tokens()}
+    data = {"reason": reason, "method": method, "tokens_before": before, "tokens_after": after}
     events = [live.log.event("context.compacted", **data, messages_archived=archived)]
     if usage:
         events.insert(0, live.log.event("usage", **usage))
     # A history that the caller brought is the caller's; only stored rows are replaced.
     replaces = turn.stored and not live.spec.verbatim
-    rows = [row_of_message(live.transcript_id, message) for message in shorter] if replaces else []
-    for message, row in zip(shorter, rows, strict=False):
-        if message is turn.user_message:
-            turn.user_row = row
+    rows: list[Row] = []
+    if replaces:
+        rows = await turn.aside(lambda: [row_of_message(live.transcript_id, message) for message in shorter])
+        at = next((at for at, message in enumerate(shorter) if message is turn.user_message), None)
+        turn.user_row = turn.user_row if at is None else rows[at]
     await live.log.append(*events, rows=rows, replaces=places if replaces else ())
     with suppress(StoreError):  # the next turn can do it again
         await _remember(turn, plan, shorter)
     return turn.prompt_tokens() < before
 
 
+def _places(messages: list[Message], shorter: list[Message]) -> list[int | None]:
+    """Which of the messages each of the shorter conversation is."""
+    at = {id(message): place for place, message in enumerate(messages)}
+    return [at.get(id(message)) for message in shorter]
+
+
 async def _recall(turn: Turn) -> bool:
     """Put what an earlier turn made of the beginning of this history in its place. False: there is nothing of it."""
     if turn.given is None:
         return False
-    digests, found = turn.given.running(), None
+    digests, found = await turn.aside(turn.given.running), None
     with suppress(StoreError):
         found = await turn.live.store.sessions.find_compaction(turn.live.spec.owner, digests)
     if found is None:
@@ -117,21 +124,30 @@ async def _remember(turn: Turn, plan: compress.Plan, shorter: list[Message]) -> 
     first = next((at for at, (a, b) in enumerate(zip(shorter, given, strict=False)) if a is not b), 0)
     instead = shorter[first : len(shorter) - len(plan.tail)]
     live = turn.live
-    digest = turn.given.running()[end - 1]
-    await live.store.sessions.put_compaction(live.transcript_id, live.spec.owner, digest, first, instead)
+    digests = await turn.services.files.call_for(len(given), turn.given.running)
+    await live.store.sessions.put_compaction(live.transcript_id, live.spec.owner, digests[end - 1], first, instead)
 
 
 async def _shorter(
     turn: Turn, plan: compress.Plan, room: compress.Budget, topic: str
 ) -> tuple[list[Message], str, dict[str, Any] | None]:
     """The conversation made shorter by the mildest means that is enough."""
-    pruned = [*plan.head, *compress.prune(plan.middle), *plan.tail]
-    if pruned != turn.messages and turn.fixed_tokens() + compress.size_of(pruned) <= room.goal:
+    pruned, todo, foreign = await turn.aside(lambda: _pruned(turn, plan, room))
+    if pruned is not None:
         return pruned, "prune", None
-    todo = last_answer(turn.messages, "todo", "todos")
     todos = json.dumps(todo["todos"], ensure_ascii=False) if todo else None
-    foreign = any(map(prompt.is_foreign, plan.middle))
     if (got := await Auxiliary(turn).summary(plan.middle, room, topic)) is not None:
         return compress.joined(plan, got[0], todos, foreign=foreign), "summary", got[1]
-    summary = compress.extract(plan.middle, int(room.tail * BYTES_PER_TOKEN / 2))
+    summary = await turn.aside(lambda: compress.extract(plan.middle, int(room.tail * BYTES_PER_TOKEN / 2)))
     return compress.joined(plan, summary, todos, foreign=foreign), "extract", None
+
+
+def _pruned(
+    turn: Turn, plan: compress.Plan, room: compress.Budget
+) -> tuple[list[Message] | None, dict[str, Any] | None, bool]:
+    """The conversation with its old tool results left out, if that is enough; the last todo list, and whether what is to
+    be summed up has text from outside."""
+    pruned = [*plan.head, *compress.prune(plan.middle), *plan.tail]
+    if pruned != turn.messages and turn.fixed_tokens() + compress.size_of(pruned) <= room.goal:
+        return pruned, None, False
+    return None, last_answer(turn.messages, "todo", "todos"), any(map(prompt.is_foreign, plan.middle))

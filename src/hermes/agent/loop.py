@@ -164,7 +164,7 @@ class TurnLoop:
         said = self._said()
         before = await self._round.judge(said.message.tool_calls, resumed) if said else {}
         known = {state: [c for c, b in before.items() if b.known == state] for state in ("not_done", "unclear")}
-        data = {"reason": resumed.reason, "cut": resumed.cut}
+        data = {"reason": resumed.reason, "cut": resumed.cut, **({"lost": True} if resumed.lost else {})}
         event = self._log.event("run.resumed", **data, repeated=known["not_done"], unknown=known["unclear"])
         await self._log.append(event, closes=[p.stream_id for p in resumed.partials if p.kind == "tool"])
         open_calls = self._open_calls(said.message.tool_calls) if said and not resumed.message_id else []

@@ -58,7 +58,7 @@ async def open_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | 
         now = await arrived([said], services, spec.folder_id, redact)
         [said], before.given, before.saved = now.messages, before.given | now.given, before.saved + now.saved
         client_tools = {tool.name: tool for tool in map(_client_tool, spec.client_tools)}
-        _check_answered(before.messages, said["content"])
+        await services.files.call_for(len(before.messages), lambda: _check_answered(before.messages, said["content"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         said, client_tools = {"role": "user", "content": text_of(spec.user_message) or _UNREADABLE}, {}
         fault = Failure(
@@ -309,7 +309,7 @@ async def _record(turn: Turn, record: Mapping[str, Any], before: Arrived, *, beg
     if spec.persist and turn.stored:
         # What the store does not hold yet: a history that the session begins with, and a client's answers to calls.
         told = before.messages if begins else before.messages[len(before.messages) - len(spec.results) :]
-        rows += (before.row(live.transcript_id, message) for message in told)
+        rows += await turn.aside(lambda: [before.row(live.transcript_id, message) for message in told])
     if said is not None:
         turn.user_row = row = before.row(live.transcript_id, said)
         row.run_id, row.told = spec.run_id, ((started, "user_row"),)

@@ -57,7 +57,12 @@ class ModelStep:
         self._stop = turn.live.controls.stop
         self._out = Outgoing(partial(self._log.text, message_id), turn.media.made) if turn.media else None
         self._caller = Caller(
-            self._stop, self._deliver, self._tell_waiting, joins=self._log.joins, at_once=self._is_text
+            self._stop,
+            self._deliver,
+            self._tell_waiting,
+            joins=self._log.joins,
+            at_once=self._is_text,
+            chars_max=turn.settings.get("agent.max_answer_chars"),
         )
         self._tried: Counter[Action] = Counter()
         self._attempts = attempts
@@ -130,14 +135,16 @@ class ModelStep:
         )
         identity = f"{turn.live.spec.run_id}:{self._log.step}"
         again = self._written_again(before) if request.prefill else ""
-        assembler = Assembler(identity, before, again, self._accept_leaked)
+        # What looks like a call may be part of an answer in JSON.
+        accept = None if turn.wants_json else self._accept_leaked
+        assembler = Assembler(identity, before, again, accept)
         credential = self._credential = turn.credential()
         if not available(turn.route.api_mode):
             return Attempt(assembler, FailureFacts("connect", code="local_unavailable"))
         if credential is None and not is_private(turn.route.base_url):
             words = f"No API key is configured for {turn.route.provider or turn.route.base_url}."
             return Attempt(assembler, FailureFacts("connect", status=401, message=words))
-        wire = turn.provider.request(turn.route, credential, request)
+        wire = await turn.aside(partial(turn.provider.request, turn.route, credential, request))
         del request  # an answer may take long
         await self._tell_left_out(wire.left_out)
         via = turn.services.carrier(turn.route, self._tell)

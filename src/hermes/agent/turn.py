@@ -250,6 +250,10 @@ class Turn:
             return self.counted_tokens + self._size(self.messages[self.counted_messages :])
         return self.fixed_tokens() + self._size(self.messages)
 
+    async def aside(self, function: Callable[[], Any]) -> Any:
+        """The result of a function that goes through the messages, of which there may be very many."""
+        return await self.services.files.call_for(len(self.messages), function)
+
     def _size(self, messages: list[Message]) -> int:
         """What messages take, each of them looked at once."""
         total = 0

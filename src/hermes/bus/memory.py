@@ -61,8 +61,13 @@ class Subscription:
 class MemoryBus:
     """Events of runs to their readers in this process."""
 
+    kind = "memory"
+
     def __init__(self) -> None:
         self._readers: dict[str, list[Subscription]] = {}
+
+    async def check(self) -> None:
+        """Raise what keeps events from their readers. In memory there is nothing that could be away."""
 
     def publish(self, run_id: str, event: Event) -> None:
         """Give an event to every reader of the run."""

@@ -37,6 +37,9 @@ async def converse(talk: Conversation, query: str | None) -> Chat:
 
     def hang_up() -> None:
         chat.hung_up = True
+        # The kernel and the shell each send one; the second must not end what the first has begun.
+        loop.remove_signal_handler(signal.SIGHUP)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         chat.leave()
 
     for number in (signal.SIGHUP, signal.SIGTERM):

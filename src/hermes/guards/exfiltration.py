@@ -41,7 +41,7 @@ _SECRET_FILE = re.compile(
     r"(?:.*/)?(?:\.env(?:\.(?:local|dev|development|prod|production|staging|test))?|id_(?:rsa|dsa|ecdsa|ed25519)"
     r"|\.netrc|\.pgpass|\.git-credentials|\.npmrc|\.pypirc|credentials\.json)"
     r"|.*/?\.(?:ssh|gnupg)(?:/(?!.*(?:\.pub|/config|known_hosts)\Z).*)?"
-    r"|.*/?\.(?:aws/credentials|kube/config|docker/config\.json)|/etc/shadow",
+    r"|.*/?\.(?:aws/credentials|kube/config|docker/config\.json)|/etc/shadow|/proc/(?:\w+|\$\$)/environ",
     re.I,
 )
 _VARIABLE = re.compile(r"\$\{?\w*(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)", re.I)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from hermes.bus.memory import Sink
 from hermes.guards.secrets import Secrets
 from hermes.limits import CLOSE_S_MAX, COMING_S_MAX, CONTROL_POLL_S, LEASE_TTL_S, RESUME_SCAN_S, STORE_POLL_S
-from hermes.processes import is_gone
+from hermes.processes import booted_at, is_gone
 from hermes.runs.control import RunControls
 from hermes.runs.events import Event, RunState
 from hermes.runs.leases import Lease, SessionLeases
@@ -621,7 +621,14 @@ class RunEngine:
         events, partials = await store.durable(spec.run_id), await store.partials(spec.run_id)
         if not events:
             return self._alive(spec, self._store)
-        found = look(events, partials, on_detach=spec.on_detach, now=time.time(), within_s=self.limits.resume_within_s)
+        found = look(
+            events,
+            partials,
+            on_detach=spec.on_detach,
+            now=time.time(),
+            within_s=self.limits.resume_within_s,
+            booted_at=booted_at(),
+        )
         if spec.run_id in self._unended:
             found.verdict = "store_unavailable"
         log.info("run %s is taken up again (%s, %s)", spec.run_id, found.reason, found.verdict)

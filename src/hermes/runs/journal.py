@@ -174,6 +174,14 @@ class TailJournal:
         self.works = False
         self._turn_over()
 
+    def check(self) -> None:
+        """Raise OSError when no file of the journal can be written now. It blocks."""
+        file = JournalFile(self._folder)
+        try:
+            file.append(bytes((_STREAM,)))  # not yet a record
+        finally:
+            file.remove()
+
     def release(self, stream: Stream, seq: float) -> None:
         """The database has this stream up to the number `seq`; or needs no more of it, which is `inf`."""
         for file in self._files():

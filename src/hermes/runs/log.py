@@ -20,7 +20,7 @@ class RunLog:
     """The logs of all runs: their writers in this process, and reading them, live or stored."""
 
     def __init__(self, bus: MemoryBus, *, window_s: float = 0.02, journal: Path | None = None) -> None:
-        self._bus = bus
+        self.bus = bus
         self._window_s = window_s
         self._writers: dict[str, RunWriter] = {}
         # In a server: takes up a run that nobody carries on.
@@ -45,7 +45,7 @@ class RunLog:
         writer = RunWriter(
             run_id,
             store,
-            self._bus,
+            self.bus,
             token=token,
             window_s=self._window_s,
             secrets=secrets,
@@ -63,14 +63,14 @@ class RunLog:
 
     def watched(self, run_id: str) -> bool:
         """Whether anybody reads the run."""
-        return self._bus.watched(run_id)
+        return self.bus.watched(run_id)
 
     async def close(self, run_id: str) -> None:
         """The run has ended, or died: whoever still reads it is sent to the store once more, and no further."""
         writer = self._writers.pop(run_id, None)
         if writer is not None:
             await writer.close()
-        self._bus.close(run_id)
+        self.bus.close(run_id)
 
     async def absorb(self, store: RunStore, own_run: str | None = None) -> None:
         """Put into the store what the journals of processes that are gone hold, and what this one's holds of a run."""
@@ -82,6 +82,11 @@ class RunLog:
                 left.remove()
             finally:
                 left.close()
+
+    def check_journal(self) -> None:
+        """Raise OSError when the journal cannot be written. It blocks."""
+        if self._journal is not None:
+            self._journal.check()
 
     def shut(self) -> None:
         """Nothing more will be written."""
@@ -99,7 +104,7 @@ class RunLog:
         self, run_id: str, store: RunStore, after: int = 0, sink: Sink | None = None
     ) -> AsyncGenerator[list[Event], None]:
         """The same, as many events at a time as there are, but for those that the sink takes at once."""
-        live = self._bus.subscribe(run_id, sink)
+        live = self.bus.subscribe(run_id, sink)
         cursor, last = after, False
         try:
             while True:
@@ -138,7 +143,7 @@ class RunLog:
                     if fresh[-1].final:
                         return
         finally:
-            self._bus.unsubscribe(run_id, live)
+            self.bus.unsubscribe(run_id, live)
 
     async def _page(self, run_id: str, store: RunStore, cursor: int) -> tuple[list[Event], bool]:
         """What follows a place in the log, as far as it was given out; and whether there may be more."""

@@ -19,6 +19,7 @@ class Resumption:
     """What a log says about a run that was cut off.
 
     `message_id` names the model call that was open; without one, what follows the last message is still to be done.
+    `lost`: the machine was started anew since, so text that was shown last may be on no record.
     """
 
     verdict: Verdict
@@ -28,6 +29,7 @@ class Resumption:
     message_id: str = ""
     attempts: int = 0
     said_id: str = ""
+    lost: bool = False
     partials: list[Partial] = field(default_factory=list)
     started: dict[str, Event] = field(default_factory=dict)
     finished: set[str] = field(default_factory=set)
@@ -51,7 +53,13 @@ class Resumption:
 
 
 def look(
-    events: Sequence[Event], partials: Sequence[Partial], *, on_detach: str, now: float, within_s: float
+    events: Sequence[Event],
+    partials: Sequence[Partial],
+    *,
+    on_detach: str,
+    now: float,
+    within_s: float,
+    booted_at: float = 0.0,
 ) -> Resumption:
     """Read a log that was begun and has no end."""
     last = max([event.seq for event in events] + [partial.last_seq for partial in partials])
@@ -61,6 +69,7 @@ def look(
         resumes = _take(found, event, resumes)
     found.step = max((event.step for event in events), default=0)
     found.reason = "shutdown" if events[-1].type == "run.interrupted" else "crash"
+    found.lost = found.reason == "crash" and events[-1].ts < booted_at
     if found.stop_reason:
         found.verdict = "cancelled"
     elif on_detach != "continue" or now - events[-1].ts > within_s:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from hermes.ids import random_hex, scope_name
+from hermes.ids import UNRECORDED, random_hex, scope_name
 
 RunKind = Literal["chat", "response", "session", "run", "job", "cli", "subagent"]
 Source = Literal["cli", "api_server", "cron", "subagent"]
@@ -110,7 +110,7 @@ class RunSpec(msgspec.Struct, frozen=True):
         """Under what the session's files lie. Where no record tells whose session it is, each owner has another."""
         if self.persist:
             return self.session_id
-        return f"unrecorded-{scope_name(self.owner, self.session_id)}"
+        return f"{UNRECORDED}{scope_name(self.owner, self.session_id)}"
 
     def replace(self, **changes: Any) -> RunSpec:
         """A copy with these fields changed."""

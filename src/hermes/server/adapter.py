@@ -48,6 +48,7 @@ from hermes.server.gate import gate_middleware
 from hermes.server.idempotency import RECORDING, Once, RecordedStream, Work, _IdempotencyCache
 from hermes.server.keys import CALLER, Key, Keyring
 from hermes.server.middleware import CORS_HEADERS, security_headers_middleware
+from hermes.server.readiness import Probes
 from hermes.server.response_kept import level
 from hermes.server.routes import route_at
 from hermes.server.session_ids import _derive_chat_session_id
@@ -132,6 +133,7 @@ class APIServerAdapter:
         self.body_memory = Budget(BODIES_MEMORY_BYTES_MAX)
         self.started_at = time.time()
         self.draining = asyncio.Event()
+        self.probes = Probes()
         self.seal: Any = None
         # What a command line of the same user shows, who alone can read it from the home.
         self.door = ""

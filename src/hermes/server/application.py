@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
 
 _SLASHES = re.compile("/+")
+_PROFILE_ROOT = re.compile("/p/[^/]+/")
 _MIDDLEWARES = (counting_middleware, head_middleware, gate_middleware, security_headers_middleware, envelope_middleware)
 
 
@@ -83,11 +84,16 @@ class Runner(web.AppRunner):
 
 
 def _plain_path(message: RawRequestMessage) -> RawRequestMessage:
-    """The request with single slashes in its path and none at its end, before anything is decided by the path."""
+    """The request with single slashes in its path and none at its end, before anything is decided by the path.
+
+    The page of a profile keeps the one at its end: that is its path.
+    """
     path = message.url.raw_path
     if "//" not in path and (path == "/" or not path.endswith("/")):
         return message
-    plain = _SLASHES.sub("/", path).rstrip("/") or "/"
+    plain = _SLASHES.sub("/", path)
+    if not _PROFILE_ROOT.fullmatch(plain):
+        plain = plain.rstrip("/") or "/"
     url = message.url.with_path(plain, encoded=True, keep_query=True)
     return message._replace(path=url.raw_path_qs, url=url)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -18,6 +18,7 @@ from msgspec import inspect as kinds
 from hermes.inflate import ENCODINGS, InflateError, Inflater
 from hermes.limits import (
     BODIES_WAIT_S_MAX,
+    BODY_AT_ONCE_BYTES_MAX,
     BODY_MEMORY_BYTES_MAX,
     BODY_S_MAX,
     IGNORED_BYTES_MAX,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _SPOOL = web.RequestKey("body", Spool)
 _ROOM = web.RequestKey("room", int)
 M = TypeVar("M", bound=msgspec.Struct)
+R = TypeVar("R")
 _SHORT_BYTES = 4096
 _NAME_CHARS_READ, _NAME_CHARS_SHOWN = 256, 64
 _FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
@@ -67,7 +69,8 @@ class Body(Generic[M]):
 
 async def read(adapter: APIServerAdapter, request: web.Request, kind: type[M]) -> Body[M]:
     """The body of a request as its model."""
-    return parse(await read_object(adapter, request), kind, strict=adapter.option("strict_parameters"))
+    raw, strict = await read_object(adapter, request), adapter.option("strict_parameters")
+    return await _aside(adapter, request[_SPOOL].size, lambda: parse(raw, kind, strict=strict))
 
 
 async def read_object(adapter: APIServerAdapter, request: web.Request) -> dict[str, Any]:
@@ -78,10 +81,18 @@ async def read_object(adapter: APIServerAdapter, request: web.Request) -> dict[s
             request[_SPOOL] = await _received(request, limit, adapter.spool_folder)
         spool = request[_SPOOL]
         await _make_room(adapter, request, spool.size)
-        return as_object(await spool.whole())
+        data = await spool.whole()
+        return await _aside(adapter, spool.size, lambda: as_object(data))
     except OSError as error:
         words = f"The body cannot be kept on disk while it is read: {error.strerror}."
         raise ApiError(503, words, "not_ready", headers={"Retry-After": "1", "x-should-retry": "true"}) from None
+
+
+async def _aside(adapter: APIServerAdapter, size: int, function: Callable[[], R]) -> R:
+    """The result of work on a body of that size: on a large one in a thread."""
+    if size <= BODY_AT_ONCE_BYTES_MAX:
+        return function()
+    return await (await adapter.app()).services.files.call(function)  # type: ignore[no-any-return]
 
 
 async def _make_room(adapter: APIServerAdapter, request: web.Request, size: int) -> None:
@@ -98,10 +109,9 @@ async def _make_room(adapter: APIServerAdapter, request: web.Request, size: int)
 
 
 def give_back_room(adapter: APIServerAdapter, request: web.Request) -> None:
-    """The request is answered: others may have the room of its body."""
-    if (size := request.get(_ROOM)) is not None:
-        del request[_ROOM]
-        adapter.body_memory.give_back(size)
+    """The request is answered: others may have the room of its body. Work that goes on without it needs none."""
+    adapter.body_memory.give_back(request.get(_ROOM, 0))
+    request[_ROOM] = 0
 
 
 async def _received(request: web.Request, limit: int, folder: Path | None) -> Spool:
@@ -112,7 +122,9 @@ async def _received(request: web.Request, limit: int, folder: Path | None) -> Sp
         )
     if request.content_length is not None and request.content_length > limit:
         raise _too_large(limit)
-    encoding = request.headers.get("Content-Encoding", "").strip().lower().removeprefix("identity")
+    encoding = request.headers.get("Content-Encoding", "").strip().lower()
+    if encoding == "identity":
+        encoding = ""
     if encoding not in ("", *ENCODINGS):
         words = (
             f"The Content-Encoding {encoding!r} is not supported. Send the body with gzip or deflate, or uncompressed."

@@ -47,7 +47,11 @@ class Said:
 async def complete(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
     """POST /v1/chat/completions"""
     body = await read(adapter, request, ChatRequest)
-    turn = _turn(adapter, request, body)
+    _check_supported(body.model)
+    messages, chars_max = body.model.messages, adapter.option("max_text_chars")
+    files = (await adapter.app()).services.files
+    said = await files.call_for(len(messages), lambda: parted(messages, chars_max))
+    turn = _turn(adapter, request, body, said)
     if not turn.spec.persist and turn.spec.results:
         turn.spec = turn.spec.replace(history=await with_unseen(adapter, turn.spec, turn.spec.history or []))
     try:
@@ -163,11 +167,9 @@ def _reasoning(asked: ChatRequest, shown: bool) -> bool:
     return shown if asked.include_reasoning is None else asked.include_reasoning
 
 
-def _turn(adapter: APIServerAdapter, request: web.Request, body: Body[ChatRequest]) -> Turn:
+def _turn(adapter: APIServerAdapter, request: web.Request, body: Body[ChatRequest], said: Said) -> Turn:
     """The turn that a request asks for."""
     asked = body.model
-    _check_supported(asked)
-    said = parted(asked.messages, adapter.option("max_text_chars"))
     tools = client_tools(asked.tools, asked.tool_choice)
     wished = wishes(adapter, request, client_tools=bool(tools.schemas), user=asked.user)
     announces = asked.stream and wished.tool_progress != "off"
@@ -193,6 +195,7 @@ def _turn(adapter: APIServerAdapter, request: web.Request, body: Body[ChatReques
         results=said.results,
         persist=persist,
         continues=said.continues,
+        verbatim=wished.session_id is None,
         **wished.fields(adapter, announces=announces),
         **parameters(adapter, body),
     )

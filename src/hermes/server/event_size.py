@@ -53,12 +53,16 @@ def _output(item: Json) -> str:
         return "".join(part["text"] for part in item["output"] if part["type"] == "input_text")
     if item["type"] == "mcp_call":
         return item["output"] or (item["error"]["content"][0]["text"] if item["error"] else "")
+    if item["type"] == "code_interpreter_call":
+        return "".join(part["logs"] for part in item["outputs"] or ())
     return ""
 
 
 def _with_output(item: Json, text: str) -> Json:
     if item["type"] == "function_call_output":
         return {**item, "output": [{"type": "input_text", "text": text}], **_MARK}
+    if item["type"] == "code_interpreter_call":
+        return {**item, "outputs": [{"type": "logs", "logs": text}], **_MARK}
     if item["output"]:
         return {**item, "output": text, **_MARK}
     return {**item, "error": {**item["error"], "content": [{"type": "text", "text": text}]}, **_MARK}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from hermes.agent import routes
 from hermes.errors import ConfigError
 from hermes.providers.registry import EXAMPLE_PROVIDER, available
 from hermes.runs.spec import RouteChoice
+from hermes.store.parts import Part
 
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
@@ -20,7 +22,35 @@ if TYPE_CHECKING:
 Facts = dict[str, Any]
 OK, DEGRADED = "ok", "degraded"
 CHECK_S_MAX = 2.0
+# How long it is remembered how something ended that writes.
+CHECK_KEPT_S = 1.0
 DISK_FREE_BYTES_MIN = 64 * 1024 * 1024
+
+
+class Probes:
+    """Attempts to write: each is made once for all who ask at the same time or a moment later."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, asyncio.Task[Exception | None]] = {}
+        self._ended_at: dict[str, float] = {}
+
+    async def __call__(self, name: str, attempt: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Raise what the attempt raised. One that hangs is not made again before it ends."""
+        task = self._tasks.get(name)
+        if task is None or (task.done() and time.monotonic() - self._ended_at[name] >= CHECK_KEPT_S):
+            task = self._tasks[name] = asyncio.create_task(self._make(name, attempt))
+        await asyncio.wait([task])
+        if (error := task.result()) is not None:
+            raise error
+
+    async def _make(self, name: str, attempt: Callable[[], Coroutine[Any, Any, None]]) -> Exception | None:
+        try:
+            await attempt()
+        except Exception as error:  # noqa: BLE001  (it belongs to those who ask)
+            return error
+        finally:
+            self._ended_at[name] = time.monotonic()
+        return None
 
 
 async def readiness(adapter: APIServerAdapter, state: Mapping[str, Any], *, whole: bool) -> Facts:
@@ -52,11 +82,14 @@ async def _checked(adapter: APIServerAdapter, work: Awaitable[Facts]) -> Facts:
 async def _state_db(adapter: APIServerAdapter, _: Mapping[str, Any]) -> Facts:
     await asyncio.to_thread(adapter._ensure_session_db)
     await adapter.database().get_session("")
+    if isinstance(adapter._session_db, Part):
+        await adapter.probes("state_db", adapter._session_db.engine.check)
     return {}
 
 
 async def _response_store(adapter: APIServerAdapter, _: Mapping[str, Any]) -> Facts:
     await adapter.stored_responses.get_conversation("")
+    await adapter.probes("response_store", adapter._response_store.engine.check)
     return {}
 
 
@@ -92,9 +125,15 @@ def _route(settings: config.Settings) -> Facts:
 
 
 async def _disk(adapter: APIServerAdapter, _: Mapping[str, Any]) -> Facts:
-    free = (await asyncio.to_thread(shutil.disk_usage, (await adapter.app()).home.path)).free
-    scarce = free < DISK_FREE_BYTES_MIN
-    return {"free_bytes": free, **({"error": "There is little room left on the disk."} if scarce else {})}
+    app = await adapter.app()
+    free = (await asyncio.to_thread(shutil.disk_usage, app.home.path)).free
+    if free < DISK_FREE_BYTES_MIN:
+        return {"free_bytes": free, "error": "There is little room left on the disk."}
+    try:
+        await adapter.probes("disk", lambda: asyncio.to_thread(app.run_log.check_journal))
+    except OSError as error:
+        return {"free_bytes": free, "error": f"The journal in {app.home.journal} cannot be written: {error}."}
+    return {"free_bytes": free}
 
 
 async def _gateway(adapter: APIServerAdapter, state: Mapping[str, Any]) -> Facts:
@@ -110,8 +149,9 @@ async def _background_queues(adapter: APIServerAdapter, _: Mapping[str, Any]) ->
 
 
 async def _bus(adapter: APIServerAdapter, _: Mapping[str, Any]) -> Facts:
-    await adapter.app()
-    return {"kind": "memory"}
+    bus = (await adapter.app()).run_log.bus
+    await bus.check()
+    return {"kind": bus.kind}
 
 
 CHECKS: dict[str, Callable[[APIServerAdapter, Mapping[str, Any]], Awaitable[Facts]]] = {

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from hermes.ids import random_hex
+from hermes.limits import RESUME_SEQ_STEP
 from hermes.runs.events import Event
 from hermes.server.errors import error_body
 from hermes.server.event_size import shorten_outputs
@@ -350,6 +351,13 @@ class ResponseRenderer:
             self.status = "in_progress"
             self._life("response.in_progress")
 
+    def _resumed(self, event: Event) -> None:
+        """Where text that was shown is lost, its numbers are not given to what follows."""
+        if event.data.get("lost"):
+            self._seq = (self._seq // RESUME_SEQ_STEP + 1) * RESUME_SEQ_STEP - 1
+            for message_id, offset in event.data["cut"].items() or [(None, 0)]:
+                self._extend("hermes:resumed", {"item_id": message_id, "offset": offset})
+
     def _approval(self, event: Event) -> None:
         self._extend("hermes:approval_request", approval_request(event))
 
@@ -491,6 +499,7 @@ class ResponseRenderer:
 
     _RENDER: dict[str, Callable[[ResponseRenderer, Event], None]] = {  # noqa: RUF012  (a table)
         "run.started": _started,
+        "run.resumed": _resumed,
         "reasoning.delta": _think,
         "reasoning.completed": _thought_told,
         "message.completed": _message_completed,

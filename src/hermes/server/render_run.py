@@ -245,11 +245,19 @@ def _subagent(*names: str) -> Callable[[RunRenderer, Event], Json]:
 
 
 _RESUMED = "The server was restarted; the turn goes on where its log ends."
+_LOST = "The machine was restarted; of each open message the text up to the offset in `cut` is on record."
+
+
+def _resumed(_: RunRenderer, event: Event) -> Json:
+    told = {"level": "warn", "code": "resumed", "message": _LOST if event.data.get("lost") else _RESUMED}
+    return {**told, "cut": event.data["cut"]} if event.data.get("lost") else told
+
+
 # event of the log: its name, and its payload; deltas of text are told apart
 _EVENTS: dict[str, tuple[str, Callable[[RunRenderer, Event], Json | None]]] = {
     "run.queued": ("run.queued", _same("session_id", "position")),
     "run.started": ("run.started", _same("kind", "session_id", "model")),
-    "run.resumed": ("warning", _warning("resumed", lambda _: _RESUMED)),
+    "run.resumed": ("warning", _resumed),
     "model.retrying": ("warning", _warning("model_retrying", lambda data: str(data.get("message") or ""))),
     "notice": ("warning", _same("level", "code", "message")),
     "control.received": ("steer.accepted", RunRenderer._steered),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from hermes.ids import random_hex
+from hermes.limits import MESSAGES_AT_ONCE_MAX
 from hermes.server.content import check_said, content, newest, result, text_of
 from hermes.server.errors import ApiError, invalid
 from hermes.server.response_tools import additional
@@ -15,13 +17,15 @@ from hermes.server.tool_types import CALL_ITEMS, HOSTED_ITEMS, IGNORED_ITEMS, OU
 from hermes.text import spaced_json
 
 Json = dict[str, Any]
-Find = Callable[[str], Awaitable[Json | None]]
+Find = Callable[[Collection[str]], Awaitable[dict[str, Json]]]
 _ROLES = ("user", "assistant", "system", "developer")
 _PREFIX = {"message": "msg", "mcp_call": "mcp", "reasoning": "rs", "compaction": "cmp", "additional_tools": "at"}
 _PREFIX |= {name: kind.prefix for name, kind in CALL_ITEMS.items()}
 _PREFIX |= {name: f"{kind.prefix}o" for name, kind in OUTPUT_ITEMS.items()}
 _PREFIX |= {name: kind.prefix for name, kind in HOSTED_ITEMS.items()}
 _PREFIX |= dict.fromkeys(IGNORED_ITEMS, "item")
+# Their outputs are content; what other items have under that name is kept as it came.
+_WITH_CONTENT = tuple(name for name, kind in OUTPUT_ITEMS.items() if kind.takes_parts)
 _WITH_STATUS = ("message", "mcp_call", *CALL_ITEMS, *OUTPUT_ITEMS)
 # What clients expect of a part that is listed, also where it was not sent.
 _ADDED: dict[Any, Json] = {"output_text": {"annotations": []}, "input_image": {"detail": "auto"}}
@@ -38,6 +42,7 @@ class Given:
     items: list[Json] = field(default_factory=list)
     tools: list[Json] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
+    _referenced: dict[str, Json] = field(default_factory=dict)
     _opaque: Any = None
     _asked_at: str = ""
     _speaks: bool = False
@@ -55,7 +60,7 @@ class Given:
 
 @dataclass(slots=True)
 class Reader:
-    """Reads items for one owner. `find` knows the items of stored responses."""
+    """Reads items for one owner. `find` gives those of stored items that these ids name."""
 
     text_chars_max: int
     owner: str
@@ -65,9 +70,16 @@ class Reader:
     async def read(self, given: Any, where: str = "input") -> Given:
         """All items of an input: text, or a list."""
         out = Given()
-        items = [given] if isinstance(given, str) else given
-        for at, item in enumerate(items):
-            await self._item(item, f"{where}[{at}]" if items is given else where, out)
+        items: list[Any] = [given] if isinstance(given, str) else given
+        for start in range(0, len(items), MESSAGES_AT_ONCE_MAX):
+            some = items[start : start + MESSAGES_AT_ONCE_MAX]
+            named = {item["id"] for item in some if _is_reference(item) and isinstance(item.get("id"), str)}
+            if named:
+                out._referenced = await self.find(named)
+            for at, item in enumerate(some, start):
+                await self._item(item, f"{where}[{at}]" if items is given else where, out)
+            if len(some) == MESSAGES_AT_ONCE_MAX:
+                await asyncio.sleep(0)  # others have their turn in between
         return out
 
     async def _item(self, item: Any, where: str, out: Given) -> None:
@@ -76,13 +88,13 @@ class Reader:
             item = {"type": "message", "role": "user", "content": content(item, where, self.text_chars_max)}
         if not isinstance(item, Mapping):
             raise invalid(where, f"Invalid type for {where!r}: an item is an object.", "invalid_type")
-        kind = item.get("type") or ("item_reference" if set(item) == {"id"} else "message")
-        if kind == "item_reference":
-            found = await self.find(_text(item, "id", where))
+        if _is_reference(item):
+            found = out._referenced.get(_text(item, "id", where))
             if found is None:
                 raise ApiError(404, f"There is no item {item['id']!r}.", "item_not_found", f"{where}.id")
             await self._item(found, where, out)
             return
+        kind = item.get("type") or "message"
         read = self._READ.get(kind) if isinstance(kind, str) else None
         if read is None:
             raise invalid(f"{where}.type", f"Items of the type {kind!r} are not taken.")
@@ -94,7 +106,7 @@ class Reader:
         kept = {**item, "type": kind, "id": known}
         if kind == "message":
             kept["content"] = _kept_content(item.get("content"), item.get("role"))
-        elif isinstance(item.get("output"), list):
+        elif kind in _WITH_CONTENT and isinstance(item.get("output"), list):
             kept["output"] = _kept_content(item["output"], "user")
         if kind in _WITH_STATUS and kept.get("status") is None:
             kept["status"] = "completed"
@@ -173,7 +185,11 @@ class Reader:
         self._add_call(call_id, _text(item, "name", where), arguments, out)
         told = item.get("output") if item.get("output") is not None else item.get("error") or ""
         if isinstance(told, Mapping):
-            told = text_of(told.get("content")) if isinstance(told.get("content"), list) else told.get("message") or ""
+            parts = told.get("content")
+            if isinstance(parts, list):
+                told = text_of([part for part in parts if isinstance(part, Mapping)])
+            else:
+                told = told.get("message") or ""
         told = told if isinstance(told, str) else str(told)
         out.messages.append({"role": "tool", "content": told, "tool_call_id": call_id})
 
@@ -211,6 +227,12 @@ class Reader:
         **dict.fromkeys(HOSTED_ITEMS, _hosted),
         **dict.fromkeys(IGNORED_ITEMS, _ignored),
     }
+
+
+def _is_reference(item: Any) -> bool:
+    if not isinstance(item, Mapping):
+        return False
+    return item.get("type") == "item_reference" or (not item.get("type") and set(item) == {"id"})
 
 
 def _opaque_of(out: Given) -> Json:

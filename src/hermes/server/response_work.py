@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +22,10 @@ from hermes.server.response_items import Json, Reader, cut_to
 from hermes.server.response_kept import Kept, blank
 from hermes.server.response_tools import additional, response_tools, stand_in
 from hermes.server.sealing import Seal, seal_of
-from hermes.server.turns import Message, Turn, answered_again, parameters, with_unseen
+from hermes.server.turns import Message, Turn, answered_again, open_calls, parameters, with_unseen
 from hermes.server.wishes import wishes
 from hermes.store.sessions import new_session_id
+from hermes.text import spaced_json
 
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
@@ -144,8 +145,8 @@ async def prepare(
     name, chain, added = await _chain(adapter, asked, owner, memory or {})
     given = await reader(adapter, owner).read(asked.input)
     body.ignored += dict.fromkeys(given.ignored)
-    added_tools = [*((chain or {}).get("added_tools") or ()), *given.tools]
-    further = additional(added_tools, "input") if added_tools else []
+    added_tools = _distinct([*((chain or {}).get("added_tools") or ()), *given.tools])
+    further = [tool for one in added_tools for tool in additional([one], "input")]
     tools = response_tools(asked.tools or (), further, asked.tool_choice, body.ignored)
     wished = wishes(adapter, request, client_tools=bool(tools.schemas), user=asked.user)
     used = await stand_in(adapter, tools, wished.toolsets, body.ignored)
@@ -215,6 +216,12 @@ async def prepare(
     return Work(body, kept, turn, chain)
 
 
+def _distinct(tools: list[Json]) -> list[Json]:
+    """The tools without those that come again later: clients send the same ones with every turn of a chain."""
+    last = {spaced_json(tool): at for at, tool in enumerate(tools)}
+    return [tools[at] for at in sorted(last.values())]
+
+
 def _check_supported(asked: ResponseRequest, body: Body[ResponseRequest]) -> None:
     if asked.previous_response_id and asked.conversation:
         raise invalid("previous_response_id", "Cannot use both previous_response_id and conversation.")
@@ -273,6 +280,9 @@ async def _placed(
 ) -> Turn:
     """The turn in its session: the one that is named, the chain's, the one that waits for results, or a new one."""
     before: list[Message] = list((chain or {}).get("conversation_history") or ())
+    if waiting := set(open_calls(before)):
+        # A client may send the calls along that it answers; the chain holds them already.
+        history = [message for message in history if not _only_calls(message, waiting)]
     if wished.session_id and chain is None:
         seeds = wished.seed and bool(history)
         spec = spec.replace(history=history if seeds else None, base_id=spec.session_id if seeds else None)
@@ -293,6 +303,11 @@ async def _placed(
     return Turn(adapter, request, spec, wished, bind=new)
 
 
+def _only_calls(message: Message, call_ids: set[str]) -> bool:
+    calls = message.get("tool_calls") or ()
+    return bool(calls) and not message.get("content") and all(str(call["id"]) in call_ids for call in calls)
+
+
 async def _is_kept(adapter: APIServerAdapter, chain: Json) -> bool:
     """Whether the chain's session is in the database, to be gone on with."""
     if not chain.get("run_id") or not chain.get("session_id"):
@@ -303,8 +318,8 @@ async def _is_kept(adapter: APIServerAdapter, chain: Json) -> bool:
 def reader(adapter: APIServerAdapter, owner: str) -> Reader:
     """What reads the items of an owner."""
 
-    async def find(item_id: str) -> Json | None:
-        found: Json | None = await adapter.stored_responses.find_item(item_id, owner)
+    async def find(item_ids: Collection[str]) -> dict[str, Json]:
+        found: dict[str, Json] = await adapter.stored_responses.find_items(item_ids, owner)
         return found
 
     async def seal() -> Seal:

@@ -39,6 +39,7 @@ from hermes.server.exposure import (
 )
 from hermes.server.settings import Platform, PlatformConfig, load_gateway_config
 from hermes.server.status import ServerLock, _address, hold, write_runtime_status
+from hermes.server.supervisor import Supervisor
 from hermes.store.base import StoreBusy
 from hermes.store.bundle import address, path_of
 
@@ -129,6 +130,7 @@ class GatewayRunner:
         """`afterwards` is done in a thread once the server listens."""
         self.home, self._given, self._verbose, self._afterwards = home, settings, verbose, afterwards
         self._host, self._port, self._allow_local_exec = host, port, allow_local_exec
+        self._supervisor = Supervisor(os.environ)
         self._app: App
         self._adapter: APIServerAdapter
         self._profiles: dict[str, tuple[App, APIServerAdapter]] = {}
@@ -211,6 +213,7 @@ class GatewayRunner:
         await self._tell_soon(gateway_state="running", platforms=connected, **told)
         ready = f"Hermes {hermes.__version__} listening on {_address(told)} ({_facts(self.home, settings)})"
         log.info("%s", ready)
+        self._supervisor.tell("READY=1", f"STATUS=Listening on {_address(told)}")
         with contextlib.suppress(BrokenPipeError):
             print(ready, flush=True)  # noqa: T201  (whoever started the server waits for this line)
         return settings
@@ -285,7 +288,7 @@ class GatewayRunner:
 
     async def _run(self, settings: config.Settings, stop: asyncio.Event) -> None:
         """Serve until told to stop; then nothing new begins, reads go on, and runs have their time to end."""
-        keeping = asyncio.create_task(self._keep_state())
+        keeping = [asyncio.create_task(work) for work in (self._keep_state(), self._keep_alive())]
         try:
             if self._afterwards:
                 await self._app.services.files.call(self._afterwards)
@@ -294,11 +297,13 @@ class GatewayRunner:
                 adapter.drain()
             seconds = config.reload_if_changed(settings)[0].get("api_server.drain_seconds", float)
             log.info("draining for up to %g s", seconds)
+            self._supervisor.tell("STOPPING=1", f"STATUS=Draining for up to {seconds:g} s")
             drained = asyncio.gather(*(app.engine.drain(seconds) for app in self._apps))
             await self._tell_soon(gateway_state="draining")
             await drained
         finally:
-            keeping.cancel()
+            for task in keeping:
+                task.cancel()
 
     async def _keep_state(self) -> None:
         """Tell how many turns are running, when that has changed."""
@@ -308,6 +313,32 @@ class GatewayRunner:
             if (running := sum(app.engine.active for app in self._apps)) != told:
                 await self._tell_soon(active_agents=running)
                 told = running
+
+    async def _keep_alive(self) -> None:
+        """Signs of life for a watchdog. What a restart does not mend, such as a full disk, is no reason to leave one
+        out; a store whose writer does not come back is."""
+        if (period_s := self._supervisor.period_s) is None:
+            return
+        answering = True
+        while True:
+            try:
+                async with asyncio.timeout(period_s):
+                    await asyncio.gather(*(_answer(app) for app in self._apps))
+            except TimeoutError:
+                if answering:
+                    self._supervisor.tell("STATUS=The database does not answer.")
+                answering = False
+                continue
+            if not answering:
+                self._supervisor.tell("STATUS=The database answers again.")
+            answering = True
+            self._supervisor.tell("WATCHDOG=1")
+            await asyncio.sleep(period_s)
+
+
+async def _answer(app: App) -> None:
+    with contextlib.suppress(Exception):  # an error is an answer too
+        await app.store.blocking.engine.check()
 
 
 def _profiles_of(home: Home, settings: config.Settings) -> dict[str, config.Settings]:

@@ -53,7 +53,8 @@ class ClientType:
 
     `payload` is the field of a call's item that holds what the tool is called with: `pack` makes it of the function's
     arguments, `unpack` makes the arguments of it. `event` is the stem of the events that stream it. A type without
-    `parameters` takes those of the tool itself, and one without `function` its name.
+    `parameters` takes those of the tool itself, and one without `function` its name. `takes_parts`: the output of an item
+    may be a list of content parts.
     """
 
     call: str
@@ -69,6 +70,7 @@ class ClientType:
     parameters: Json | None = None
     constant: Mapping[str, Any] = field(default_factory=dict)
     content: Callable[[Mapping[str, Any]], Any] = lambda item: item.get("output")
+    takes_parts: bool = True
 
     def schema(self, tool: NamespacedTool, name: str) -> Json:
         """The function that stands for a tool of this type."""
@@ -104,7 +106,9 @@ def _patch_content(item: Mapping[str, Any]) -> Any:
 
 
 def _loaded(item: Mapping[str, Any]) -> Any:
-    names = [str(tool.get("name")) for tool in item.get("tools") or () if isinstance(tool, Mapping)]
+    tools = item.get("tools")
+    listed = tools if isinstance(tools, list) else ()
+    names = [str(tool.get("name")) for tool in listed if isinstance(tool, Mapping)]
     return f"These tools can be called now: {', '.join(names)}." if names else "No tool was found."
 
 
@@ -169,6 +173,7 @@ CLIENT_TYPES: dict[str, ClientType] = {
             max_output_length={"type": "integer", "minimum": 1},
         ),
         content=_shell_content,
+        takes_parts=False,
     ),
     "apply_patch": ClientType(
         "apply_patch_call",
@@ -198,6 +203,7 @@ CLIENT_TYPES: dict[str, ClientType] = {
         description="Search for further tools; those that are found can be called afterwards.",
         constant={"execution": "client"},
         content=_loaded,
+        takes_parts=False,
     ),
 }
 CALL_ITEMS = {kind.call: kind for kind in CLIENT_TYPES.values()}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from hermes.agent import routes
+from hermes.ids import scope_name
 from hermes.providers.base import SAMPLING
 from hermes.runs.engine import Admission, Refused
 from hermes.runs.events import Event
@@ -233,8 +234,9 @@ class Turn:
 
     async def _look_back(self) -> None:
         spec = self.spec
-        if spec.continues and self.admission is not None and (begun := self.admission.lease.begun) is not None:
-            await self.adapter.database().hide_last_notes(spec.session_id, lease_token=begun.token)
+        held = self.admission.lease.begun if self.admission is not None and spec.persist else None
+        if spec.continues and held is not None:
+            await self.adapter.database().hide_last_notes(spec.session_id, lease_token=held.token)
         if spec.history is not None and not self._seeds():
             self.history = [*spec.history]
         else:
@@ -266,6 +268,7 @@ class Turn:
         if self.spec.user_message and not self.spec.verbatim:
             # Who sends all messages along may repeat what a session holds already.
             known = {message.get("tool_call_id") for message in self.history if message.get("role") == "tool"}
+            known -= {*asked}  # an id may name several calls, one after the other
             fresh = tuple(result for result in self.spec.results if result["tool_call_id"] not in known)
             self.spec = self.spec.replace(results=fresh)
         given = {str(result["tool_call_id"]) for result in self.spec.results}
@@ -376,12 +379,18 @@ class Turn:
         limited = self.spec.max_output_tokens is not None
         found = outcome.outcome_of(result, usage, self.adapter.redact, own_limit=limited)
         if found.calls and not self.spec.persist:  # no session holds what the client's results belong to
-            ids = [call["id"] for call in found.calls]
-            try:
-                await self.adapter.stored_responses.suspend(ids, self.spec.owner, found.messages or [])
-            except StoreError as error:  # a client that sends all messages again needs none of it
-                log.warning("%s: what its calls belong to is not kept: %s", self.spec.run_id, error)
+            await self._suspend([call["id"] for call in found.calls], found.messages or [])
         return found
+
+    async def _suspend(self, call_ids: list[str], messages: list[Message]) -> None:
+        """Keep what the client cannot send back: the server's own calls, if there are any."""
+        if any(message.get("role") == "tool" and message.get("tool_name") for message in messages):
+            spec = self.spec
+            scope = scope_name(spec.owner, spec.session_key)
+            try:
+                await self.adapter.stored_responses.suspend(call_ids, scope, spec.run_id, messages)
+            except StoreError as error:  # a client that sends all messages again needs none of it
+                log.warning("%s: what its calls belong to is not kept: %s", spec.run_id, error)
 
     async def leave(self, task: asyncio.Future[Any]) -> None:
         """The client has gone: stop the turn and wait for its end, unless it goes on without its client."""
@@ -482,11 +491,14 @@ async def leave(task: asyncio.Future[Any], agent_ref: list[Any] | None, joined: 
 
 
 async def with_unseen(adapter: APIServerAdapter, spec: RunSpec, history: list[Message]) -> list[Message]:
-    """The history with the server's own calls, where the turn that waits for these results is the one that is meant."""
-    ids = [str(result["tool_call_id"]) for result in spec.results]
-    kept = await adapter.stored_responses.suspended(ids, spec.owner)
-    found = match(history, [row_of_message("", message) for message in kept or ()])
-    return found.with_unseen() if found is not None else history
+    """The history with the server's own calls, where exactly one turn that waits for these results can be meant."""
+    if not spec.results:
+        return history
+    call_id, scope = str(spec.results[0]["tool_call_id"]), scope_name(spec.owner, spec.session_key)
+    kept = await adapter.stored_responses.suspended(call_id, scope)
+    matches = [match(history, [row_of_message("", message) for message in one]) for one in kept]
+    same = [found for found in matches if found is not None and not found.left]
+    return same[0].with_unseen() if len(same) == 1 else history
 
 
 def open_calls(messages: Sequence[Mapping[str, Any]]) -> list[str]:

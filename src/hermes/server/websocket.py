@@ -76,8 +76,12 @@ class _Connection:
         reading = asyncio.create_task(self._read())
         draining = asyncio.create_task(self._adapter.draining.wait())
         try:
-            await asyncio.wait([reading, draining], timeout=SOCKET_S_MAX, return_when=asyncio.FIRST_COMPLETED)
-            if draining.done():
+            ends = [reading, draining, working]
+            await asyncio.wait(ends, timeout=SOCKET_S_MAX, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():  # the client takes nothing, not even a close frame
+                if self._request.transport is not None:
+                    self._request.transport.abort()
+            elif draining.done():
                 await self._finish(working)
                 await self._socket.close(code=WSCloseCode.SERVICE_RESTART)
             elif not reading.done():

@@ -146,6 +146,15 @@ def stamp_of(path: Path) -> tuple[int, int] | None:
     return found.st_mtime_ns, found.st_size
 
 
+def file_id(path: Path) -> tuple[int, int] | None:
+    """What tells a file from another one of the same name; None where there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def require_fts5() -> None:
     if not has_fts5():
         raise StoreError(

@@ -22,7 +22,7 @@ def digest_of(message: Mapping[str, Any]) -> str:
     if type(said) is str and not any(more):  # as most are
         return hashlib.sha256(f"{message.get('role')}\n{clean(said)}".encode()).hexdigest()
     told = [message.get("role"), said, [_call(call) for call in more[0] or ()], *more[1:]]
-    return hashlib.sha256(_bytes(told)).hexdigest()
+    return hashlib.sha256(encoded(told)).hexdigest()
 
 
 def continued(digest: str | None, message_digest: str) -> str:
@@ -52,7 +52,8 @@ def _call(call: Mapping[str, Any]) -> list[Any]:
     return [call.get("id"), function.get("name"), arguments]
 
 
-def _bytes(value: Any) -> bytes:
+def encoded(value: Any) -> bytes:
+    """A value as bytes that are the same for equal values."""
     try:
         encoded = _encode(value)
         return _encode(cleaned(value)) if b"\\u0000" in encoded else encoded

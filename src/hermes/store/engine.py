@@ -30,6 +30,7 @@ from hermes.store.connections import (
     Schema,
     TimeUp,
     Tx,
+    file_id,
     is_busy,
     patiently,
 )
@@ -99,6 +100,8 @@ class Engine:
         self._folding: threading.Thread | None = None
         self._folded_at = 0
         self._ready = self._was_opened = False
+        # The database and its log of changes, as they were when they were opened.
+        self._files: dict[Path, tuple[int, int]] = {}
         self._closed = self._forked = False
         self._here = threading.local()
         self._read_threads = max(1, read_threads)
@@ -195,6 +198,30 @@ class Engine:
         else:
             self.write(lambda _: None)
 
+    async def check(self) -> None:
+        """Raise what keeps the database from taking a change and keeping it. Nothing is looked at on the loop."""
+        if self.path is None:
+            return
+        died = self._writer is not None and not self._writer.is_alive()
+        job = _Job(self._try_write, loop=asyncio.get_running_loop(), bare=True)
+        assert job.future is not None
+        self._submit(job)
+        await job.future
+        if died:
+            raise StoreError("The thread that writes to the database had ended; it was started again.")
+
+    def _try_write(self, db: sqlite3.Connection) -> None:
+        self._check_files()
+        opening.try_write(db, self.path, self.schema)
+
+    def _check_files(self) -> None:
+        """Raise when others no longer find what this process has open: a new connection would mix two databases."""
+        for path, known in self._files.items():
+            if (found := file_id(path)) != known:
+                fate = "deleted" if found is None else "replaced"
+                hint = "put it back, or restart the server to go on with what is there"
+                raise StoreError(f"The file was {fate} while it is in use.", where=str(path), hint=hint)
+
     @contextmanager
     def connection(self) -> Iterator[Connection]:
         """A read-only connection of its own, for what SQLite does with connections."""
@@ -242,7 +269,7 @@ class Engine:
             raise StoreReadOnly("This database was opened for reading only.", where=str(self.path))
         with self._lock:
             self._check_usable()
-            if self._writer is None:
+            if self._writer is None or not self._writer.is_alive():
                 writer = threading.Thread(target=self._serve, name="hermes-store", daemon=True)
                 writer.start()
                 self._writer = writer
@@ -312,7 +339,8 @@ class Engine:
             self._folding = folding
 
     def _fold(self, path: Path) -> None:
-        with suppress(sqlite3.Error, OSError):  # then whoever writes does it
+        with suppress(sqlite3.Error, OSError, StoreError):  # then whoever writes does it
+            self._check_files()
             opening.fold(path)
         # What has come meanwhile is little. With that the log can begin anew.
         self._queue.put(_Job(lambda db: db.execute("PRAGMA wal_checkpoint(PASSIVE)").close(), bare=True))
@@ -460,11 +488,19 @@ class Engine:
             self._db = opening.connect_writer(self.path)
             opening.make_ready(self._db, self.path, self.schema, self._notice)
             self.index.check(self._db)
+            self._files = self._opened_files()
             self._ready = True
         return self._db
 
+    def _opened_files(self) -> dict[Path, tuple[int, int]]:
+        if self.path is None:
+            return {}
+        found = {path: file_id(path) for path in (self.path, self.path.with_name(f"{self.path.name}-wal"))}
+        return {path: known for path, known in found.items() if known is not None}
+
     def _reader(self) -> Connection:
         assert self.path is not None
+        self._check_files()
         self._was_opened = True
         return opening.connect_reader(self.path, self.schema, alone=self.read_only)
 

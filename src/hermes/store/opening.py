@@ -86,6 +86,28 @@ def make_ready(db: sqlite3.Connection, path: Path | None, schema: Schema, notice
         _migrate(db, schema, version)
 
 
+def try_write(db: sqlite3.Connection, path: Path | None, schema: Schema) -> None:
+    """Raise what keeps the file from taking a change; what is written is what it had."""
+    with in_one(db):
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        if version > schema.version:
+            raise _too_new(version, path, schema)
+        if version < schema.version:
+            message = (
+                f"The database does not have the version that it was opened with ({schema.version}) but {version}."
+            )
+            raise StoreError(message, where=str(path), hint="restart the server")
+        db.execute(f"PRAGMA user_version={version}")
+
+
+def _too_new(version: int, path: Path | None, schema: Schema) -> StoreTooNew:
+    return StoreTooNew(
+        f"The database was written by a newer Hermes (version {version}, this one knows {schema.version}).",
+        where=str(path),
+        hint="update Hermes, or name another home",
+    )
+
+
 def _check_version(db: sqlite3.Connection, path: Path | None, schema: Schema, *, current: bool = False) -> None:
     db.execute("BEGIN")  # another process may be making it just now
     try:
@@ -94,11 +116,7 @@ def _check_version(db: sqlite3.Connection, path: Path | None, schema: Schema, *,
     finally:
         db.rollback()
     if version > schema.version:
-        raise StoreTooNew(
-            f"The database was written by a newer Hermes (version {version}, this one knows {schema.version}).",
-            where=str(path),
-            hint="update Hermes, or name another home",
-        )
+        raise _too_new(version, path, schema)
     if version == 0 and tables:
         raise StoreError("The file is a database of another program.", where=str(path))
     if current and version < schema.version:

@@ -6,18 +6,18 @@ import hashlib
 import logging
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from hermes.ids import random_hex
-from hermes.limits import PENDING_CALLS_KEPT_S
+from hermes.limits import BOUND_SESSIONS_MAX, PENDING_CALLS_KEPT_S
 from hermes.store.coding import pack
 from hermes.store.connections import Schema, Tx
 from hermes.store.engine import Engine
-from hermes.store.parts import Part, reads, writes
+from hermes.store.parts import Part, reads, reads_slowly, writes
 
 log = logging.getLogger(__name__)
 
@@ -163,22 +163,31 @@ class ResponseStore(Part):
         found: str | None = tx.value(sql, (name, owner, owner))
         return found
 
-    @reads
-    def find_item(self, tx: Tx, item_id: str, owner: str) -> dict[str, Any] | None:
-        """An item of the owner's stored responses and conversations, asked or answered, by its id."""
-        named = msgspec.json.encode(item_id).decode()
-        sql = "SELECT body FROM responses WHERE owner = ? AND instr(body, ?) ORDER BY used DESC"
-        for (body,) in tx.rows(sql, (owner, named)):
+    @reads_slowly
+    def find_items(self, tx: Tx, item_ids: Collection[str], owner: str) -> dict[str, dict[str, Any]]:
+        """Items of the owner's stored responses and conversations, asked or answered, by their ids; of two with one id
+        that of the response used last. Each record is read once, however many items are wanted."""
+        found: dict[str, dict[str, Any]] = {}
+        wanted = set(item_ids)
+
+        def take(items: Iterable[dict[str, Any]]) -> None:
+            found.update({item["id"]: item for item in reversed(list(items)) if item.get("id") in wanted})
+            wanted.difference_update(found)
+
+        for (body,) in tx.each("SELECT body FROM responses WHERE owner = ? ORDER BY used DESC", (owner,)):
+            if not wanted:
+                return found
             record = msgspec.json.decode(body)
-            items = [*(record.get("input_items") or ()), *record["response"].get("output", ())]
-            if (found := next((item for item in items if item.get("id") == item_id), None)) is not None:
-                return dict(found)
+            take([*(record.get("input_items") or ()), *record["response"].get("output", ())])
         sql = (
             "SELECT i.json FROM conversation_items i JOIN conversation_objects c ON c.id = i.conversation_id "
-            "WHERE c.owner = ? AND instr(i.json, ?)"
+            "WHERE c.owner = ?"
         )
-        known = (msgspec.json.decode(row[0]) for row in tx.rows(sql, (owner, named)))
-        return next((dict(item) for item in known if item.get("id") == item_id), None)
+        for (text,) in tx.each(sql, (owner,)):
+            if not wanted:
+                return found
+            take([msgspec.json.decode(text)])
+        return found
 
     @writes
     def put_conversation_object(
@@ -258,22 +267,26 @@ class ResponseStore(Part):
         return _items(tx, conversation_id, owner, f"i.response_id IS NULL AND {since}", (response_id,))
 
     @writes
-    def suspend(self, tx: Tx, call_ids: Sequence[str], owner: str, history: Sequence[Mapping[str, Any]]) -> None:
-        """Keep the transcript of a turn that nobody else keeps, until its client has answered these calls."""
+    def suspend(
+        self, tx: Tx, call_ids: Sequence[str], scope: str, run_id: str, history: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Keep the transcript of a turn that nobody else keeps, until its client has answered these calls. Providers that
+        number their calls give several turns the same ids: each keeps its own."""
         now = time.time()
         tx.execute("DELETE FROM suspended WHERE expires_at <= ?", (now,))
         for call_id in call_ids:
             sql = "INSERT OR REPLACE INTO suspended VALUES (?, ?, ?, ?)"
-            tx.execute(sql, (owner, call_id, now + PENDING_CALLS_KEPT_S, pack(list(history))))
+            tx.execute(sql, (scope, f"{call_id}\n{run_id}", now + PENDING_CALLS_KEPT_S, pack(list(history))))
 
     @reads
-    def suspended(self, tx: Tx, call_ids: Sequence[str], owner: str) -> list[dict[str, Any]] | None:
-        """The transcript in which one of these calls waits."""
-        for call_id in call_ids:
-            sql = "SELECT history FROM suspended WHERE owner = ? AND call_id = ? AND expires_at > ?"
-            if (found := tx.value(sql, (owner, call_id, time.time()))) is not None:
-                return list(msgspec.json.decode(found))
-        return None
+    def suspended(self, tx: Tx, call_id: str, scope: str) -> list[list[dict[str, Any]]]:
+        """The newest transcripts in which this call waits."""
+        sql = (
+            "SELECT history FROM suspended WHERE owner = ? AND call_id > ? AND call_id < ? AND expires_at > ? "
+            "ORDER BY expires_at DESC LIMIT ?"
+        )
+        within = (scope, f"{call_id}\n", f"{call_id}\v", time.time(), BOUND_SESSIONS_MAX)
+        return [msgspec.json.decode(row[0]) for row in tx.rows(sql, within)]
 
     @writes
     def sweep(self, tx: Tx) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -16,6 +16,7 @@ from hermes.store.coding import (
     clean_or_none,
     columns_of,
     content_of,
+    pack,
     pack_content,
     pack_or_none,
     preview_of,
@@ -25,7 +26,7 @@ from hermes.store.coding import (
     unpack_content,
 )
 from hermes.store.connections import Tx
-from hermes.store.digests import continued, digest_of, is_current
+from hermes.store.digests import continued, digest_of, encoded, is_current
 from hermes.store.schema import PURGE_DUE
 
 _COLUMNS = (
@@ -34,7 +35,7 @@ _COLUMNS = (
     "name, digest"
 )
 _INSERT = f"INSERT INTO messages ({_COLUMNS}) VALUES ({', '.join('?' * 22)}) RETURNING id"
-SELECT = f"SELECT id, {_COLUMNS} FROM messages"
+SELECT = f"SELECT id, {_COLUMNS.replace(' search_text,', '')} FROM messages"
 # What was said, under the ids that it got then: neither taken back nor written for the model alone.
 SAID = "NOT model_only AND (active OR compacted)"
 # Of that, what the user and the model said themselves.
@@ -158,7 +159,8 @@ def digest_of_row(row: Row) -> str:
 def held(tx: Tx, session_id: str, where: str = "") -> list[Row]:
     """The conversation as it was held. What the user said is left out where its hash is known."""
     found = tx.rows(f"{SELECT} WHERE session_id = ? AND {HELD} {where} ORDER BY id", (session_id,))
-    return list(in_call_order([_row_of(tx, row, whole=row["role"] != "user" or not row["digest"]) for row in found]))
+    blob = functools.partial(_blob, tx)
+    return list(in_call_order([_row_of(blob, row, whole=row["role"] != "user" or not row["digest"]) for row in found]))
 
 
 def recount(tx: Tx, session_id: str) -> None:
@@ -175,7 +177,8 @@ def recount(tx: Tx, session_id: str) -> None:
 
 def read(tx: Tx, where: str, params: Sequence[Any] = ()) -> list[Row]:
     """Rows by a condition, with an order of its own."""
-    return [_row_of(tx, found) for found in tx.rows(f"{SELECT} WHERE {where}", params)]
+    blob = functools.partial(_blob, tx)
+    return [_row_of(blob, found) for found in tx.rows(f"{SELECT} WHERE {where}", params)]
 
 
 def live(tx: Tx, session_id: str, where: str = "") -> list[Row]:
@@ -198,30 +201,33 @@ def live_up_to(said: Sequence[Row], rest: Sequence[Row], live: Sequence[Row]) ->
     return list(takewhile(lambda row: row.id not in gone, live))
 
 
-def _row_of(tx: Tx, found: sqlite3.Row, *, whole: bool = True) -> Row:
-    blob = functools.partial(_blob, tx)
+def _row_of(blob: Callable[[str], tuple[str, bytes]], found: sqlite3.Row, *, whole: bool = True) -> Row:
+    # By position: looking columns up by their names takes longer than all the rest.
+    row_id, session_id, run_id, role, active, compacted, synthetic, model_only, position, timestamp, *more = found
+    token_count, finish_reason, tool_call_id, tool_name, content, parts, tool_calls, reasoning, opaque, *more = more
+    api_content, name, digest = more
     return Row(
-        session_id=found["session_id"],
-        role=found["role"],
-        content=content_of(found["content"], found["parts"], blob) if whole else None,
-        run_id=found["run_id"],
-        tool_calls=unpack(found["tool_calls"]),
-        tool_call_id=found["tool_call_id"],
-        tool_name=found["tool_name"],
-        finish_reason=found["finish_reason"],
-        reasoning=found["reasoning"],
-        opaque=unpack(found["opaque"]),
-        api_content=unpack_content(found["api_content"], blob),
-        synthetic=bool(found["synthetic"]),
-        active=bool(found["active"]),
-        compacted=bool(found["compacted"]),
-        timestamp=found["timestamp"],
-        token_count=found["token_count"],
-        model_only=bool(found["model_only"]),
-        position=found["position"],
-        name=found["name"],
-        digest=found["digest"],
-        id=found["id"],
+        session_id=session_id,
+        role=role,
+        content=content_of(content, parts, blob) if whole else None,
+        run_id=run_id,
+        tool_calls=unpack(tool_calls),
+        tool_call_id=tool_call_id,
+        tool_name=tool_name,
+        finish_reason=finish_reason,
+        reasoning=reasoning,
+        opaque=unpack(opaque),
+        api_content=unpack_content(api_content, blob),
+        synthetic=bool(synthetic),
+        active=bool(active),
+        compacted=bool(compacted),
+        timestamp=timestamp,
+        token_count=token_count,
+        model_only=bool(model_only),
+        position=position,
+        name=name,
+        digest=digest,
+        id=row_id,
     )
 
 
@@ -244,23 +250,39 @@ def archive(tx: Tx, session_id: str, rows: Sequence[Row], places: Sequence[int |
     rows were written by us and belong to no transcript. `places` tells which of the live rows each of these is; without
     that they are known by their content.
     """
-    before = live(tx, session_id)
-    origins = _placed(before, rows, places) or _origins(before, rows)
+    before = _outline(tx, session_id)
+    if origins := _placed(before, rows, places):
+        ids = [old.id for old in origins if old is not None]
+        whole = {row.id: row for row in read(tx, "id IN (SELECT value FROM json_each(?))", (pack(ids),))}
+        origins = [old and whole[old.id] for old in origins]
+    else:
+        origins = _origins(live(tx, session_id), rows)
     kept = {old.id for old in origins if old is not None}
     gone = [(row.id,) for row in before if row.id not in kept]
     tx.many("UPDATE messages SET active = 0, compacted = 1 WHERE id = ?", gone)
+    placed = [(position, old.id) for position, old in enumerate(origins, 1) if old is not None]
+    tx.many("UPDATE messages SET position = ? WHERE id = ?", placed)
     for position, (row, old) in enumerate(zip(rows, origins, strict=True), 1):
         row.position = position
         if old is None or old.id is None:
             row.synthetic = row.model_only = True
             row.id = _insert(tx, row)
             continue
-        tx.execute("UPDATE messages SET position = ? WHERE id = ?", (position, old.id))
         if old.as_message()["content"] != row.content:
             set_api_content(tx, old.id, row.content)
         row.id, row.content = old.id, old.content
     tx.execute("UPDATE sessions SET last_active = max(last_active, ?) WHERE id = ?", (time.time(), session_id))
     return len(gone)
+
+
+def _outline(tx: Tx, session_id: str) -> list[Row]:
+    """The live rows without what was said in them, which most of the work of reading them is."""
+    sql = "SELECT role, tool_calls, tool_call_id, id FROM messages WHERE session_id = ? AND active"
+    found = [
+        Row(session_id, role, None, None, unpack(tool_calls), tool_call_id, timestamp=0.0, id=row_id)
+        for role, tool_calls, tool_call_id, row_id in tx.rows(f"{sql} ORDER BY {MODEL_ORDER}", (session_id,))
+    ]
+    return list(in_call_order(found))
 
 
 def _placed(before: list[Row], rows: Sequence[Row], places: Sequence[int | None]) -> list[Row | None]:
@@ -282,12 +304,17 @@ def _origins(before: list[Row], rows: Sequence[Row]) -> list[Row | None]:
     while tail < min(len(before), len(rows)) - head and _same(before[-1 - tail], rows[-1 - tail]):
         found[-1 - tail] = before[-1 - tail]
         tail += 1
-    left = before[head : len(before) - tail]
+    places: dict[bytes, list[int]] = {}
+    for place in range(len(before) - tail - 1, head - 1, -1):
+        places.setdefault(encoded(before[place].as_message()), []).append(place)
+    free = head
     for at in range(head, len(rows) - tail):
-        match = next((i for i, old in enumerate(left) if _same(old, rows[at])), None)
-        if match is not None:
-            found[at] = left[match]
-            del left[: match + 1]
+        possible = places.get(encoded(rows[at].as_message()), [])
+        while possible and possible[-1] < free:
+            possible.pop()
+        if possible:
+            found[at] = before[possible[-1]]
+            free = possible[-1] + 1
     return found
 
 

@@ -9,11 +9,12 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from hermes.home import resolve
-from hermes.ids import folder_name, random_hex
+from hermes.ids import UNRECORDED, folder_name, random_hex
 from hermes.limits import PENDING_CALLS_KEPT_S, SESSION_ID_CHARS_MAX
 from hermes.store import rows as messages
 from hermes.store.base import Row, SessionBusy, SessionExists
@@ -223,6 +224,24 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):
         for run_id in run_ids:
             _remove_folder(self.path.parent / _RESULTS / folder_name(run_id))
 
+    def remove_unrecorded_folders(self, before: float) -> int:
+        """Remove the folders of turns that are on no record and were last used before then. How many."""
+        if self.path is None or self.path.name != _FILE_NAME:
+            return 0
+        home = self.path.parent
+        found = [*(folder for name in _FOLDERS for folder in (home / name).glob(f"{UNRECORDED}*"))]
+        found += (home / _RESULTS).glob("run_*")
+        old = [folder for folder in found if _last_used(folder) < before and not self._is_recorded(folder.name)]
+        for folder in old:
+            _remove_folder(folder)
+        return len(old)
+
+    @reads
+    def _is_recorded(self, tx: Tx, name: str) -> bool:
+        """Whether there is a run of this name, or a session: its id is anything that a client has chosen."""
+        sql = "SELECT 1 FROM runs WHERE run_id = ? UNION ALL SELECT 1 FROM sessions WHERE id = ?"
+        return tx.value(sql, (name, name)) is not None
+
     def prune_sessions(
         self,
         older_than_days: float = 90,
@@ -392,6 +411,15 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):
         """Keep a small thing under a name."""
         sql = "INSERT INTO state_meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
         tx.execute(sql, (key, value))
+
+
+def _last_used(folder: Path) -> float:
+    """When something in a folder was changed last, as far as its first thousand files tell."""
+    latest = 0.0
+    for path in islice(chain([folder], folder.rglob("*")), 1000):
+        with suppress(OSError):
+            latest = max(latest, path.lstat().st_mtime)
+    return latest
 
 
 def _remove_folder(folder: Path) -> None:

@@ -136,7 +136,23 @@ class ToolRound:
         self._shape.begin_step()
         works = [Work(call, refusal=refused[call.id]) if call.id in refused else self._settle(call) for call in calls]
         self._mark_duplicates(works)
-        tasks = [asyncio.create_task(self._take(works, i, steer)) for i in range(len(works))]
+        waits, left = _waits(works), len(works)
+
+        def steer_last() -> str:
+            return steer() if left == 1 else ""
+
+        async def take(work: Work, earlier: Sequence[Work]) -> None:
+            nonlocal left
+            for one in earlier:
+                await one.done.wait()
+            try:
+                async with self._slots:
+                    await self._carry_out(work, steer_last)
+            finally:
+                left -= 1
+                work.done.set()
+
+        tasks = [asyncio.create_task(take(work, waits[at])) for at, work in enumerate(works)]
         try:
             async with self._stop.scope():
                 await asyncio.gather(*tasks)
@@ -251,19 +267,6 @@ class ToolRound:
                 if key in first:
                     work.same_as = first[key]
                 first.setdefault(key, work)
-
-    async def _take(self, works: list[Work], at: int, steer: Callable[[], str]) -> None:
-        work = works[at]
-        for earlier in works[:at]:
-            if earlier is work.same_as or _conflict(earlier, work):
-                await earlier.done.wait()
-        try:
-            async with self._slots:
-                await self._carry_out(
-                    work, lambda: steer() if all(o.done.is_set() for o in works if o is not work) else ""
-                )
-        finally:
-            work.done.set()
 
     async def _carry_out(self, work: Work, steer: Callable[[], str]) -> None:
         began = time.monotonic()
@@ -439,22 +442,74 @@ def _invalid(message: str) -> Answer:
     return {"error": message, "code": "invalid_arguments", "hint": _UNFIT}
 
 
-def _conflict(a: Work, b: Work) -> bool:
-    """Whether two calls may not run at the same time."""
-    if a.tool is None or b.tool is None or a.refusal or b.refusal:
-        return False
+def _waits(works: Sequence[Work]) -> list[list[Work]]:
+    """For each call the earlier ones that it must wait for, without those that these wait for themselves."""
+    waits: list[list[Work]] = []
+    keys = _Keys()
+    for work in works:
+        found = [work.same_as] if work.same_as is not None else []
+        if work.tool is not None and not work.refusal:
+            found += keys.take(work, *_touched(work.tool, work.args))
+        waits.append(found)
+    return waits
+
+
+def _touched(tool: ToolDef, args: Args) -> tuple[bool, frozenset[str]]:
+    """Whether a call only reads, and what. One that cannot tell conflicts with all; its defect is told when it is made."""
+    reads = False
     try:
-        if not (a.tool.alone or b.tool.alone) and a.tool.effect_of(a.args) == b.tool.effect_of(b.args) == "read":
-            return False
-        one, other = a.tool.scope_of(a.args), b.tool.scope_of(b.args)
-    except Exception:  # noqa: BLE001  (a defect of the tool; it is told when its call is made)
-        return True
-    return bool("*" in one or "*" in other or one & other or _inside(one, other) or _inside(other, one))
+        reads = not tool.alone and tool.effect_of(args) == "read"
+        return reads, tool.scope_of(args)
+    except Exception:  # noqa: BLE001
+        return reads, frozenset({"*"})
 
 
-def _inside(files: frozenset[str], trees: frozenset[str]) -> bool:
-    roots = [key[5:].rstrip("/") + "/" for key in trees if key.startswith("tree:")]
-    return any(key.startswith("file:") and key[5:].startswith(root) for key in files for root in roots)
+class _Keys:
+    """Which calls have last read and written what."""
+
+    def __init__(self) -> None:
+        self._alone: Work | None = None  # the last one that conflicts with all; what follows is counted from there
+        self._since: list[Work] = []
+        self._writers: list[Work] = []
+        self._readers_of_all: list[Work] = []
+        self._last: dict[str, tuple[Work | None, list[Work]]] = {}
+
+    def take(self, work: Work, reads: bool, scope: frozenset[str]) -> list[Work]:
+        """The earlier calls that this one must wait for."""
+        waits = [self._alone] if self._alone is not None else []
+        if "*" in scope and not reads:
+            waits += self._since
+            self._alone, self._since, self._writers, self._readers_of_all, self._last = work, [], [], [], {}
+            return waits
+        waits += self._writers if "*" in scope else [] if reads else self._readers_of_all
+        keys = frozenset() if "*" in scope else scope
+        for near in {near for key in keys for near in self._near(key)}:
+            writer, readers = self._last[near]
+            waits += [writer] if writer is not None else []
+            waits += [] if reads else readers
+        for key in keys:
+            writer, readers = self._last.get(key, (None, []))
+            if reads:
+                readers.append(work)
+            self._last[key] = (writer, readers) if reads else (work, [])
+        self._since.append(work)
+        if not reads:
+            self._writers.append(work)
+        elif "*" in scope:
+            self._readers_of_all.append(work)
+        return waits
+
+    def _near(self, key: str) -> list[str]:
+        """The key itself, the trees that a file is in, and the files in a tree."""
+        found = [key] if key in self._last else []
+        if key.startswith("file:"):
+            path = key[5:]
+            trees = {f"tree:{path[:at]}{end}" for at in range(len(path)) if path[at] == "/" for end in ("", "/")}
+            found += trees & self._last.keys()
+        elif key.startswith("tree:"):
+            root = f"file:{key[5:].rstrip('/')}/"
+            found += (other for other in self._last if other.startswith(root))
+        return found
 
 
 def last_answer(messages: Sequence[dict[str, Any]], name: str, field: str) -> dict[str, Any] | None:

@@ -1,0 +1,68 @@
+"""A request with very many messages or calls does not hold up the others: its work is done in threads, or in steps."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hermes.limits import MESSAGES_MAX
+from support.loop_steps import loop_steps
+from support.model_server import Call, Reply
+
+from .clients import Json
+from .conftest import Api, Start
+
+# About as many as are made in ten milliseconds.
+STEPS_MAX = 25_000
+FINE = Reply(text="Fine.", continues=False)
+
+
+def said(count: int = MESSAGES_MAX) -> list[Json]:
+    """A conversation of so many messages, the last of them the user's."""
+    roles = ("user", "assistant")
+    return [{"role": roles[(count - 1 - at) % 2], "content": f"word {at} " * 8} for at in range(count)]
+
+
+async def send(api: Api, path: str, body: Json) -> tuple[int, Json]:
+    data = io.BytesIO(json.dumps(body).encode())
+    headers = {"Content-Type": "application/json"}
+    async with api.client.post(api.url + path, data=data, headers=headers) as response:
+        return response.status, await response.json()
+
+
+ROUTES: dict[str, tuple[str, Json]] = {
+    "chat": ("/v1/chat/completions", {"messages": said()}),
+    "chat that is kept": ("/v1/chat/completions", {"messages": said(), "store": True}),
+    "response": ("/v1/responses", {"input": said()}),
+}
+
+
+@pytest.mark.parametrize("window", [8_000_000, 32_000], ids=["all of it", "compacted"])
+@pytest.mark.parametrize("route", ROUTES)
+async def test_a_request_with_very_many_messages(start: Start, home_folder: Path, route: str, window: int) -> None:
+    api = await start(FINE, FINE, FINE)
+    config = yaml.safe_load((home_folder / "config.yaml").read_text())
+    config["model"]["context_length"] = window
+    (home_folder / "config.yaml").write_text(yaml.safe_dump(config))
+    path, body = ROUTES[route]
+    assert (await send(api, path, {"messages": said(1)} if "messages" in body else {"input": "hi"}))[0] == 200
+    with loop_steps() as steps:
+        assert (await send(api, path, body))[0] == 200
+    assert steps.most < STEPS_MAX
+
+
+async def test_a_message_with_very_many_calls(start: Start) -> None:
+    async def all_steps(count: int) -> int:
+        calls = [Call("todo", {"merge": True, "todos": []})] * count
+        api = await start(Reply(tool_calls=calls), FINE)
+        with loop_steps() as steps:
+            assert (await send(api, "/v1/chat/completions", {"messages": said(1)}))[0] == 200
+        return steps.all
+
+    await all_steps(1)
+    once, twice = await all_steps(200), await all_steps(400)
+    assert twice <= 2.3 * once
