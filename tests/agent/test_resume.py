@@ -360,14 +360,45 @@ async def test_an_open_approval_keeps_its_id_and_can_be_answered(house: House, s
     left = await Left(house, server, toolsets=frozenset({"x"})).begin()
     await left.say("", calls=[Call("act", {}, id="c1")])
     await left.start(Call("act", {}, id="c1"), "read")
-    await left.add(left.event("approval.requested", approval_id="apr_1", call_id="c1", expires_at=left.ts - 5))
+    await left.add(left.event("approval.requested", approval_id="apr_1", call_id="c1", expires_at=left.ts + 60))
     assert await house.engine.resume_all() == [left.spec.run_id]
     async for event in house.engine.subscribe(left.spec.run_id, MEANWHILE):
         if event.type == "approval.requested":
-            assert event.data["approval_id"] == "apr_1" and event.data["expires_at"] > time.time()
+            assert (event.data["approval_id"], event.data["expires_at"]) == ("apr_1", left.ts + 60)
             answer = Control("approve", {"id": "apr_1", "choice": "once"})
             assert await house.engine.control(left.spec.run_id, answer) == "applied"
     assert granted == [True]
+
+
+async def test_questions_that_expired_while_nobody_was_there_to_ask_stay_expired(
+    house: House, server: ModelServer
+) -> None:
+    granted: list[bool] = []
+    answers: list[str | None] = []
+
+    async def question(ctx: ToolContext, args: Any) -> Any:
+        answers.append(await ctx.asking.clarify(ctx.call_id, "Which?", []))
+        return {"ok": True}
+
+    house.offer(asking_tool(granted), tool("question", question, effect="read"))
+    server.script = [Reply(text="Done.")]
+    left = await Left(house, server, toolsets=frozenset({"x"})).begin()
+    calls = [Call("act", {}, id="c1"), Call("question", {}, id="c2")]
+    await left.say("", calls=calls)
+    for call in calls:
+        await left.start(call, "read")
+    await left.add(left.event("approval.requested", approval_id="apr_1", call_id="c1", expires_at=left.ts - 5))
+    await left.add(left.event("clarify.requested", request_id="clr_1", call_id="c2", expires_at=left.ts - 5))
+    async with asyncio.timeout(10):
+        events = await left.taken_up()
+    assert (granted, answers) == ([False], [None])
+    assert [(e["approval_id"], e["choice"], e["by"]) for e in of(events, "approval.resolved")] == [
+        ("apr_1", "deny", "timeout")
+    ]
+    assert [(e["request_id"], e["answered"], e["by"]) for e in of(events, "clarify.resolved")] == [
+        ("clr_1", False, "timeout")
+    ]
+    assert len(of(events, "approval.requested", "clarify.requested")) == 2, "they were asked again"
 
 
 async def test_an_approval_that_was_given_is_not_asked_for_again(house: House, server: ModelServer) -> None:
