@@ -34,7 +34,7 @@ class Leases(Part):
 
     @writes
     def release_gone(self, tx: Tx) -> int:
-        """At a start: remove the leases of processes of this host that are gone."""
+        """Remove the leases of processes of this host that are gone; how many there were."""
         holders = {row["holder"] for row in tx.rows("SELECT DISTINCT holder FROM leases")}
         return sum(tx.execute("DELETE FROM leases WHERE holder = ?", (one,)) for one in holders if is_gone(one))
 
