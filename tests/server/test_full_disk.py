@@ -163,3 +163,46 @@ async def test_a_run_that_ended_without_its_store_has_its_end_once_that_is_back(
         events = [frame.data for frame in await stream_of(response)]
     assert (events[-1]["event"], events[-1]["error_code"]) == ("run.failed", CODE)
     assert len(api.model.requests) == 1, "the model was asked again"
+
+
+LOG_READERS = {
+    "run": ("/v1/runs", {"input": "hi"}),
+    "background": (RESPONSES, {"input": "hi", "background": True}),
+}
+
+
+@pytest.mark.parametrize("reader", LOG_READERS)
+async def test_who_reads_the_log_alone_is_told_an_end_that_is_not_there(api: Api, disk: Disk, reader: str) -> None:
+    path, body = LOG_READERS[reader]
+    reads = asyncio.Event()
+
+    async def answer(request: Request) -> Reply:
+        await reads.wait()
+        disk.fail()
+        return Reply(text=ANSWER, continues=False)
+
+    api.model.handler = answer
+    async with api.post(path, body) as response:
+        told_of = await response.json()
+    if reader == "run":
+        events = f"{path}/{told_of['run_id']}/events"
+    else:
+        events = f"{path}/{told_of['id']}?stream=true"
+    async with asyncio.timeout(20), api.get(events) as response:
+        assert response.status == 200
+        reads.set()
+        seen = await stream_of(response)
+        text = await response.text()
+    if reader == "run":
+        assert (seen[-1].data["event"], seen[-1].data["error_code"]) == ("run.failed", CODE)
+        assert text.endswith(": stream closed\n\n")
+    else:
+        assert end_of(RESPONSES, seen)[0] == "response.failed"
+    disk.mend()
+    async with asyncio.timeout(20), api.get(events) as response:
+        again = await stream_of(response)
+    last = -1 if reader == "run" else -2
+    assert again[last].data.get("event", again[last].data.get("type")) in ("run.failed", "response.failed")
+    if reader == "run":
+        assert int(again[-1].id or 0) > int(seen[-1].id or 0), "a number was used twice"
+    assert len(api.model.requests) == 1, "the model was asked again"

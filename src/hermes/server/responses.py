@@ -27,7 +27,7 @@ from hermes.server.response_kept import Kept, blank, follow, reported, turn_mess
 from hermes.server.response_work import Work, prepare, reader
 from hermes.server.sealing import seal_of
 from hermes.server.session_routes import unknown_session
-from hermes.server.sse import ClientGone, EventStream, Item, direct, items, logged
+from hermes.server.sse import ClientGone, EventStream, Item, direct, items, logged_to_its_end
 from hermes.server.turns import Turn, check_model, ended_of, leave, route_of, to_its_end
 from hermes.server.wishes import wishes
 from hermes.store.base import StoreError
@@ -304,7 +304,7 @@ async def _replayed(
                 if data:
                     await stream.write(data)
             sink = direct(renderer, stream)
-            async with contextlib.aclosing(logged(app.engine, run.spec.run_id, ROWS, sink=sink)) as source:
+            async with contextlib.aclosing(logged_to_its_end(app.engine, run.spec.run_id, ROWS, sink=sink)) as source:
                 async for batch in source:
                     data = renderer.feed(batch)
                     if renderer.ended:

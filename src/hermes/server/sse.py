@@ -243,6 +243,19 @@ def logged(
     return _with_rows(engine, run_id, rows, batches) if rows else batches
 
 
+async def logged_to_its_end(
+    engine: Any, run_id: str, rows: frozenset[str] = frozenset(), after: int = 0, sink: Sink | None = None
+) -> AsyncGenerator[list[Item], None]:
+    """The same for those who learn of the end from the log alone: they are told one that could not be put there."""
+    ended = False
+    async with contextlib.aclosing(logged(engine, run_id, rows, after, sink)) as batches:
+        async for batch in batches:
+            ended = any(not isinstance(item, str) and item.final for item in batch[-1:])
+            yield batch
+    if not ended and (end := engine.unrecorded_end(run_id)) is not None:
+        yield [end]
+
+
 async def _with_rows(
     engine: Any, run_id: str, rows: frozenset[str], batches: AsyncGenerator[list[Any], None]
 ) -> AsyncGenerator[list[Item], None]:
