@@ -738,15 +738,50 @@ async def test_a_server_takes_up_what_was_left_by_itself(house: House, server: M
             await asyncio.sleep(0.01)
 
 
-async def test_a_reader_has_a_run_that_nobody_carries_on_taken_up_at_once(house: House, server: ModelServer) -> None:
+@pytest.mark.parametrize("reads", ["log", "status"])
+async def test_a_reader_has_a_run_that_nobody_carries_on_taken_up_at_once(
+    house: House, server: ModelServer, reads: str
+) -> None:
     server.script = [Reply(text="Done.")]
     house.engine.keep_going()
-    await asyncio.sleep(0)
     await house.engine.resume_all()
     left = await Left(house, server).begin()
     async with asyncio.timeout(10):
+        if reads == "status":
+            while (record := await house.engine.get(left.spec.run_id)) is None or not record.state.ended:
+                await asyncio.sleep(0.01)
         events = await left.log()
     assert events[-1]["type"] == "run.completed"
+
+
+async def test_readers_at_the_same_time_take_a_run_up_once(
+    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.script = [Reply(text="Done."), Reply(text="Done twice.")]
+    house.engine.keep_going()
+    await house.engine.resume_all()
+    left, runs = Left(house, server), house.app.store.runs
+    await runs.create(left.spec)
+    made = "UPDATE runs SET holder = ?, created_at = created_at - 60 WHERE run_id = ?"
+    gone = f"{os.uname().nodename}:{2**22 + 1}:1.00"
+    await house.app.store.sessions.engine.write_soon(lambda tx: tx.execute(made, (gone, left.spec.run_id)))
+    durable, at_work, go_on = runs.durable, asyncio.Event(), asyncio.Event()
+
+    async def slowly(run_id: str) -> Any:
+        at_work.set()
+        await go_on.wait()
+        return await durable(run_id)
+
+    monkeypatch.setattr(runs, "durable", slowly, raising=False)
+    first = asyncio.ensure_future(house.engine.get(left.spec.run_id))
+    await at_work.wait()
+    async with asyncio.timeout(10):
+        await house.engine.get(left.spec.run_id)
+    go_on.set()
+    await first
+    events = await left.log()
+    assert [event["type"] for event in events].count("run.started") == 1
+    assert len(server.requests) == 1
 
 
 async def test_a_start_removes_the_leases_of_processes_that_are_gone(house: House) -> None:
