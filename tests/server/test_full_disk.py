@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.model_server import Call, Reply, Request
+from support.gateway import serving
+from support.model_server import Call, ModelServer, Reply, Request
 
 from .clients import Frame, Json, chat_text, refused, stream_of, told, user
 from .conftest import Api
@@ -206,3 +209,62 @@ async def test_who_reads_the_log_alone_is_told_an_end_that_is_not_there(api: Api
     if reader == "run":
         assert int(again[-1].id or 0) > int(seen[-1].id or 0), "a number was used twice"
     assert len(api.model.requests) == 1, "the model was asked again"
+
+
+# A home on a disk of 4 MiB, which nobody else sees.
+SMALL_DISK = (
+    "unshare",
+    "-rm",
+    "sh",
+    "-c",
+    'set -e; config=$(cat "$HERMES_HOME/config.yaml"); mount -t tmpfs -o size=4m none "$HERMES_HOME"; '
+    'echo "$config" > "$HERMES_HOME/config.yaml"; exec "$@"',
+    "sh",
+)
+
+
+async def test_a_disk_that_is_full_in_mid_stream(home_folder: Path) -> None:
+    probe = [*SMALL_DISK[:4], f'mount -t tmpfs -o size=4m none "{home_folder.parent}"']
+    if subprocess.run(probe, capture_output=True, check=False).returncode:
+        pytest.skip("nothing can be mounted here")
+    filler: Path | None = None
+
+    async def answer(_: Request) -> Reply:
+        assert filler is not None
+        if not filler.exists():
+            with pytest.raises(OSError, match="No space left"), filler.open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(4096))
+        return Reply(text=["A whole ", "answer. ", *["It goes on. "] * 50], gap_s=0.002, continues=False)
+
+    whole = "A whole answer. " + "It goes on. " * 50
+    async with ModelServer(handler=answer) as model:
+        settings = {"model": {"default": "m", "base_url": f"{model.url}/v1", "api_key": "key-12345678"}}
+        async with serving(home_folder, within=SMALL_DISK, terminal={"backend": "local"}, **settings) as gateway:
+            disk = Path(f"/proc/{gateway.process.pid}/root{home_folder}")
+            filler = disk / "filler"
+            await gateway.post("/api/sessions", {"id": "hall"}, 201)
+            for route in ("chat", "response", "session"):
+                path, body = ROUTES[route]
+                filler.unlink(missing_ok=True)
+                stream = (f"{path}/stream", body) if path == SESSION else (path, {**body, "stream": True})
+                async with gateway.client.post(stream[0], json=stream[1]) as response:
+                    seen = await stream_of(response)
+                end, text, last = end_of(path, seen)
+                assert (end, text) == (ENDS[path], whole)
+                assert warned(path, seen, last)
+                filler.unlink()
+                async with gateway.client.post(path, json=body) as response:
+                    answered = await response.text()
+                    assert (response.status, response.headers["X-Hermes-Warning"]) == (200, "store_unavailable")
+                    assert whole.strip() in answered
+            assert len(list((disk / "journal").iterdir())) < 10
+            filler.unlink()
+            run_id = response.headers["X-Hermes-Run-Id"]
+
+            async def ended() -> bool:
+                return bool((await gateway.get(f"/v1/runs/{run_id}"))["status"] == "failed")
+
+            async with asyncio.timeout(20):
+                while not await ended():
+                    await asyncio.sleep(0.05)

@@ -194,8 +194,8 @@ class RunEngine:
         # Runs that were admitted and are not on record yet: their callers know their numbers already.
         self._coming: dict[str, asyncio.Event] = {}
         self._permits: Counter[str] = Counter()
-        # Runs that ended while the store could not be written to, with an end that is on no record.
-        self._unrecorded_ends: dict[str, Event] = {}
+        # Runs that ended while the store could not be written to: the end that is on no record, and the log so far.
+        self._unrecorded_ends: dict[str, tuple[Event, RunWriter]] = {}
         self._being_resumed: set[str] = set()
         # Whoever wants to hear of what is put on record, text left out.
         self.listeners: list[Callable[[LiveRun, Event], None]] = []
@@ -646,8 +646,10 @@ class RunEngine:
     async def _revived(self, record: RunRecord, token: int | None) -> LiveRun:
         """A run as its log leaves it."""
         spec, store = self.limits.ceiling(record.spec), self._store.runs
-        unrecorded = self._unrecorded_ends.get(spec.run_id)
-        await self._log.absorb(store, spec.run_id if unrecorded is not None else None)
+        await self._log.absorb(store)
+        end, before = self._unrecorded_ends.get(spec.run_id, (None, None))
+        if before is not None:
+            await before.save_rest(token)
         events, partials = await store.durable(spec.run_id), await store.partials(spec.run_id)
         if not events:
             return self._alive(spec, self._store)
@@ -659,8 +661,8 @@ class RunEngine:
             within_s=self.limits.resume_within_s,
             booted_at=booted_at(),
         )
-        if unrecorded is not None:  # its readers have been told that it is over
-            found.verdict, found.next_seq = "store_unavailable", max(found.next_seq, unrecorded.seq + 1)
+        if end is not None:  # its readers have been told that it is over
+            found.verdict, found.next_seq = "store_unavailable", max(found.next_seq, end.seq + 1)
         log.info("run %s is taken up again (%s, %s)", spec.run_id, found.reason, found.verdict)
         live = self._alive(spec, self._store, found.next_seq - 1, record.state)
         live.resumption, live.log.token = found, token
@@ -762,11 +764,11 @@ class RunEngine:
         if live.spec.persist and writer.creates is None and not state.ended and state.status != "interrupted":
             end = writer.event("run.failed", **_STORE_FAILED, **_NOTHING, steps=writer.step)
             end.seq, end.ts = writer.last_seq + 1, time.time()
-            self._unrecorded_ends[live.spec.run_id] = end
+            self._unrecorded_ends[live.spec.run_id] = end, writer
 
     def unrecorded_end(self, run_id: str) -> Event | None:
         """The end of a run that the store could not be told."""
-        return self._unrecorded_ends.get(run_id)
+        return self._unrecorded_ends.get(run_id, (None, None))[0]
 
     async def _forget(self, live: LiveRun) -> None:
         run_id = live.spec.run_id

@@ -72,10 +72,8 @@ class RunLog:
             await writer.close()
         self.bus.close(run_id)
 
-    async def absorb(self, store: RunStore, own_run: str | None = None) -> None:
-        """Put into the store what the journals of processes that are gone hold, and what this one's holds of a run."""
-        if own_run is not None and self._reader is not None:
-            await store.absorb({own_run: await asyncio.to_thread(self._reader.tails, own_run)})
+    async def absorb(self, store: RunStore) -> None:
+        """Put into the store what the journals of processes that are gone hold."""
         for left in await asyncio.to_thread(left_behind, self._folder) if self._folder is not None else ():
             try:
                 await store.absorb(left.tails)

@@ -580,6 +580,13 @@ class RunWriter:
             await self.store.put_partials(self.run_id, self.token, partials)
             self.saved(partials)
 
+    async def save_rest(self, token: int | None) -> None:
+        """Save the texts of a log that was closed while the store could not be written to."""
+        self.token = token
+        await self._save_partials()
+        for stream in self._streams.values():
+            self._release(stream, closed=True)
+
     def _grown(self) -> list[Stream]:
         return [stream for stream in self._streams.values() if stream.last_seq > stream.saved_seq]
 
