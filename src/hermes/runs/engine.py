@@ -738,8 +738,6 @@ class RunEngine:
         live.log = self._log.open(live.spec.run_id, self._ephemeral.runs, secrets=live.secrets, persist=False)
         live.log.heard = self._tell
         live.notices.append(UNKEPT)
-        if (coming := self._coming.pop(live.spec.run_id, None)) is not None:
-            coming.set()
         return await self._execute(live)
 
     async def _close_broken(self, live: LiveRun) -> None:
@@ -828,18 +826,13 @@ class RunEngine:
         coming = self._coming.get(run_id)
         record = await self._recorded(run_id)
         if record is None and coming is not None:
-            await self.on_record(run_id)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(COMING_S_MAX):
+                    await coming.wait()
             record = await self._recorded(run_id)
         if record is not None and self._log.resume is not None:
             await self._log.resume(record)
         return record
-
-    async def on_record(self, run_id: str) -> None:
-        """Wait until an admitted run is on record, or is known not to be put there."""
-        if (coming := self._coming.get(run_id)) is not None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(COMING_S_MAX):
-                    await coming.wait()
 
     async def _recorded(self, run_id: str) -> RunRecord | None:
         store = await self._store_of(run_id)

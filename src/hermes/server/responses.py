@@ -196,16 +196,16 @@ async def write_stream(
     renderer = await kept.renderer(adapter)
     headers = {**turn.headers(), **work.body.headers()} if work and turn else {}
     stream = adapter.stream(request, headers)
+    if turn is not None:
+        turn.hold(stream)
     try:
         await kept.begin_or_go_on(adapter, renderer.snapshot())
-        if turn is not None:
-            await turn.on_record()
         async with stream:
             for data in renderer.begin():
                 await stream.write(data)
             admission = turn.admission if turn else None
             sink = direct(renderer, stream)
-            async with contextlib.aclosing(items(stream_q, agent_task, admission, ROWS, sink)) as source:
+            async with contextlib.aclosing(items(stream_q, agent_task, admission, ROWS, sink, stream)) as source:
                 await _carry(adapter, source, renderer, kept, agent_task, turn, stream.write)
             await stream.write(renderer.done(), last=True)
     except ClientGone:

@@ -25,7 +25,7 @@ from hermes.server.idempotency import joined
 from hermes.server.keys import CALLER
 from hermes.server.models import ChatTool, Parameters
 from hermes.server.outcome import Outcome
-from hermes.server.sse import TurnQueue
+from hermes.server.sse import EventStream, TurnQueue
 from hermes.server.wishes import Wishes
 from hermes.store.base import StoreError
 from hermes.store.binding import match
@@ -361,10 +361,10 @@ class Turn:
             raise
         return await self.ended(task)
 
-    async def on_record(self) -> None:
-        """Wait until the run that the head of a stream names can be found by whoever asks for it after a crash."""
+    def hold(self, stream: EventStream) -> None:
+        """Let the head of a stream, which names the run, wait until the run can be found after a crash."""
         if self.admission is not None and self.adapter.makes_runs:
-            await self.admission.engine.on_record(self.spec.run_id)
+            stream.hold()
 
     async def ended(self, task: asyncio.Future[Any]) -> Outcome:
         """How the turn ended, whatever way it did."""
