@@ -125,13 +125,19 @@ class ResponseRenderer:
     def finish(self, ended: Outcome) -> bytes:
         """The end, where it is not told by the log."""
         if not self.ended:
-            self._warnings += ended.warnings
+            for warning in ended.warnings:
+                self.warn(warning["code"], warning["message"])
             if ended.text and not self._said_text():
                 self._say(ended.text, None)
             for call in ended.calls:
                 self._client_call(call)
             self._end_as(ended)
         return self._taken()
+
+    def warn(self, code: str, message: str) -> None:
+        """Put a warning into the response, once."""
+        if all(warning["code"] != code for warning in self._warnings):
+            self._warnings.append({"code": code, "message": message})
 
     def cut(self, reason: str) -> None:
         """Nobody will tell the end any more: what there is is all there is."""
@@ -395,7 +401,7 @@ class ResponseRenderer:
 
     def _notice(self, event: Event) -> None:
         if event.data["code"] == "store_unavailable":
-            self._warnings.append({name: event.data[name] for name in ("code", "message")})
+            self.warn(event.data["code"], event.data["message"])
 
     def _interrupted(self, _: Event) -> None:
         self.handed_on = True

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from hermes.agent.media_tags import as_said
+from hermes.runs.engine import UNKEPT
 from hermes.runs.events import Event
 from hermes.server.outcome import Outcome, usage_object
 from hermes.server.render_responses import ROWS, ResponseRenderer, Shows
@@ -89,10 +90,10 @@ class Kept:
         if not self.known:
             await self.keep(adapter, response)
 
-    async def begin_or_go_on(self, adapter: APIServerAdapter, response: Json) -> None:
-        """The same for those who are answered even without a store."""
-        if not self.known:
-            await self.try_to_keep(adapter, response)
+    async def try_to_begin(self, adapter: APIServerAdapter, renderer: ResponseRenderer) -> None:
+        """The same for those who are answered even without a store, and then warned."""
+        if not self.known and not await self.try_to_keep(adapter, renderer.snapshot()):
+            renderer.warn(*UNKEPT)
 
     async def keep(self, adapter: APIServerAdapter, response: Json, ended: Outcome | None = None) -> None:
         """Store the response as it stands; at its end names that point to it are set."""
@@ -110,14 +111,16 @@ class Kept:
                 items = [*self.input_items, *response["output"]]
                 await store.add_conversation_items(self.conversation, self.owner, items, self.response_id)
 
-    async def try_to_keep(self, adapter: APIServerAdapter, response: Json, ended: Outcome | None = None) -> None:
+    async def try_to_keep(self, adapter: APIServerAdapter, response: Json, ended: Outcome | None = None) -> bool:
         """Store it if that can be done; a record that is behind then follows its run."""
         try:
             await self.keep(adapter, response, ended)
         except StoreError as error:
             log.warning("the response %s could not be kept: %s", self.response_id, error)
             if self.known and self.run_id and response["status"] not in ("queued", "in_progress"):
-                (await adapter.app()).services.background(_levelled(adapter, self))
+                (await adapter.app()).services.background(follow_until_kept(adapter, self))
+            return False
+        return True
 
     async def _transcript(self, adapter: APIServerAdapter, response: Json, ended: Outcome | None) -> list[Message]:
         if (
@@ -216,17 +219,6 @@ def blank(response_id: str, model: str, created_at: int) -> Json:
 
 async def follow(adapter: APIServerAdapter, kept: Kept) -> ResponseRenderer:
     """Build the response from its run's log, to the run's end, and keep it."""
-    while True:
-        try:
-            return await _follow(adapter, kept)
-        except StoreError as error:
-            if (await adapter.app()).engine.draining:
-                raise
-            log.warning("the response %s could not be kept: %s", kept.response_id, error)
-            await asyncio.sleep(WAIT_FOR_STORE_S)
-
-
-async def _follow(adapter: APIServerAdapter, kept: Kept) -> ResponseRenderer:
     app = await adapter.app()
     while True:
         renderer = await kept.renderer(adapter)
@@ -256,8 +248,17 @@ async def level(adapter: APIServerAdapter) -> None:
     for response_id in await store.unfinished():
         record = await store.get(response_id)
         if record is not None and record.get("run_id"):
-            app.services.background(_levelled(adapter, Kept.of(response_id, record)))
+            app.services.background(follow_until_kept(adapter, Kept.of(response_id, record)))
 
 
-async def _levelled(adapter: APIServerAdapter, kept: Kept) -> None:
-    await follow(adapter, kept)
+async def follow_until_kept(adapter: APIServerAdapter, kept: Kept) -> None:
+    """The same in the background, however long the store cannot be written to."""
+    while True:
+        try:
+            await follow(adapter, kept)
+            return
+        except StoreError as error:
+            if (await adapter.app()).engine.draining:
+                return
+            log.warning("the response %s could not be kept: %s", kept.response_id, error)
+            await asyncio.sleep(WAIT_FOR_STORE_S)

@@ -23,7 +23,7 @@ from hermes.server.outcome import Outcome
 from hermes.server.queries import ID_MAX, whole, word
 from hermes.server.render_responses import ROWS, ResponseRenderer
 from hermes.server.response_items import Json
-from hermes.server.response_kept import Kept, blank, follow, reported, turn_messages
+from hermes.server.response_kept import Kept, blank, follow, follow_until_kept, reported, turn_messages
 from hermes.server.response_work import Work, prepare, reader
 from hermes.server.sealing import seal_of
 from hermes.server.session_routes import unknown_session
@@ -90,7 +90,7 @@ async def run(adapter: APIServerAdapter, work: Work, write: Any = None) -> tuple
     task = asyncio.ensure_future(adapter._run_agent(**turn.arguments(streamed=write is not None)))
     task.add_done_callback(lambda _: turn.queue.put(None))
     try:
-        await kept.begin_or_go_on(adapter, renderer.snapshot())
+        await kept.try_to_begin(adapter, renderer)
         for data in renderer.begin():
             await write(data) if write else None
         async with contextlib.aclosing(items(turn.queue, task, turn.admission, ROWS)) as source:
@@ -141,20 +141,15 @@ async def _lost(adapter: APIServerAdapter, work: Work, task: asyncio.Future[Any]
     await turn.leave(task)
     begun = turn.admission is not None and turn.admission.begun
     if begun and kept.store:
-        work_left = follow(adapter, kept)
         if turn.spec.on_detach == "cancel" and task.done():
-            await work_left
+            await follow(adapter, kept)
         else:
-            (await adapter.app()).services.background(_alone(work_left))
+            (await adapter.app()).services.background(follow_until_kept(adapter, kept))
     elif not begun:
         kept.run_id = None
         renderer.feed(_rest(turn.queue))
         renderer.cut("client_disconnected")
         await kept.try_to_keep(adapter, renderer.response)
-
-
-async def _alone(work: Any) -> None:
-    await work
 
 
 def _rest(stream_q: Any) -> list[Item]:
@@ -199,7 +194,7 @@ async def write_stream(
     if turn is not None:
         turn.hold(stream)
     try:
-        await kept.begin_or_go_on(adapter, renderer.snapshot())
+        await kept.try_to_begin(adapter, renderer)
         async with stream:
             for data in renderer.begin():
                 await stream.write(data)
@@ -265,7 +260,7 @@ async def _submit(adapter: APIServerAdapter, work: Work, renderer: ResponseRende
     except Refused as error:
         await adapter.stored_responses.delete(kept.response_id)
         raise outcome.refusal(error) from None
-    app.services.background(_alone(follow(adapter, kept)))
+    app.services.background(follow_until_kept(adapter, kept))
 
 
 # --- stored responses ------------------------------------------------------------------------------------------------
