@@ -20,8 +20,11 @@ STREAMS: dict[str, Json] = {
 }
 
 
+@pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": "key-1"}], ids=["plain", "keyed"])
 @pytest.mark.parametrize("path", STREAMS)
-async def test_a_head_is_sent_when_its_run_is_on_record(api: Api, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+async def test_a_head_is_sent_when_its_run_is_on_record(
+    api: Api, monkeypatch: pytest.MonkeyPatch, path: str, headers: dict[str, str]
+) -> None:
     api.model.handler = lambda _: Reply(text="Hello.", continues=False)
     async with api.post("/api/sessions", {"id": "hall"}) as response:
         await told(response, 201)
@@ -37,7 +40,7 @@ async def test_a_head_is_sent_when_its_run_is_on_record(api: Api, monkeypatch: p
 
     for name in ("append", "create"):
         monkeypatch.setattr(store.runs, name, slowly(getattr(store.runs, name)), raising=False)
-    asked = asyncio.ensure_future(api.post(path, STREAMS[path]).__aenter__())
+    asked = asyncio.ensure_future(api.post(path, STREAMS[path], headers=headers).__aenter__())
     await asyncio.wait([asked], timeout=0.3)
     assert not asked.done(), "the head was sent before the run was on record"
     go.set()
