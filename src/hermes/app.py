@@ -178,6 +178,7 @@ class App:
     async def _keep_house(self) -> None:
         with suppress(StoreError):
             await self.store.idempotency.release_unstarted()
+            await self.store.leases.release_gone()
         while True:
             try:
                 await self.services.files.call(partial(sweep_if_due, self.store.blocking, self._settings))

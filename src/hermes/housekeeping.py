@@ -42,6 +42,7 @@ def _sweep(store: Store, settings: Settings) -> dict[str, Any]:
     days["response"] = float(get("api_server.responses.max_age_days"))
     done: dict[str, Any] = store.runs.sweep(days, _LOG_HOURS, get("api_server.runs.max_stored"))
     done["idempotency"] = store.idempotency.sweep()
+    done["leases"] = store.leases.release_gone()
     done["responses"] = store.responses.sweep() if store.responses_file and store.responses_file.exists() else 0
     done["sessions"] = _prune(store, settings)
     done["unrecorded"] = store.sessions.remove_unrecorded_folders(time.time() - UNRECORDED_KEPT_S)

@@ -34,6 +34,7 @@ HELD_S_MAX = 0.005
 # as nothing in it is needed.
 JOURNAL_FILE_BYTES_MAX = 4 * 1024 * 1024
 JOURNAL_REUSED_BYTES_MAX = 64 * 1024
+JOURNAL_RETRY_S = 5.0
 PAGE_EVENTS_MAX = 512
 
 # Leases, and how long an end may take

@@ -163,6 +163,7 @@ async def test_only_the_new_part_of_a_text_is_saved(writing: Writing, monkeypatc
 
 async def test_a_journal_that_cannot_be_written_stops_nobody(writing: Writing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_module, "PARTIAL_S_MAX", 0.01)
+    monkeypatch.setattr(journal_module, "JOURNAL_RETRY_S", 0.0)
 
     def full(fd: int, data: bytes) -> int:
         raise OSError(28, "No space left on device")

@@ -152,7 +152,7 @@ async def test_a_turn_whose_store_breaks_tells_its_waiter(
         await server.until(lambda: server.open_streams == 1)
         spoken("")
     told = await settled(waiter)
-    assert isinstance(told, Exception) or told["completed"] is False
+    assert (told["final_response"], [one["code"] for one in told["warnings"]]) == ("Once upon", ["store_unavailable"])
 
 
 # ---- stops that come early

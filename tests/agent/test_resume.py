@@ -360,14 +360,45 @@ async def test_an_open_approval_keeps_its_id_and_can_be_answered(house: House, s
     left = await Left(house, server, toolsets=frozenset({"x"})).begin()
     await left.say("", calls=[Call("act", {}, id="c1")])
     await left.start(Call("act", {}, id="c1"), "read")
-    await left.add(left.event("approval.requested", approval_id="apr_1", call_id="c1", expires_at=left.ts - 5))
+    await left.add(left.event("approval.requested", approval_id="apr_1", call_id="c1", expires_at=left.ts + 60))
     assert await house.engine.resume_all() == [left.spec.run_id]
     async for event in house.engine.subscribe(left.spec.run_id, MEANWHILE):
         if event.type == "approval.requested":
-            assert event.data["approval_id"] == "apr_1" and event.data["expires_at"] > time.time()
+            assert (event.data["approval_id"], event.data["expires_at"]) == ("apr_1", left.ts + 60)
             answer = Control("approve", {"id": "apr_1", "choice": "once"})
             assert await house.engine.control(left.spec.run_id, answer) == "applied"
     assert granted == [True]
+
+
+async def test_questions_that_expired_while_nobody_was_there_to_ask_stay_expired(
+    house: House, server: ModelServer
+) -> None:
+    granted: list[bool] = []
+    answers: list[str | None] = []
+
+    async def question(ctx: ToolContext, args: Any) -> Any:
+        answers.append(await ctx.asking.clarify(ctx.call_id, "Which?", []))
+        return {"ok": True}
+
+    house.offer(asking_tool(granted), tool("question", question, effect="read"))
+    server.script = [Reply(text="Done.")]
+    left = await Left(house, server, toolsets=frozenset({"x"})).begin()
+    calls = [Call("act", {}, id="c1"), Call("question", {}, id="c2")]
+    await left.say("", calls=calls)
+    for call in calls:
+        await left.start(call, "read")
+    await left.add(left.event("approval.requested", approval_id="apr_1", call_id="c1", expires_at=left.ts - 5))
+    await left.add(left.event("clarify.requested", request_id="clr_1", call_id="c2", expires_at=left.ts - 5))
+    async with asyncio.timeout(10):
+        events = await left.taken_up()
+    assert (granted, answers) == ([False], [None])
+    assert [(e["approval_id"], e["choice"], e["by"]) for e in of(events, "approval.resolved")] == [
+        ("apr_1", "deny", "timeout")
+    ]
+    assert [(e["request_id"], e["answered"], e["by"]) for e in of(events, "clarify.resolved")] == [
+        ("clr_1", False, "timeout")
+    ]
+    assert len(of(events, "approval.requested", "clarify.requested")) == 2, "they were asked again"
 
 
 async def test_an_approval_that_was_given_is_not_asked_for_again(house: House, server: ModelServer) -> None:
@@ -523,19 +554,22 @@ async def test_a_queued_run_is_queued_again(house: House, server: ModelServer) -
     assert events[-1]["type"] == "run.completed" and of(events, "run.resumed") == []
 
 
-async def test_a_run_that_was_never_begun_is_closed_whoever_has_its_session(house: House, server: ModelServer) -> None:
-    server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
+async def test_a_run_that_was_never_begun_is_queued_behind_whoever_has_its_session(
+    house: House, server: ModelServer
+) -> None:
+    server.script = [Reply(text=["Once ", "upon"], gap_s=60), Reply(text="Done.")]
     other = await house.begin(house.spec(server, persist=True, session_id=SESSION))
     left = Left(house, server)
-    left.spec = left.spec.replace(user_message="")
     await house.app.store.runs.create(left.spec)
     gone = f"{os.uname().nodename}:{2**22 + 1}:1.00"
     made = "UPDATE runs SET holder = ? WHERE run_id = ?"
     await house.app.store.sessions.engine.write_soon(lambda tx: tx.execute(made, (gone, left.spec.run_id)))
     assert await house.engine.resume_all() == [left.spec.run_id]
-    record = await house.engine.get(left.spec.run_id)
-    assert record is not None and (record.state.status, record.state.failure) == ("failed", "server_restarted")
     await other.control("cancel")
+    events = await left.log()
+    assert [event["type"] for event in events[:2]] == ["run.queued", "run.started"]
+    assert events[-1]["type"] == "run.completed"
+    assert ("user", left.spec.user_message) in await rows_of(house)
 
 
 async def test_a_free_session_is_taken_up_however_slow_the_store_is(
@@ -702,6 +736,67 @@ async def test_a_server_takes_up_what_was_left_by_itself(house: House, server: M
     async with asyncio.timeout(5):
         while await house.app.store.sessions.get_meta("swept_at") is None:
             await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("reads", ["log", "status"])
+async def test_a_reader_has_a_run_that_nobody_carries_on_taken_up_at_once(
+    house: House, server: ModelServer, reads: str
+) -> None:
+    server.script = [Reply(text="Done.")]
+    house.engine.keep_going()
+    await house.engine.resume_all()
+    left = await Left(house, server).begin()
+    async with asyncio.timeout(10):
+        if reads == "status":
+            while (record := await house.engine.get(left.spec.run_id)) is None or not record.state.ended:
+                await asyncio.sleep(0.01)
+        events = await left.log()
+    assert events[-1]["type"] == "run.completed"
+
+
+async def test_readers_at_the_same_time_take_a_run_up_once(
+    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.script = [Reply(text="Done."), Reply(text="Done twice.")]
+    house.engine.keep_going()
+    await house.engine.resume_all()
+    left, runs = Left(house, server), house.app.store.runs
+    await runs.create(left.spec)
+    made = "UPDATE runs SET holder = ?, created_at = created_at - 60 WHERE run_id = ?"
+    gone = f"{os.uname().nodename}:{2**22 + 1}:1.00"
+    await house.app.store.sessions.engine.write_soon(lambda tx: tx.execute(made, (gone, left.spec.run_id)))
+    durable, at_work, go_on = runs.durable, asyncio.Event(), asyncio.Event()
+
+    async def slowly(run_id: str) -> Any:
+        at_work.set()
+        await go_on.wait()
+        return await durable(run_id)
+
+    monkeypatch.setattr(runs, "durable", slowly, raising=False)
+    first = asyncio.ensure_future(house.engine.get(left.spec.run_id))
+    await at_work.wait()
+    async with asyncio.timeout(10):
+        await house.engine.get(left.spec.run_id)
+    go_on.set()
+    await first
+    events = await left.log()
+    assert [event["type"] for event in events].count("run.started") == 1
+    assert len(server.requests) == 1
+
+
+async def test_a_start_removes_the_leases_of_processes_that_are_gone(house: House) -> None:
+    store, gone = house.app.store, f"{os.uname().nodename}:{2**22 + 1}:1.00"
+    await store.leases.acquire("session:of-a-dead-process", gone, 60.0)
+    await store.leases.acquire("session:of-another-host", "elsewhere:1:1.00", 60.0)
+    house.app.serve()
+    async with asyncio.timeout(10):
+        while await _lease_names(house) != ["session:of-another-host"]:
+            await asyncio.sleep(0.01)
+
+
+async def _lease_names(house: House) -> list[str]:
+    read = house.app.store.sessions.engine.write_soon
+    return [row["name"] for row in await read(lambda tx: tx.rows("SELECT name FROM leases"))]
 
 
 async def test_a_control_left_by_another_process_is_heard(

@@ -109,6 +109,20 @@ async def test_a_missed_time_runs_once(plan: Plan) -> None:
     assert (await plan.job(job))["next_run_at"] == NOW + 11 * 3_600
 
 
+@pytest.mark.parametrize("schedule", ["every 10m", "*/10 * * * *"])
+async def test_a_time_that_a_wrong_clock_has_set_far_ahead_is_set_again(plan: Plan, schedule: str) -> None:
+    job = await plan.add(schedule)
+    await plan.look(NOW + 30 * 86_400)
+    assert (await plan.job(job))["next_run_at"] > NOW + 86_400
+    await plan.look(NOW + 60)
+    following = (await plan.job(job))["next_run_at"]
+    assert NOW + 60 < following <= NOW + 660
+    await plan.look(following)
+    await plan.look(following + 600)
+    assert len(await plan.runs()) > 1
+    assert (await plan.job(job))["next_run_at"] == following + 1200
+
+
 async def test_a_number_of_times_is_kept_to(plan: Plan) -> None:
     job = await plan.add("every 1h", repeat=2)
     for hour in range(1, 5):

@@ -223,6 +223,51 @@ async def test_who_asks_again_is_joined_to_the_turn_that_was_taken_up(home_folde
         await witness.settle()
 
 
+# Loaded by every Python of the test: a server that is killed once, when a run is on record and its first event is not.
+KILL_BEFORE_START = """
+import os, signal
+from hermes.runs.writer import RunWriter
+
+append, mark = RunWriter.append, os.environ["KILL_MARK"]
+
+async def append_or_die(self, *events, **options):
+    if self.creates is None and events[0].type == "run.started" and os.path.exists(mark):
+        os.unlink(mark)
+        os.kill(os.getpid(), signal.SIGKILL)
+    await append(self, *events, **options)
+
+RunWriter.append = append_or_die
+"""
+
+
+@pytest.mark.parametrize("kind", ["chat", "chat stream", "response", "session", "session stream"])
+async def test_a_turn_that_was_made_and_not_begun_is_carried_out_once(
+    home_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    code, mark = tmp_path / "code", tmp_path / "kill"
+    code.mkdir()
+    (code / "sitecustomize.py").write_text(KILL_BEFORE_START)
+    monkeypatch.setenv("PYTHONPATH", str(code))
+    monkeypatch.setenv("KILL_MARK", str(mark))
+    plan = Plan("made", ("c",))
+    async with house(home_folder) as (_, witness):
+        gateway = witness.gateway
+        await witness.open("of-made")
+        asked = Asked(WAYS[kind], plan, "of-made", "key-made")
+        mark.touch()
+        await answer_to(asked, gateway)
+        assert await gateway.ended() == -signal.SIGKILL
+        await gateway.start()
+        status, headers, text = await answer_to(asked, gateway)
+        assert (status, headers.get("Idempotency-Replayed")) == (200, "true"), text
+        assert plan.texts[-1] in text_in(text.decode())
+        [run] = (await gateway.get("/v1/runs"))["data"]
+        assert (run["run_id"], run["status"]) == (headers["X-Hermes-Run-Id"], "completed")
+        said = (await gateway.get("/api/sessions/of-made/messages"))["data"]
+        assert [message["content"] for message in said if message["role"] == "user"] == [plan.message]
+        assert lines(witness) == plan.effects
+
+
 # ---- told to end
 
 

@@ -573,6 +573,7 @@ def test_the_rows_that_differ_after_delivered_text(kind: Kind, expected: str) ->
 
 def test_the_tables_name_every_kind_of_a_model_call() -> None:
     turn_kinds = {"max_iterations", "invalid_calls", "session_busy", "server_restarted", "crash_loop"}
+    turn_kinds.add("store_unavailable")
     assert set(ROWS) | set(ROWS_WITH_TEXT) == set(get_args(Kind)) - turn_kinds
 
 
@@ -727,6 +728,7 @@ CODES: dict[Kind, str] = {
     "local_memory": "provider_unavailable",
     "server_restarted": "server_restarted",
     "crash_loop": "server_restarted",
+    "store_unavailable": "session_db_unavailable",
     "session_busy": "session_busy",
     "empty": "agent_incomplete",
     "missing_call": "agent_incomplete",

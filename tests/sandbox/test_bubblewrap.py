@@ -4,9 +4,11 @@ import asyncio
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from hermes.sandbox.mounts import Place
 
 from .conftest import finished, needs_bubblewrap, running, sh
 
+SURELY_S = 20.0
 Wrapped = Callable[..., Sandbox]
 
 
@@ -305,3 +308,17 @@ def _usable_by_nobody(python: str) -> bool:
         shutil.which("runuser") is not None
         and subprocess.run(argv, capture_output=True, cwd="/", check=False).returncode == 0
     )
+
+
+def test_a_sandbox_that_is_starting_ends_with_its_server(tmp_path: Path) -> None:
+    needs_bubblewrap()
+    script = Path(__file__).with_name("forgetful.py")
+    folders = [tmp_path / str(number) for number in range(5)]
+    for folder in folders:
+        folder.mkdir()
+        argv = [sys.executable, str(script), "bubblewrap", "die", "1", str(folder)]
+        assert subprocess.run(argv, check=False).returncode == -signal.SIGKILL
+    until = time.monotonic() + SURELY_S
+    while left := [pid for folder in folders for pid in running(f"{folder}/init.py")]:
+        assert time.monotonic() < until, left
+        time.sleep(0.01)

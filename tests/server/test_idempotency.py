@@ -160,13 +160,28 @@ async def test_a_restart_keeps_the_answers(start: Start) -> None:
     assert other.model.requests == []
 
 
+async def test_a_turn_that_was_only_made_when_its_server_was_killed_is_carried_out(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = await start(handler=lambda _: Reply(text="Hi.", continues=False))
+    spec, body = RunSpec("hi", session_id="s", kind="chat", on_detach="continue"), user("hi")
+    fingerprint, store = await _fingerprint(api, body), api.app.store
+    with monkeypatch.context() as patched:
+        patched.setattr("hermes.store.runs.this_process", lambda: f"{os.uname().nodename}:99999999:")
+        await store.runs.create(spec)
+    await store.idempotency.claim("default POST /v1/chat/completions", "key-1", fingerprint, 60.0, spec.run_id)
+    status, text, headers = await asked(api, "/v1/chat/completions", body)
+    assert (status, headers["X-Hermes-Run-Id"]) == (200, spec.run_id), text
+    assert b"Hi." in text
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_a_restart_ended_says_so_and_where_it_is(
     start: Start, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api = await start()
     store = api.app.store
-    spec, body = RunSpec("hi", session_id="s", kind="chat"), user("hi", stream=stream)
+    spec, body = RunSpec("hi", session_id="s", kind="chat", on_detach="cancel"), user("hi", stream=stream)
     fingerprint = await _fingerprint(api, body)
     with monkeypatch.context() as patched:
         patched.setattr("hermes.store.runs.this_process", lambda: f"{os.uname().nodename}:99999999:")

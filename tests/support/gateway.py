@@ -24,8 +24,9 @@ CUT = (aiohttp.ClientError, ConnectionError, asyncio.IncompleteReadError)
 class Gateway:
     """The server of one home, which may be ended and started again."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
-        self.folder, self.url = folder, ""
+    def __init__(self, folder: Path, *, within: tuple[str, ...] = (), **settings: Any) -> None:
+        """`within` is a command that starts the server, whose own it is given."""
+        self.folder, self.url, self._within = folder, "", within
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         told = {"auxiliary": {"title_generation": {"enabled": False}}, "cron": {"enabled": False}, **settings}
         (folder / "config.yaml").write_text(yaml.safe_dump(told))
@@ -34,7 +35,7 @@ class Gateway:
 
     async def start(self) -> None:
         """Start it, or start it again once everybody has noticed that it is gone; it listens afterwards."""
-        command = (sys.executable, "-m", "hermes", "gateway", "run", "--port", "0")
+        command = (*self._within, sys.executable, "-m", "hermes", "gateway", "run", "--port", "0")
         env = {**os.environ, "HERMES_HOME": str(self.folder)}
         with (self.folder / "stderr.txt").open("ab") as said:
             self.process = await asyncio.create_subprocess_exec(

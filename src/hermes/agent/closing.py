@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from hermes.agent.failures import Failure, explain, sentence
@@ -9,11 +10,12 @@ from hermes.agent.media_tags import as_said
 from hermes.agent.parts import Assembled, ToolCall
 from hermes.agent.step import Answered
 from hermes.agent.turn import Turn
-from hermes.runs.engine import Result
+from hermes.runs.engine import UNKEPT, Result
 from hermes.runs.events import Event
 from hermes.runs.jobs import has_own_session, is_silent
-from hermes.store.base import Row
+from hermes.store.base import LeaseLost, Row, StoreError
 
+log = logging.getLogger(__name__)
 # The message itself is at fault: before the next turn it is replaced by a note, so that it cannot fail that as well.
 _MESSAGE_FAULTS = {"context_overflow", "payload_too_large", "image_rejected", "policy_blocked", "bad_request"}
 _FINISH = {
@@ -32,17 +34,36 @@ def open_answer(turn: Turn) -> Answered | None:
 
 
 async def close_completed(turn: Turn, answered: Answered, pending: list[ToolCall]) -> Result:
-    """The answer is there, or the client's own calls are."""
+    """The answer is there, or the client's own calls are. Without its store it is given, and not kept."""
+    calls = [call.as_dict() for call in pending]
+    try:
+        await _record_completed(turn, answered, calls)
+    except LeaseLost:
+        raise
+    except StoreError as error:
+        if turn.live.unrecorded:
+            raise
+        log.error("the answer of run %s could not be kept: %s", turn.live.spec.run_id, error)
+        turn.live.notices.append(UNKEPT)
+    return result(
+        turn,
+        text=answered.text,
+        reasoning=_reasoning(answered.row),
+        completed=True,
+        pending_calls=calls,
+    )
+
+
+async def _record_completed(turn: Turn, answered: Answered, calls: list[dict[str, Any]]) -> None:
     if has_own_session(turn.live.spec) and is_silent(answered.text):
         await turn.live.log.settle()
         await turn.live.store.sessions.update_session(turn.live.spec.session_id, archived=True)
     row = answered.row
-    calls = [call.as_dict() for call in pending]
     event = turn.live.log.event(
         "run.completed",
         message_id=answered.message_id,
         row=None,
-        finish_reason="tool_calls" if pending else "stop",
+        finish_reason="tool_calls" if calls else "stop",
         pending_calls=calls,
         **_spent(turn),
     )
@@ -57,13 +78,6 @@ async def close_completed(turn: Turn, answered: Answered, pending: list[ToolCall
         event.data["pending_steer"] = _steers(turn)
 
     await turn.live.log.append(event, prepare=steers)
-    return result(
-        turn,
-        text=answered.text,
-        reasoning=_reasoning(row),
-        completed=True,
-        pending_calls=calls,
-    )
 
 
 async def close_failed(
@@ -95,6 +109,26 @@ async def close_failed(
         error_code=failure.code,
         failure=failure.kind,
     )
+
+
+async def close_without_store(turn: Turn, answered: Answered | None) -> Result:
+    """The store failed in the middle of the turn. Its end is told even where it cannot be put on record."""
+    provider, has_text = turn.route.provider, answered is not None
+    failure = explain("store_unavailable", status=None, provider=provider, words="", has_text=has_text, own_limit=False)
+    try:
+        return await close_failed(turn, failure, answered)
+    except LeaseLost:
+        raise
+    except StoreError:
+        return result(
+            turn,
+            text=answered.text if answered else "",
+            failed=True,
+            partial=has_text,
+            error=failure.message,
+            error_code=failure.code,
+            failure=failure.kind,
+        )
 
 
 async def close_cancelled(turn: Turn, answered: Answered | None = None, said: Answered | None = None) -> Result:
@@ -249,6 +283,7 @@ def result(
         "pending_calls": pending_calls or [],
         "pending_steer": _steers(turn),
         "ignored_options": sorted(turn.options_told),
+        "warnings": [{"code": code, "message": words} for code, words in turn.live.notices if (code, words) == UNKEPT],
         **{name: totals.counts[name] for name in ("input_tokens", "output_tokens", "total_tokens")},
         "usage_details": {
             **{name: totals.counts[name] for name in ("cache_read_tokens", "cache_write_tokens", "reasoning_tokens")},

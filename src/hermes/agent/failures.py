@@ -50,6 +50,7 @@ Kind = Literal[
     "session_busy",
     "server_restarted",
     "crash_loop",
+    "store_unavailable",
 ]
 
 
@@ -412,6 +413,7 @@ _TOLD: dict[Kind, tuple[str, bool, str]] = {
     "session_busy": ("session_busy", True, "Another turn of this session is still running."),
     "server_restarted": ("server_restarted", True, "The server was restarted while this turn ran."),
     "crash_loop": ("server_restarted", False, "The turn was taken up three times without getting further."),
+    "store_unavailable": ("session_db_unavailable", True, "The store cannot be written to."),
 }
 _WITHOUT_TEXT: dict[Kind, str] = {
     "truncated_text": "agent_incomplete",

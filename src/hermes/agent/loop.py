@@ -10,7 +10,7 @@ from functools import cached_property, partial
 
 from hermes.agent import prompt
 from hermes.agent.auxiliary import Auxiliary, first_words, names_session, plain_title
-from hermes.agent.closing import close_cancelled, close_completed, close_failed, open_answer
+from hermes.agent.closing import close_cancelled, close_completed, close_failed, close_without_store, open_answer
 from hermes.agent.compress import SUMMARY_MARK
 from hermes.agent.content import own_words
 from hermes.agent.failures import Failure, Kind, explain
@@ -30,7 +30,7 @@ from hermes.runs.control import Stopped
 from hermes.runs.engine import LiveRun, Result
 from hermes.runs.resume import Resumption
 from hermes.runs.writer import LogEnded
-from hermes.store.base import LeaseLost, Row
+from hermes.store.base import LeaseLost, Row, StoreError
 from hermes.tools import arguments
 from hermes.tools.asking import Asking
 from hermes.tools.registry import Answer, ToolContext, ToolDef, redaction
@@ -75,13 +75,19 @@ async def run_turn(live: LiveRun, services: Services) -> Result:
         raise
     except (LeaseLost, LogEnded):
         raise
+    except StoreError as error:
+        if live.unrecorded:
+            raise  # it can be carried out without a record
+        log.error("run %s lost its store: %s", live.spec.run_id, error)
+        done = await close_without_store(turn, open_answer(turn))
     except Exception:
         words = live.secrets.redact(traceback.format_exc())
         log.error("run %s ended by a defect: %s", live.spec.run_id, words)
         failure = Failure("unknown", None, "", "The server had an internal error.", False, "agent_error")
         await close_failed(turn, failure, open_answer(turn))
         raise
-    if live.spec.persist and turn.user_row is not None and not _is_named(turn) and not done["interrupted"]:
+    kept = live.spec.persist and live.log.state.ended
+    if kept and turn.user_row is not None and not _is_named(turn) and not done["interrupted"]:
         services.background(_name_session(turn, done["final_response"]))
     return done
 
@@ -199,7 +205,7 @@ class TurnLoop:
         if resumed.verdict == "cancelled":
             self._live.controls.stop.request(resumed.stop_reason or "stop", resumed.stopped_by)
             return await close_cancelled(turn, answered, whole)
-        kind: Kind = "crash_loop" if resumed.verdict == "crash_loop" else "server_restarted"
+        kind: Kind = resumed.verdict if resumed.verdict != "go_on" else "server_restarted"
         provider, has_text = turn.route.provider, answered is not None or whole is not None
         failure = explain(kind, status=None, provider=provider, words="", has_text=has_text, own_limit=False)
         return await close_failed(turn, failure, answered, whole)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 import time
 import traceback
 from collections import Counter
@@ -16,7 +17,7 @@ from typing import Any, Literal
 from hermes.bus.memory import Sink
 from hermes.guards.secrets import Secrets
 from hermes.limits import CLOSE_S_MAX, COMING_S_MAX, CONTROL_POLL_S, LEASE_TTL_S, RESUME_SCAN_S, STORE_POLL_S
-from hermes.processes import booted_at, is_gone
+from hermes.processes import booted_at, is_gone, this_process
 from hermes.runs.control import RunControls
 from hermes.runs.events import Event, RunState
 from hermes.runs.leases import Lease, SessionLeases
@@ -37,7 +38,15 @@ Refusal = Literal[
     "session_db_unavailable",
 ]
 Result = dict[str, Any]
-_UNKEPT = ("store_unavailable", "The store is out of reach; this turn is not kept.")
+UNKEPT = ("store_unavailable", "The store is out of reach; this turn is not kept.")
+# The last event of a run that failed for want of its store, and what one says that has nothing to tell.
+_STORE_FAILED: Result = {
+    "failure": "store_unavailable",
+    "code": "session_db_unavailable",
+    "error": "The store cannot be written to.",
+    "retryable": True,
+}
+_NOTHING: Result = {"partial_row": None, "text_length": 0, "usage": {}}
 
 
 class Refused(Exception):
@@ -110,6 +119,11 @@ class LiveRun:
         """Under what the rows are kept: the session, or, for a run that keeps nothing, the run itself."""
         return self.spec.session_id if self.spec.persist else self.spec.run_id
 
+    @property
+    def unrecorded(self) -> bool:
+        """Whether nothing of it is on record, and nothing was shown."""
+        return self.log.creates is not None and self.log.first_delta_at is None
+
 
 class _Left(Exception):
     """A run that waited to be started when its server ended, and is not to be started any more."""
@@ -180,6 +194,9 @@ class RunEngine:
         # Runs that were admitted and are not on record yet: their callers know their numbers already.
         self._coming: dict[str, asyncio.Event] = {}
         self._permits: Counter[str] = Counter()
+        # Runs that ended while the store could not be written to: the end that is on no record, and the log so far.
+        self._unrecorded_ends: dict[str, tuple[Event, RunWriter]] = {}
+        self._being_resumed: set[str] = set()
         # Whoever wants to hear of what is put on record, text left out.
         self.listeners: list[Callable[[LiveRun, Event], None]] = []
         self._leases = SessionLeases(self.limits.turn_queue, self._session_lost)
@@ -395,11 +412,10 @@ class RunEngine:
         return spec.run_id
 
     async def _queue(self, spec: RunSpec) -> None:
-        position = self._leases.waiting(spec.session_id)
         live: LiveRun | None = None
         try:
             live = await self._open(spec, at_once=False)
-            await live.log.emit("run.queued", session_id=spec.session_id, source=spec.source, position=position)
+            await self._emit_queued(live)
         except BaseException as error:
             self._permits[spec.owner] -= 1
             if not isinstance(error, StoreError | SessionNotFound):
@@ -410,6 +426,11 @@ class RunEngine:
                     await self._store.runs.discard(spec.run_id)
             raise _refused(error) from error
         self._spawn(self._start_queued(live))
+
+    async def _emit_queued(self, live: LiveRun) -> None:
+        session_id = live.spec.session_id
+        position = self._leases.waiting(session_id)
+        await live.log.emit("run.queued", session_id=session_id, source=live.spec.source, position=position)
 
     async def _start_queued(self, live: LiveRun) -> None:
         try:
@@ -426,7 +447,7 @@ class RunEngine:
     async def _end_unstarted(self, live: LiveRun, error: BaseException) -> None:
         stop, spec = live.controls.stop, live.spec
         shutdown = stop.reason == "server_shutdown" or self._draining or isinstance(error, asyncio.CancelledError)
-        nothing: dict[str, Any] = {"partial_row": None, "text_length": 0, "steps": 0, "usage": {}}
+        nothing: dict[str, Any] = {**_NOTHING, "steps": 0}
         if shutdown and spec.on_detach == "continue" and spec.persist:
             await live.log.emit("run.interrupted")
         elif shutdown or stop.reason not in (None, "deadline"):
@@ -447,7 +468,7 @@ class RunEngine:
             except (StoreError, SessionNotFound) as error:
                 raise _refused(error) from error
         live = await self._open(spec.replace(persist=False))
-        live.notices.append(_UNKEPT)
+        live.notices.append(UNKEPT)
         return live
 
     async def _open(self, spec: RunSpec, *, at_once: bool = True) -> LiveRun:
@@ -491,6 +512,8 @@ class RunEngine:
         """From now on look for controls that other processes have left and, as servers do, take up runs that were cut
         off."""
         if not self._watching:
+            if resume:
+                self._log.resume = self._resume_if_left
             for work in (self._poll_controls(), *([self._scan()] if resume else [])):
                 task = asyncio.create_task(work)
                 self._watching.add(task)
@@ -515,6 +538,16 @@ class RunEngine:
         if record is not None and not record.state.ended:
             await self._resume(record)
 
+    async def _resume_if_left(self, record: RunRecord) -> None:
+        """For whoever reads a run: take it up at once where nobody carries it on."""
+        if record.state.ended or record.spec.run_id in self._live or not _was_left(record):
+            return
+        with contextlib.suppress(StoreError):  # whoever looks next finds it again
+            holder = await self._store.leases.holder(f"session:{record.spec.session_id}")
+            # One of its own that no run has any more could not be given back.
+            if holder is None or holder == this_process():
+                await self._resume(record)
+
     async def join(self, run_id: str) -> Admission | None:
         """What stands for the admission of a run that was begun earlier, once it goes on here or has ended."""
         while (record := await self.get(run_id)) is not None and not record.state.ended and run_id not in self._live:
@@ -528,9 +561,18 @@ class RunEngine:
         return Admission(record.spec, lease, self, begun=True, released=True)
 
     async def _resume(self, record: RunRecord) -> bool:
-        spec = record.spec
-        if spec.run_id in self._live or self._draining or not _was_left(record):
+        run_id = record.spec.run_id
+        known = run_id in self._live or run_id in self._being_resumed
+        if known or self._draining or not _was_left(record):
             return False
+        self._being_resumed.add(run_id)
+        try:
+            return await self._resume_left(record)
+        finally:
+            self._being_resumed.discard(run_id)
+
+    async def _resume_left(self, record: RunRecord) -> bool:
+        spec = record.spec
         if record.state.started_at is None and (record.state.last_seq or is_gone(record.holder)):
             if not await self._store.runs.adopt(spec.run_id, record.holder):
                 return False
@@ -572,28 +614,42 @@ class RunEngine:
         except BaseException:
             await admission.release()
             raise
-        if live.resumption is None:  # it was made, and never begun
+        if live.resumption is None and not self._may_begin(record):  # it was made, and never begun
             await self._end_unstarted(live, _Left("server_restarted"))
             await admission.release()
         else:
             self._begin(live, admission)
 
     async def _queue_again(self, record: RunRecord) -> None:
-        """A run that was submitted and not begun waits for its session once more; one that was only made is over."""
+        """A run that was submitted or made, and not begun, waits for its session once more."""
         live = await self._revived(record, None)
         found, live.resumption = live.resumption, None
-        if found is not None and found.verdict == "cancelled":
-            live.controls.stop.request(found.stop_reason or "stop", found.stopped_by)
-        if found is not None and found.verdict == "go_on":
-            self._permits[live.spec.owner] += 1
-            self._spawn(self._start_queued(live))
-        else:
-            await self._end_unstarted(live, _Left(found.verdict if found else "server_restarted"))
+        go_on = found.verdict == "go_on" if found is not None else self._may_begin(record)
+        try:
+            if found is None and go_on:
+                await self._emit_queued(live)
+            elif found is not None and found.verdict == "cancelled":
+                live.controls.stop.request(found.stop_reason or "stop", found.stopped_by)
+            if not go_on:
+                await self._end_unstarted(live, _Left(found.verdict if found else "server_restarted"))
+                return
+        except StoreError:
+            await self._forget(live)
+            raise
+        self._permits[live.spec.owner] += 1
+        self._spawn(self._start_queued(live))
+
+    def _may_begin(self, record: RunRecord) -> bool:
+        """Whether a run that was made and not begun is still wanted: it does not need its client, and is not old."""
+        return record.spec.on_detach == "continue" and time.time() - record.created_at <= self.limits.resume_within_s
 
     async def _revived(self, record: RunRecord, token: int | None) -> LiveRun:
         """A run as its log leaves it."""
         spec, store = self.limits.ceiling(record.spec), self._store.runs
         await self._log.absorb(store)
+        end, before = self._unrecorded_ends.get(spec.run_id, (None, None))
+        if before is not None:
+            await before.save_rest(token)
         events, partials = await store.durable(spec.run_id), await store.partials(spec.run_id)
         if not events:
             return self._alive(spec, self._store)
@@ -605,6 +661,8 @@ class RunEngine:
             within_s=self.limits.resume_within_s,
             booted_at=booted_at(),
         )
+        if end is not None:  # its readers have been told that it is over
+            found.verdict, found.next_seq = "store_unavailable", max(found.next_seq, end.seq + 1)
         log.info("run %s is taken up again (%s, %s)", spec.run_id, found.reason, found.verdict)
         live = self._alive(spec, self._store, found.next_seq - 1, record.state)
         live.resumption, live.log.token = found, token
@@ -641,7 +699,9 @@ class RunEngine:
 
     async def _carry_out(self, live: LiveRun, admission: Admission) -> Result:
         try:
-            return await self._executed(live)
+            done = await self._executed(live)
+            self._note_unrecorded_end(live)
+            return done
         except asyncio.CancelledError:
             if live.session_lost:
                 raise LeaseLost(f"The run {live.spec.run_id} has lost its session.") from None
@@ -669,7 +729,7 @@ class RunEngine:
         except SessionNotFound as error:  # another owner has made the session since it was leased
             raise _refused(error) from None
         except StoreError as error:
-            if live.log.creates is None or isinstance(error, LeaseLost):
+            if not live.unrecorded or isinstance(error, LeaseLost):
                 raise
         await live.log.close()
         live.spec, live.store, live.begun = live.spec.replace(persist=False), self._ephemeral, None
@@ -677,7 +737,7 @@ class RunEngine:
         self._unkept.add(live.spec.run_id)
         live.log = self._log.open(live.spec.run_id, self._ephemeral.runs, secrets=live.secrets, persist=False)
         live.log.heard = self._tell
-        live.notices.append(_UNKEPT)
+        live.notices.append(UNKEPT)
         return await self._execute(live)
 
     async def _close_broken(self, live: LiveRun) -> None:
@@ -686,12 +746,32 @@ class RunEngine:
             return
         words = live.secrets.redact(traceback.format_exc())
         log.error("run %s ended by a defect: %s", live.spec.run_id, words)
-        end: dict[str, Any] = {"failure": "unknown", "error": "The server had an internal error.", "retryable": False}
-        with contextlib.suppress(LogEnded, StoreError):
-            await live.log.emit("run.failed", **end, partial_row=None, text_length=0, steps=live.log.step, usage={})
+        end: Result = {"failure": "unknown", "error": "The server had an internal error.", "retryable": False}
+        if isinstance(sys.exception(), StoreError):
+            end = _STORE_FAILED
+        try:
+            await live.log.emit("run.failed", **end, **_NOTHING, steps=live.log.step)
+        except (LogEnded, LeaseLost):
+            return
+        except StoreError:
+            self._note_unrecorded_end(live)
+
+    def _note_unrecorded_end(self, live: LiveRun) -> None:
+        """A run that has ended and has no end on record gets it from whoever takes it up, and does not go on."""
+        state, writer = live.log.state, live.log
+        if live.spec.persist and writer.creates is None and not state.ended and state.status != "interrupted":
+            end = writer.event("run.failed", **_STORE_FAILED, **_NOTHING, steps=writer.step)
+            end.seq, end.ts = writer.last_seq + 1, time.time()
+            self._unrecorded_ends[live.spec.run_id] = end, writer
+
+    def unrecorded_end(self, run_id: str) -> Event | None:
+        """The end of a run that the store could not be told."""
+        return self._unrecorded_ends.get(run_id, (None, None))[0]
 
     async def _forget(self, live: LiveRun) -> None:
         run_id = live.spec.run_id
+        if live.log.state.ended:
+            self._unrecorded_ends.pop(run_id, None)
         if live.deadline_timer is not None:
             live.deadline_timer.cancel()
         await self._log.close(run_id)
@@ -750,6 +830,8 @@ class RunEngine:
                 async with asyncio.timeout(COMING_S_MAX):
                     await coming.wait()
             record = await self._recorded(run_id)
+        if record is not None and self._log.resume is not None:
+            await self._log.resume(record)
         return record
 
     async def _recorded(self, run_id: str) -> RunRecord | None:

@@ -13,6 +13,7 @@ import fcntl
 import json
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator
 from math import inf
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING
 from hermes.bus.memory import MemoryBus
 from hermes.home import FILE_MODE, make_private_folder
 from hermes.ids import random_hex
-from hermes.limits import JOURNAL_FILE_BYTES_MAX, JOURNAL_REUSED_BYTES_MAX
+from hermes.limits import JOURNAL_FILE_BYTES_MAX, JOURNAL_RETRY_S, JOURNAL_REUSED_BYTES_MAX
 from hermes.runs.events import Event
 from hermes.store.base import Tail
 
@@ -67,9 +68,9 @@ class JournalFile:
                 os.close(self._fd)
 
     def append(self, data: bytes | bytearray) -> None:
-        self.size += len(data)
         if os.write(self._fd, data) != len(data):
             raise OSError("the disk is full")
+        self.size += len(data)
 
     def remove(self) -> None:
         with contextlib.suppress(OSError):
@@ -94,10 +95,14 @@ class TailJournal:
         self._waiting: list[Event] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self.works = True
+        self._retry_at = 0.0
 
     def add(self, stream: Stream, event: Event) -> None:
         """Write a delta and give it out, with all others of this tick."""
         if (file := self._file) is None:
+            if not self.works and time.monotonic() < self._retry_at:
+                self.give_out(event)
+                return
             try:
                 file = self._file = JournalFile(self._folder)
             except OSError as error:
@@ -174,7 +179,10 @@ class TailJournal:
     def _fail(self, error: OSError) -> None:
         if self.works:
             log.warning("the journal in %s cannot be written, so texts are saved more often: %s", self._folder, error)
-        self.works = False
+        self.works, self._retry_at = False, time.monotonic() + JOURNAL_RETRY_S
+        if self._file is not None and not self._file.size:
+            self._file.remove()
+            self._file = None
         self._turn_over()
 
     def check(self) -> None:

@@ -37,6 +37,8 @@ class SessionLeases:
         self._turn_queue, self._lost = turn_queue, lost
         self._lines: dict[str, list[Lease]] = {}
         self._held: set[Lease] = set()
+        # Tokens that could not be given back: the store was away.
+        self._unreleased: dict[str, int] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._renewing: asyncio.Task[None] | None = None
         self._holder = this_process()
@@ -96,6 +98,9 @@ class SessionLeases:
         return lease
 
     async def _claim(self, lease: Lease, spec: RunSpec, *, once: bool, after_run: str | None) -> None:
+        if (left := self._unreleased.get(lease.session_id)) is not None:
+            await lease.store.leases.release(f"session:{lease.session_id}", left)
+            self._unreleased.pop(lease.session_id, None)
         # Another process may hold it, and cannot tell us when it lets go.
         while (begun := await self._ask(spec, lease.store, bind=False)) is None:
             if once or (after_run and not await self._is_running(after_run, spec.session_id, lease.store)):
@@ -149,6 +154,9 @@ class SessionLeases:
         try:
             if lease.token is not None:
                 await lease.store.leases.release(f"session:{lease.session_id}", lease.token)
+        except StoreError:
+            self._unreleased[lease.session_id] = lease.token or 0
+            raise
         finally:
             self._leave(lease)
 

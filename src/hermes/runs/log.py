@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from hermes.limits import PAGE_EVENTS_MAX, STORE_POLL_S
 from hermes.runs.events import Event, RunState
 from hermes.runs.journal import JournalReader, TailJournal, left_behind
 from hermes.runs.writer import RunWriter, Saver
-from hermes.store.base import RunStore
+from hermes.store.base import RunRecord, RunStore
 
 
 class RunLog:
@@ -23,6 +23,8 @@ class RunLog:
         self.bus = bus
         self._window_s = window_s
         self._writers: dict[str, RunWriter] = {}
+        # In a server: takes a run up that nobody carries on.
+        self.resume: Callable[[RunRecord], Awaitable[None]] | None = None
         self._saver = Saver()
         self._folder = journal
         self._journal = TailJournal(journal, bus, self._saver.begin) if journal is not None else None
@@ -123,8 +125,11 @@ class RunLog:
                     # Somebody else may be writing it: then there is more to come, or was by the time this is asked.
                     if live.closed or writer is not None or last:
                         return
-                    last = not await self._goes_on(run_id, store)
-                    await asyncio.sleep(0 if last else STORE_POLL_S)
+                    record = await store.get(run_id)
+                    last = record is None or record.state.ended or record.state.status == "interrupted"
+                    if record is not None and not last and self.resume is not None:
+                        await self.resume(record)
+                    await asyncio.sleep(0 if last or run_id in self._writers else STORE_POLL_S)
                     continue
                 while not live.overflowed and not live.closed:
                     taken = await live.take()
@@ -149,8 +154,3 @@ class RunLog:
         tails = await asyncio.to_thread(self._reader.tails, run_id) if self._reader is not None else ()
         page = await store.read(run_id, cursor, PAGE_EVENTS_MAX, tails=tails)
         return page, len(page) == PAGE_EVENTS_MAX
-
-    @staticmethod
-    async def _goes_on(run_id: str, store: RunStore) -> bool:
-        record = await store.get(run_id)
-        return record is not None and not record.state.ended and record.state.status != "interrupted"

@@ -11,7 +11,7 @@ from hermes.runs.control import StopReason
 from hermes.runs.events import Event
 from hermes.store.base import Partial
 
-Verdict = Literal["go_on", "cancelled", "server_restarted", "crash_loop"]
+Verdict = Literal["go_on", "cancelled", "server_restarted", "crash_loop", "store_unavailable"]
 
 
 @dataclass(slots=True)

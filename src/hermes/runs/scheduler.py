@@ -61,9 +61,11 @@ class Scheduler:
             await jobs.finish(job["id"], holder=self._holder, **fields)
 
     async def _settle(self) -> int:
-        """How many jobs run. Those whose run has ended say so in their record."""
-        running = 0
+        """How many jobs run. Those whose run has ended say so in their record; times that are too late are set again."""
+        running, now = 0, self._clock()
         for job in await self._jobs.list():
+            if (sooner := _sooner(job, now)) is not None:
+                await self._jobs.update(job["id"], next_run_at=sooner)
             if job["last_status"] != "running":
                 continue
             record = await self._engine.get(job["last_run_id"])
@@ -111,6 +113,21 @@ def run_id_of(job: Job) -> str:
     """The run of a job's next time."""
     time_of_job = f"{job['id']}:{job['next_run_at']!r}"
     return f"run_{hashlib.sha256(time_of_job.encode()).hexdigest()[:32]}"
+
+
+def _sooner(job: Job, now: float) -> float | None:
+    """The next time of a job by its schedule, where its own is later: a clock was ahead when that was set."""
+    schedule, at = job["schedule"], job["next_run_at"]
+    if not job["enabled"] or at is None or schedule["kind"] == "once":
+        return None
+    # A cron line takes long to read, and may name any time: it is read again only where the clock is known to be set back.
+    if schedule["kind"] == "cron" and max(job["created_at"], job["last_run_at"] or 0.0) <= now:
+        return None
+    try:
+        soonest = schedules.next_time(schedule, now, schedules.zone_named(job["timezone"]))
+    except schedules.BadSchedule:  # told when it is due
+        return None
+    return soonest if soonest is not None and soonest < at else None
 
 
 def _following(job: Job, now: float) -> dict[str, Any]:

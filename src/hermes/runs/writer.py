@@ -97,6 +97,7 @@ class _Commit:
     options: dict[str, Any] = field(default_factory=dict)
     prepare: Callable[[], None] | None = None
     then: Callable[[], None] | None = None
+    held: bool = False
 
     @property
     def joins(self) -> bool:
@@ -207,6 +208,8 @@ class RunWriter:
         self._saver, self._journal = saver or Saver(), journal
         self._saving: asyncio.Future[None] | None = None
         self._unsaved = 0
+        # Why events were not committed for which nobody waited: whoever appends next is told.
+        self._lost: Exception | None = None
         self._told_at = 0.0
         self._last_delta_at = float("-inf")
         self._loop = asyncio.get_running_loop()
@@ -415,12 +418,15 @@ class RunWriter:
         """
         if self._ending:
             raise LogEnded(self.run_id)
+        if self._lost is not None:
+            lost, self._lost = self._lost, None
+            raise lost
         assert all(event.type in DURABLE for event in events), "only these may be committed"
         self._ending = any(event.final or event.type == "run.interrupted" for event in events)
         before, self._pending = self._pending, []
         options = {"session": session, "closes": closes, "replaces": replaces, "annotate": annotate, "sync": sync}
         self._awaited += 1
-        commit = _Commit(self._loop.create_future(), before, events, rows, options, prepare, then)
+        commit = _Commit(self._loop.create_future(), before, events, rows, options, prepare, then, hold)
         done = self._enqueue(commit, hold=hold)
         if not hold:
             await asyncio.shield(done)
@@ -502,6 +508,8 @@ class RunWriter:
                 except Exception as error:  # noqa: BLE001  (whoever waits for it is told)
                     for commit in batch:
                         self._failed(commit, error)
+                    if all(commit.held for commit in batch):
+                        self._lost = error
                 else:
                     for commit in batch:
                         if not commit.done.done():
@@ -571,6 +579,13 @@ class RunWriter:
         if partials := [stream.partial() for stream in self._grown()]:
             await self.store.put_partials(self.run_id, self.token, partials)
             self.saved(partials)
+
+    async def save_rest(self, token: int | None) -> None:
+        """Save the texts of a log that was closed while the store could not be written to."""
+        self.token = token
+        await self._save_partials()
+        for stream in self._streams.values():
+            self._release(stream, closed=True)
 
     def _grown(self) -> list[Stream]:
         return [stream for stream in self._streams.values() if stream.last_seq > stream.saved_seq]

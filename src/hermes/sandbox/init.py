@@ -36,7 +36,8 @@ _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT, _MS_BIND, _MS_REC, _
 )  # fmt: skip
 _MNT_DETACH = 2
 _CLONE_NEWNS, _CLONE_NEWPID = 0x00020000, 0x20000000
-_PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 4, 22, 24, 38, 47
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP = 1, 4, 22, 24
+_PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 38, 47
 _PR_CAP_AMBIENT_CLEAR_ALL, _SECCOMP_MODE_FILTER, _CAPABILITY_VERSION_3 = 4, 2, 0x20080522
 
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
@@ -428,6 +429,7 @@ def _listener(port: int) -> "socket.socket":
 
 
 def main(control_fd: int) -> int:
+    _call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     control = socket.socket(fileno=control_fd)
     control.set_inheritable(False)
     data, fds, _, _ = socket.recv_fds(control, _PACKET_BYTES, _FDS_MAX)

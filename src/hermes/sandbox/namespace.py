@@ -22,9 +22,11 @@ from hermes.limits import SANDBOX_START_S_MAX
 from hermes.sandbox.base import ChildProcess, Command, Parts, SandboxError, launch, readable
 
 _INIT = Path(__file__).with_name("init.py")
-# Its namespaces are new; its root is still the host's, for `init.py` to take from it what is shown.
+# Its namespaces are new; its root is still the host's, for `init.py` to take from it what is shown. Without
+# --die-with-parent: bubblewrap killed before its child has begun leaves that waiting for ever. `init.py` ends with the
+# control socket instead.
 _OPTIONS = (
-    "--unshare-user --unshare-pid --unshare-ipc --unshare-uts --unshare-cgroup-try --unshare-net --die-with-parent "
+    "--unshare-user --unshare-pid --unshare-ipc --unshare-uts --unshare-cgroup-try --unshare-net "
     "--new-session --as-pid-1 --cap-add ALL --dev-bind / / --chdir /"
 )
 _PACKET_BYTES = 4096
@@ -55,7 +57,7 @@ class Namespace:
         """Build the file system of the plan. `enter` gets the process id of the first process before it does anything."""
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         control.setblocking(False)
-        info_read, info_write = os.pipe()
+        info_read, info_write = _lasting_pipe()
         try:
             fds = [theirs.fileno(), info_write]
             bwrap, output = launch(bwrap_argv(*fds), env={}, cwd="/", pass_fds=fds)
@@ -258,6 +260,15 @@ def _pid_of(pidfd: int) -> int:
         if line.startswith("Pid:"):
             return int(line.split()[1])
     return -1
+
+
+def _lasting_pipe() -> tuple[int, int]:
+    """A pipe whose writer can also read: bubblewrap writes to it, and lets its child begin, after this process died."""
+    read, write = os.pipe()
+    try:
+        return read, os.open(f"/proc/self/fd/{write}", os.O_RDWR | os.O_CLOEXEC)
+    finally:
+        os.close(write)
 
 
 async def _child_pid(fd: int) -> int:

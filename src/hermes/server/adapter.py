@@ -462,6 +462,12 @@ class APIServerAdapter:
         made = getattr(self._create_agent, "__func__", None) is APIServerAdapter._create_agent
         return made and facade.AIAgent is _AGENT
 
+    @property
+    def makes_runs(self) -> bool:
+        """Whether a turn is a run of the engine, and not the work of a stand-in."""
+        own = getattr(self._run_agent, "__func__", None) is APIServerAdapter._run_agent
+        return own and self._makes_its_own_agents
+
     async def _run_agent(
         self,
         *,

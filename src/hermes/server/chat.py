@@ -113,6 +113,8 @@ async def write_stream(
     turn = shown.turn if shown else None
     renderer = shown.renderer(completion_id, model, created) if shown else ChatRenderer(completion_id, model, created)
     stream = adapter.stream(request, shown.headers if shown else {})
+    if turn is not None:
+        turn.hold(stream)
 
     async def gone() -> None:
         await (turn.leave(task) if turn else leave(task, agent_ref))
@@ -123,7 +125,7 @@ async def write_stream(
                 await stream.write(data)
             sink = direct(renderer, stream)
             async with contextlib.aclosing(
-                items(stream_q, task, turn.admission if turn else None, sink=sink)
+                items(stream_q, task, turn.admission if turn else None, sink=sink, stream=stream)
             ) as source:
                 await pump(source, renderer, stream)
             await stream.write(renderer.finish(await ended_of(adapter, task, turn)), last=True)

@@ -135,14 +135,26 @@ class RecordedStream(EventStream):
         self._recording = recording
 
     async def __aenter__(self) -> RecordedStream:
-        self._recording.begin(200, self.response.headers, streamed=True)
+        if self._held is None:
+            self._recording.begin(200, self.response.headers, streamed=True)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Its end is that of the work."""
 
+    async def release(self) -> None:
+        """Begin the answer with what was held."""
+        if self._held is not None:
+            self._recording.begin(200, self.response.headers, streamed=True)
+            await super().release()
+
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """Some frames; a pause lets those go on who wait for them."""
+        if self._held is not None:
+            self._held.append(data)
+            if last:
+                await self.release()
+            return
         self._recording.frames.append(data)
         self._recording.change()
         await asyncio.sleep(0)

@@ -57,6 +57,7 @@ _RESPONSE_HEADERS = (
     "X-Hermes-Partial",
     "X-Hermes-Error",
     "X-Hermes-Ignored",
+    "X-Hermes-Warning",
     "Idempotency-Replayed",
     "Retry-After",
     "x-should-retry",

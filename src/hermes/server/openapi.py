@@ -115,6 +115,7 @@ _TURN_HEADERS = {
     "X-Hermes-Model": "the model that served the turn; not on streams",
     "X-Hermes-History": "where the history came from",
     "X-Hermes-Ignored": "fields that had no effect",
+    "X-Hermes-Warning": "codes of warnings, as in `hermes.warnings`; not on streams",
 }
 _OTHER_TYPES: dict[str, tuple[str, ...]] = {
     "ui": ("text/html",),

@@ -10,6 +10,7 @@ from typing import Any
 from hermes.limits import OUTCOME_CHARS_MAX
 from hermes.runs.engine import Refused
 from hermes.server.errors import ApiError, error_body, refused
+from hermes.store.base import StoreError
 
 # code of a failed turn: status when there is no text to show
 STATUS = {
@@ -70,6 +71,7 @@ class Outcome:
     own_limit: bool = False
     retry_after_s: float | None = None
     raised: BaseException | None = None
+    warnings: list[dict[str, str]] = field(default_factory=list)
 
     @property
     def finish_reason(self) -> str:
@@ -85,8 +87,9 @@ class Outcome:
 
     def flags(self) -> dict[str, Any] | None:
         """What did not go well; None when all did."""
+        warnings = {"warnings": self.warnings} if self.warnings else {}
         if self.code is None:
-            return None
+            return warnings or None
         return {
             "completed": False,
             "partial": self.partial,
@@ -94,15 +97,17 @@ class Outcome:
             "interrupted": self.interrupted,
             "error": self.error or None,
             "error_code": self.code,
+            **warnings,
         }
 
     def headers(self) -> dict[str, str]:
         """The same for headers."""
+        warnings = {"X-Hermes-Warning": ", ".join(one["code"] for one in self.warnings)} if self.warnings else {}
         if self.code is None:
-            return {}
+            return warnings
         words = self.error.encode("ascii", "replace").decode()
         told = "".join(c if " " <= c <= "~" else " " for c in words)[:OUTCOME_CHARS_MAX]
-        flags = {"X-Hermes-Completed": "false", "X-Hermes-Partial": str(self.partial).lower()}
+        flags = {"X-Hermes-Completed": "false", "X-Hermes-Partial": str(self.partial).lower(), **warnings}
         return {**flags, "X-Hermes-Error": told.strip()} if told.strip() else flags
 
     def failure(self) -> ApiError:
@@ -177,13 +182,15 @@ def outcome_of(
         ignored=list(result.get("ignored_options") or ()),
         own_limit=own_limit,
         retry_after_s=result.get("retry_after_s"),
+        warnings=list(result.get("warnings") or ()),
     )
 
 
 def raised(error: BaseException, redact: Callable[[str], str]) -> Outcome:
     """The outcome of a turn whose agent fell over."""
     words = redact(str(error) or type(error).__name__)
-    return Outcome(code="agent_error", error=words, failed=True, raised=error)
+    code = "session_db_unavailable" if isinstance(error, StoreError) else "agent_error"
+    return Outcome(code=code, error=words, failed=True, raised=error)
 
 
 def refusal(error: Refused) -> ApiError:

@@ -75,7 +75,7 @@ class ChatRenderer:
                 if self._strict:  # some clients look for an error in a frame of its own only
                     out.append(_frame({"error": last["error"]}))
             elif self._strict:  # and others take a field of this name in any frame for one
-                del flags["error"]
+                flags.pop("error", None)
             last["hermes"] = flags
         if self._usage is None:
             last["usage"] = ended.chat_usage()

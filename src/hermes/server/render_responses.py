@@ -95,6 +95,7 @@ class ResponseRenderer:
         self._thought: _Open | None = None
         self._calls: dict[str, _Open] = {}
         self._message: str | None = None
+        self._warnings: list[Json] = []
         self._background = template["status"] == "queued"
         self.status: str = template["status"]
         self.ended = False
@@ -124,12 +125,19 @@ class ResponseRenderer:
     def finish(self, ended: Outcome) -> bytes:
         """The end, where it is not told by the log."""
         if not self.ended:
+            for warning in ended.warnings:
+                self.warn(warning["code"], warning["message"])
             if ended.text and not self._said_text():
                 self._say(ended.text, None)
             for call in ended.calls:
                 self._client_call(call)
             self._end_as(ended)
         return self._taken()
+
+    def warn(self, code: str, message: str) -> None:
+        """Put a warning into the response, once."""
+        if all(warning["code"] != code for warning in self._warnings):
+            self._warnings.append({"code": code, "message": message})
 
     def cut(self, reason: str) -> None:
         """Nobody will tell the end any more: what there is is all there is."""
@@ -391,6 +399,10 @@ class ResponseRenderer:
         else:
             self._end("cancelled", reason="cancelled", usage=event.data["usage"])
 
+    def _notice(self, event: Event) -> None:
+        if event.data["code"] == "store_unavailable":
+            self.warn(event.data["code"], event.data["message"])
+
     def _interrupted(self, _: Event) -> None:
         self.handed_on = True
 
@@ -425,6 +437,8 @@ class ResponseRenderer:
             told["incomplete_details"] = {"reason": reason}
         if at is not None:
             told["completed_at"] = int(at)
+        if self._warnings:
+            told["hermes"] = {"warnings": self._warnings}
         if ended is not None:
             failure = ended.failure()
             told["error"] = {
@@ -502,6 +516,7 @@ class ResponseRenderer:
         "run.completed": _completed,
         "run.failed": _failed,
         "run.cancelled": _cancelled,
+        "notice": _notice,
         "run.interrupted": _interrupted,
     }
 

@@ -198,6 +198,7 @@ class SessionRenderer:
             return b""
         if not self._said and ended.text:
             self._say(ended.text, None, time.time(), out)
+        out += (self._frame("warning", {"level": "warn", **warning}) for warning in ended.warnings)
         how = {"completed": ended.code is None, "partial": ended.partial}
         told = {"message_id": self._message_id, "content": ended.text, **how, "interrupted": ended.interrupted}
         out.append(self._frame("assistant.completed", told))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from hermes.agent.media_tags import as_said
+from hermes.runs.engine import UNKEPT
 from hermes.runs.events import Event
 from hermes.server.outcome import Outcome, usage_object
 from hermes.server.render_responses import ROWS, ResponseRenderer, Shows
@@ -16,11 +18,14 @@ from hermes.server.response_items import Json
 from hermes.server.sealing import seal_of
 from hermes.server.sse import Item, logged
 from hermes.server.turns import Message
+from hermes.store.base import StoreError
 
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
 
+log = logging.getLogger(__name__)
 WAIT_FOR_RUN_S = 1.0
+WAIT_FOR_STORE_S = 5.0
 _STORED = ("instructions", "conversation", "session_id", "owner", "run_id", "input_items", "system", "added_tools")
 _SHOWN = tuple(item.name for item in fields(Shows))
 
@@ -81,9 +86,14 @@ class Kept:
         return ResponseRenderer(self.template, self.shows, seal=closed, event_bytes_max=limit, **how)
 
     async def begin(self, adapter: APIServerAdapter, response: Json) -> None:
-        """Store the response for the first time; one that is stored already is further on than this."""
+        """Store the response for the first time, or raise; one that is stored already is further on than this."""
         if not self.known:
             await self.keep(adapter, response)
+
+    async def try_to_begin(self, adapter: APIServerAdapter, renderer: ResponseRenderer) -> None:
+        """The same for those who are answered even without a store, and then warned."""
+        if not self.known and not await self.try_to_keep(adapter, renderer.snapshot()):
+            renderer.warn(*UNKEPT)
 
     async def keep(self, adapter: APIServerAdapter, response: Json, ended: Outcome | None = None) -> None:
         """Store the response as it stands; at its end names that point to it are set."""
@@ -100,6 +110,17 @@ class Kept:
             if self.conversation.startswith("conv_"):
                 items = [*self.input_items, *response["output"]]
                 await store.add_conversation_items(self.conversation, self.owner, items, self.response_id)
+
+    async def try_to_keep(self, adapter: APIServerAdapter, response: Json, ended: Outcome | None = None) -> bool:
+        """Store it if that can be done; a record that is behind then follows its run."""
+        try:
+            await self.keep(adapter, response, ended)
+        except StoreError as error:
+            log.warning("the response %s could not be kept: %s", self.response_id, error)
+            if self.known and self.run_id and response["status"] not in ("queued", "in_progress"):
+                (await adapter.app()).services.background(follow_until_kept(adapter, self))
+            return False
+        return True
 
     async def _transcript(self, adapter: APIServerAdapter, response: Json, ended: Outcome | None) -> list[Message]:
         if (
@@ -227,8 +248,17 @@ async def level(adapter: APIServerAdapter) -> None:
     for response_id in await store.unfinished():
         record = await store.get(response_id)
         if record is not None and record.get("run_id"):
-            app.services.background(_levelled(adapter, Kept.of(response_id, record)))
+            app.services.background(follow_until_kept(adapter, Kept.of(response_id, record)))
 
 
-async def _levelled(adapter: APIServerAdapter, kept: Kept) -> None:
-    await follow(adapter, kept)
+async def follow_until_kept(adapter: APIServerAdapter, kept: Kept) -> None:
+    """The same in the background, however long the store cannot be written to."""
+    while True:
+        try:
+            await follow(adapter, kept)
+            return
+        except StoreError as error:
+            if (await adapter.app()).engine.draining:
+                return
+            log.warning("the response %s could not be kept: %s", kept.response_id, error)
+            await asyncio.sleep(WAIT_FOR_STORE_S)

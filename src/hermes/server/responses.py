@@ -23,11 +23,11 @@ from hermes.server.outcome import Outcome
 from hermes.server.queries import ID_MAX, whole, word
 from hermes.server.render_responses import ROWS, ResponseRenderer
 from hermes.server.response_items import Json
-from hermes.server.response_kept import Kept, blank, follow, reported, turn_messages
+from hermes.server.response_kept import Kept, blank, follow, follow_until_kept, reported, turn_messages
 from hermes.server.response_work import Work, prepare, reader
 from hermes.server.sealing import seal_of
 from hermes.server.session_routes import unknown_session
-from hermes.server.sse import ClientGone, EventStream, Item, direct, items, logged
+from hermes.server.sse import ClientGone, EventStream, Item, direct, items, logged_to_its_end
 from hermes.server.turns import Turn, check_model, ended_of, leave, route_of, to_its_end
 from hermes.server.wishes import wishes
 from hermes.store.base import StoreError
@@ -90,7 +90,7 @@ async def run(adapter: APIServerAdapter, work: Work, write: Any = None) -> tuple
     task = asyncio.ensure_future(adapter._run_agent(**turn.arguments(streamed=write is not None)))
     task.add_done_callback(lambda _: turn.queue.put(None))
     try:
-        await kept.begin(adapter, renderer.snapshot())
+        await kept.try_to_begin(adapter, renderer)
         for data in renderer.begin():
             await write(data) if write else None
         async with contextlib.aclosing(items(turn.queue, task, turn.admission, ROWS)) as source:
@@ -116,7 +116,7 @@ async def _carry(
         data = renderer.feed(batch)
         if renderer.ended and ended is None:
             ended = await ended_of(adapter, task, turn)
-            await kept.keep(adapter, renderer.response, ended)
+            await kept.try_to_keep(adapter, renderer.response, ended)
         if data and write:
             await write(data)
     if ended is None:
@@ -129,7 +129,7 @@ async def _carry(
         if not renderer.snapshot()["output"] and ended.messages:
             told = reported(turn_messages(kept.history, ended.messages))
         data = renderer.feed(told) + renderer.finish(ended)
-        await kept.keep(adapter, renderer.response, ended)
+        await kept.try_to_keep(adapter, renderer.response, ended)
         if data and write:
             await write(data)
     return ended
@@ -141,20 +141,15 @@ async def _lost(adapter: APIServerAdapter, work: Work, task: asyncio.Future[Any]
     await turn.leave(task)
     begun = turn.admission is not None and turn.admission.begun
     if begun and kept.store:
-        work_left = follow(adapter, kept)
         if turn.spec.on_detach == "cancel" and task.done():
-            await work_left
+            await follow(adapter, kept)
         else:
-            (await adapter.app()).services.background(_alone(work_left))
+            (await adapter.app()).services.background(follow_until_kept(adapter, kept))
     elif not begun:
         kept.run_id = None
         renderer.feed(_rest(turn.queue))
         renderer.cut("client_disconnected")
-        await kept.keep(adapter, renderer.response)
-
-
-async def _alone(work: Any) -> None:
-    await work
+        await kept.try_to_keep(adapter, renderer.response)
 
 
 def _rest(stream_q: Any) -> list[Item]:
@@ -196,14 +191,16 @@ async def write_stream(
     renderer = await kept.renderer(adapter)
     headers = {**turn.headers(), **work.body.headers()} if work and turn else {}
     stream = adapter.stream(request, headers)
+    if turn is not None:
+        turn.hold(stream)
     try:
-        await kept.begin(adapter, renderer.snapshot())
+        await kept.try_to_begin(adapter, renderer)
         async with stream:
             for data in renderer.begin():
                 await stream.write(data)
             admission = turn.admission if turn else None
             sink = direct(renderer, stream)
-            async with contextlib.aclosing(items(stream_q, agent_task, admission, ROWS, sink)) as source:
+            async with contextlib.aclosing(items(stream_q, agent_task, admission, ROWS, sink, stream)) as source:
                 await _carry(adapter, source, renderer, kept, agent_task, turn, stream.write)
             await stream.write(renderer.done(), last=True)
     except ClientGone:
@@ -229,7 +226,7 @@ async def _left(
     await leave(task, agent_ref)
     renderer.feed(_rest(stream_q))
     renderer.cut("client_disconnected")
-    await kept.keep(adapter, renderer.response)
+    await kept.try_to_keep(adapter, renderer.response)
 
 
 async def _in_background(adapter: APIServerAdapter, request: web.Request, work: Work) -> web.StreamResponse:
@@ -263,7 +260,7 @@ async def _submit(adapter: APIServerAdapter, work: Work, renderer: ResponseRende
     except Refused as error:
         await adapter.stored_responses.delete(kept.response_id)
         raise outcome.refusal(error) from None
-    app.services.background(_alone(follow(adapter, kept)))
+    app.services.background(follow_until_kept(adapter, kept))
 
 
 # --- stored responses ------------------------------------------------------------------------------------------------
@@ -302,7 +299,7 @@ async def _replayed(
                 if data:
                     await stream.write(data)
             sink = direct(renderer, stream)
-            async with contextlib.aclosing(logged(app.engine, run.spec.run_id, ROWS, sink=sink)) as source:
+            async with contextlib.aclosing(logged_to_its_end(app.engine, run.spec.run_id, ROWS, sink=sink)) as source:
                 async for batch in source:
                     data = renderer.feed(batch)
                     if renderer.ended:
@@ -318,7 +315,7 @@ async def _ensure_kept(adapter: APIServerAdapter, kept: Kept, renderer: Response
     """Whoever is told the end of a response finds it stored, also where its own follower is a moment behind."""
     found = await adapter.stored_responses.get(kept.response_id, kept.owner)
     if found is not None and found["response"].get("status") in ("queued", "in_progress"):
-        await kept.keep(adapter, renderer.response)
+        await kept.try_to_keep(adapter, renderer.response)
 
 
 async def delete(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:

@@ -26,7 +26,7 @@ from hermes.server.queries import bad_cursor, cursor_of, flag, listed, number_of
 from hermes.server.render_run import CLOSED, ROWS, THOUGHTS, RunRenderer, run_object, used_until
 from hermes.server.response_work import reader
 from hermes.server.session_routes import unknown_session
-from hermes.server.sse import ClientGone, direct, logged, pump
+from hermes.server.sse import ClientGone, direct, logged_to_its_end, pump
 from hermes.server.turns import Message, check_model, open_calls, parameters
 from hermes.server.wishes import Wishes, at_door, max_iterations_of, session_id_of, toolsets_of, wishes, workdir_of
 from hermes.store.base import EventsExpired, RunRecord
@@ -291,7 +291,7 @@ async def events(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
             if request.method == "HEAD":
                 return stream.response
             async with contextlib.aclosing(
-                logged(engine, spec.run_id, rows, after, direct(renderer, stream))
+                logged_to_its_end(engine, spec.run_id, rows, after, direct(renderer, stream))
             ) as source:
                 await pump(source, renderer, stream)
             if renderer.ended or record.state.ended:

@@ -101,13 +101,14 @@ async def _write(
     spec = turn.spec
     renderer = SessionRenderer(spec.session_id, spec.run_id, spec.user_message, adapter.redact)
     written = adapter.stream(request, {**turn.headers(), **body.headers()})
+    turn.hold(written)
     rows = ROWS | THOUGHTS if _shows_reasoning(body, turn) else ROWS
     try:
         async with written:
             for data in renderer.begin():
                 await written.write(data)
             sink = direct(renderer, written)
-            async with contextlib.aclosing(items(turn.queue, task, turn.admission, rows, sink)) as source:
+            async with contextlib.aclosing(items(turn.queue, task, turn.admission, rows, sink, written)) as source:
                 await pump(source, renderer, written)
             await written.write(renderer.finish(await ended_of(turn.adapter, task, turn)), last=True)
     except ClientGone:

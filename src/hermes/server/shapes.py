@@ -205,7 +205,7 @@ class Choice(Struct, kw_only=True):
 
 
 class ChatCompletion(Struct, kw_only=True):
-    """A chat completion. `hermes` is there only when the turn did not end well."""
+    """A chat completion. `hermes` is there only when the turn did not end well, or is not kept."""
 
     id: str
     object: Literal["chat.completion"]
@@ -218,7 +218,7 @@ class ChatCompletion(Struct, kw_only=True):
 
 
 class Response(Struct, kw_only=True):
-    """A response: what was asked for, and the items that came of it."""
+    """A response: what was asked for, and the items that came of it. `hermes` is there only where it is not kept."""
 
     id: str
     object: Literal["response"]
@@ -251,6 +251,7 @@ class Response(Struct, kw_only=True):
     safety_identifier: str | None
     prompt_cache_key: str | None
     usage: Usage
+    hermes: Object | UnsetType = UNSET
     conversation: Object | UnsetType = UNSET
     user: str | UnsetType = UNSET
 

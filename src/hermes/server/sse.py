@@ -52,6 +52,7 @@ class EventStream:
         among: set[EventStream] | None = None,
     ) -> None:
         self._request = request
+        self._held: list[bytes] | None = None
         self._among: set[EventStream] = set() if among is None else among
         self.response = web.StreamResponse(status=200, headers={**HEADERS, **headers})
         self.response._send_headers_immediately = False  # the head goes out with what is written first
@@ -68,7 +69,8 @@ class EventStream:
             writer = await self.response.prepare(self._request)
             if type(writer) is StreamWriter:
                 self._writer = writer if writer.chunked else None
-                self._loop.call_soon(_send_head, writer)  # if nothing is written at once
+                if self._held is None:
+                    self._loop.call_soon(_send_head, writer)  # if nothing is written at once
         except (ConnectionError, RuntimeError) as error:
             raise ClientGone from error
         self._timer = self._loop.call_later(self._keepalive_s, self._keep)
@@ -83,6 +85,16 @@ class EventStream:
             self._keeping.cancel()
             with contextlib.suppress(asyncio.CancelledError, ClientGone):
                 await self._keeping
+
+    def hold(self) -> None:
+        """Before it is entered: send nothing, not even the head, before it is released or ends."""
+        self._held = []
+
+    async def release(self) -> None:
+        """Send what was held, and from now on what is written at once."""
+        if self._held is not None:
+            data, self._held = b"".join(self._held), None
+            await self.write(data)
 
     @property
     def ready(self) -> bool:
@@ -103,6 +115,11 @@ class EventStream:
             if data:  # an empty chunk would end the stream
                 self.write_now(data)
             return
+        if self._held is not None:
+            self._held.append(data)
+            if not last:
+                return
+            data, self._held = b"".join(self._held), None
         self._spoke_at = self._loop.time()
         transport = self._request.transport
         idle = transport is not None and not transport.get_write_buffer_size() and len(data) < AHEAD_BYTES_MAX
@@ -209,15 +226,19 @@ async def items(
     admission: Admission | None = None,
     rows: frozenset[str] = frozenset(),
     sink: Sink | None = None,
+    stream: EventStream | None = None,
 ) -> AsyncGenerator[list[Item], None]:
     """All that a turn tells, as many things at a time as there are: its log once it has begun, else its callbacks.
 
-    Events of the types in `rows` bring along the message that they announce.
+    Events of the types in `rows` bring along the message that they announce. A stream that is held is released with the
+    first event of the log, which is on record by then.
     """
     while True:
         if admission is not None and admission.begun:
             async with contextlib.aclosing(logged(admission.engine, admission.run_id, rows, sink=sink)) as batches:
                 async for batch in batches:
+                    if stream is not None:
+                        await stream.release()
                     yield batch
             return
         taken: list[Item | None] = []
@@ -241,6 +262,19 @@ def logged(
     """A run's log in batches, with the rows of those events that are to bring them."""
     batches: AsyncGenerator[list[Item], None] = engine.batches(run_id, after, sink)
     return _with_rows(engine, run_id, rows, batches) if rows else batches
+
+
+async def logged_to_its_end(
+    engine: Any, run_id: str, rows: frozenset[str] = frozenset(), after: int = 0, sink: Sink | None = None
+) -> AsyncGenerator[list[Item], None]:
+    """The same for those who learn of the end from the log alone: they are told one that could not be put there."""
+    ended = False
+    async with contextlib.aclosing(logged(engine, run_id, rows, after, sink)) as batches:
+        async for batch in batches:
+            ended = any(not isinstance(item, str) and item.final for item in batch[-1:])
+            yield batch
+    if not ended and (end := engine.unrecorded_end(run_id)) is not None:
+        yield [end]
 
 
 async def _with_rows(

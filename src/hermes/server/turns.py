@@ -25,7 +25,7 @@ from hermes.server.idempotency import joined
 from hermes.server.keys import CALLER
 from hermes.server.models import ChatTool, Parameters
 from hermes.server.outcome import Outcome
-from hermes.server.sse import TurnQueue
+from hermes.server.sse import EventStream, TurnQueue
 from hermes.server.wishes import Wishes
 from hermes.store.base import StoreError
 from hermes.store.binding import match
@@ -362,6 +362,11 @@ class Turn:
             raise
         return await self.ended(task)
 
+    def hold(self, stream: EventStream) -> None:
+        """Let the head of a stream, which names the run, wait until the run can be found after a crash."""
+        if self.admission is not None and self.adapter.makes_runs:
+            stream.hold()
+
     async def ended(self, task: asyncio.Future[Any]) -> Outcome:
         """How the turn ended, whatever way it did."""
         try:
@@ -383,7 +388,10 @@ class Turn:
         if any(message.get("role") == "tool" and message.get("tool_name") for message in messages):
             spec = self.spec
             scope = scope_name(spec.owner, spec.session_key)
-            await self.adapter.stored_responses.suspend(call_ids, scope, spec.run_id, messages)
+            try:
+                await self.adapter.stored_responses.suspend(call_ids, scope, spec.run_id, messages)
+            except StoreError as error:  # a client that sends all messages again needs none of it
+                log.warning("%s: what its calls belong to is not kept: %s", spec.run_id, error)
 
     async def leave(self, task: asyncio.Future[Any]) -> None:
         """The client has gone: stop the turn and wait for its end, unless it goes on without its client."""

@@ -32,6 +32,12 @@ class Leases(Part):
         """Let go; whoever holds another token is not concerned."""
         release(tx, name, token)
 
+    @writes
+    def release_gone(self, tx: Tx) -> int:
+        """Remove the leases of processes of this host that are gone; how many there were."""
+        holders = {row["holder"] for row in tx.rows("SELECT DISTINCT holder FROM leases")}
+        return sum(tx.execute("DELETE FROM leases WHERE holder = ?", (one,)) for one in holders if is_gone(one))
+
     @reads
     def holder(self, tx: Tx, name: str) -> str | None:
         """Who holds it now."""

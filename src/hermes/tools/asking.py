@@ -88,10 +88,11 @@ class Asking:
                 "approval.requested", approval_id=approval_id, call_id=request.call_id, kind=request.kind
             )
             event.data |= {"subject": request.subject, "reason": request.reason, "rules": list(request.rules)}
-            event.data |= {"choices": list(request.choices), "expires_at": time.time() + self._approval_s}
+            expires_at = _expiry(self._log.state.approvals.get(approval_id), self._approval_s)
+            event.data |= {"choices": list(request.choices), "expires_at": expires_at}
             event.data |= {"reviewer": dict(request.reviewer) if request.reviewer else None, "path": []}
             try:
-                answer, by = await self._wait(self._controls.approvals, approval_id, event, self._approval_s)
+                answer, by = await self._wait(self._controls.approvals, approval_id, event)
             except asyncio.CancelledError:
                 if not self._stays_open:
                     await self._decided(approval_id, "deny", "interrupt")
@@ -118,10 +119,11 @@ class Asking:
             return None
         request_id = self._asked.pop(call_id, f"clr_{random_hex(8)}")
         event = self._log.event("clarify.requested", request_id=request_id, call_id=call_id, question=question)
-        event.data |= {"choices": list(choices), "expires_at": time.time() + self._clarify_s}
+        expires_at = _expiry(self._log.state.questions.get(request_id), self._clarify_s)
+        event.data |= {"choices": list(choices), "expires_at": expires_at}
         answer, by = None, "interrupt"
         try:
-            answer, by = await self._wait(self._controls.clarifications, request_id, event, self._clarify_s)
+            answer, by = await self._wait(self._controls.clarifications, request_id, event)
         finally:
             if by != "interrupt" or not self._stays_open:
                 event = self._log.event("clarify.resolved", request_id=request_id, by=by, answered=answer is not None)
@@ -142,15 +144,14 @@ class Asking:
         for question in [id_ for id_, data in state.questions.items() if data["call_id"] not in calls]:
             await self._log.emit("clarify.resolved", request_id=question, by="interrupt", answered=False)
 
-    async def _wait(
-        self, questions: Questions, question_id: str, event: Event, seconds: float
-    ) -> tuple[Mapping[str, Any] | None, str]:
-        future = questions.ask(question_id)
+    async def _wait(self, questions: Questions, question_id: str, event: Event) -> tuple[Mapping[str, Any] | None, str]:
+        future, expires_at = questions.ask(question_id), event.data["expires_at"]
         try:
-            await self._log.append(event)
+            if expires_at > time.time():
+                await self._log.append(event)
             if (known := self._answers.pop(question_id, None)) is not None and not future.done():
                 future.set_result(known)
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(expires_at - time.time()):
                 answer = await future
             return (answer if answer.get("answer", "") is not None else None), "user"
         except TimeoutError:
@@ -173,3 +174,8 @@ class Asking:
         event.data |= {"surface": surface, "credential": credential, "comment": comment, **more}
         await self._log.append(event)
         return Decision(choice, by, comment, credential or surface)
+
+
+def _expiry(asked: Mapping[str, Any] | None, seconds: float) -> float:
+    """When a question expires; one that was asked before a restart keeps its time."""
+    return float(asked["expires_at"]) if asked is not None else time.time() + seconds

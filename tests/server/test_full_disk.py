@@ -1,0 +1,270 @@
+"""A store that takes no more writes while a turn runs: every stream ends by its grammar, and a whole answer is given."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.gateway import serving
+from support.model_server import Call, ModelServer, Reply, Request
+
+from .clients import Frame, Json, chat_text, refused, stream_of, told, user
+from .conftest import Api
+
+CHAT, RESPONSES, SESSION = "/v1/chat/completions", "/v1/responses", "/api/sessions/hall/chat"
+ANSWER = "A whole answer. " * 2000
+CODE = "session_db_unavailable"
+# How the store fails, and how it is mended: the file may not grow, or not be written to at all.
+FAULTS = {
+    "full": ("max_page_count = 1", "max_page_count = 1073741823"),
+    "read-only": ("query_only = ON", "query_only = OFF"),
+}
+ROUTES: dict[str, tuple[str, Json]] = {
+    "chat": (CHAT, user("hi")),
+    "chat unstored": (CHAT, user("hi", store=False)),
+    "response": (RESPONSES, {"input": "hi"}),
+    "session": (SESSION, {"message": "hi"}),
+}
+
+
+class Disk:
+    """The store's writer, made to fail and mended."""
+
+    def __init__(self, api: Api, fault: str) -> None:
+        self._engine = api.app.store.blocking.engine
+        self._break, self._mend = FAULTS[fault]
+
+    def fail(self) -> None:
+        self._engine.alone(lambda db: db.execute(f"PRAGMA {self._break}").close())
+
+    def mend(self) -> None:
+        self._engine.alone(lambda db: db.execute(f"PRAGMA {self._mend}").close())
+
+
+@pytest.fixture(params=FAULTS)
+def disk(api: Api, request: pytest.FixtureRequest) -> Iterator[Disk]:
+    found = Disk(api, request.param)
+    yield found
+    found.mend()
+
+
+def failing(api: Api, disk: Disk, reply: Reply) -> Callable[[Request], Any]:
+    """A model during whose first answer the store fails, once the run is on record."""
+
+    async def handler(_: Request) -> Reply:
+        async with asyncio.timeout(5):
+            while api.app.engine._coming:
+                await asyncio.sleep(0.005)
+        disk.fail()
+        return reply
+
+    return handler
+
+
+async def streamed(api: Api, path: str, body: Json) -> list[Frame]:
+    path, body = (f"{path}/stream", body) if path == SESSION else (path, {**body, "stream": True})
+    async with api.post(path, body) as response:
+        assert response.status == 200, await response.text()
+        return await stream_of(response)
+
+
+def end_of(path: str, seen: list[Frame]) -> tuple[str, str, Json]:
+    """How a stream ended: its state, its text, and the last object that it tells. Its grammar is checked."""
+    names = [frame.event for frame in seen]
+    if path == CHAT:
+        assert seen[-1].data == "[DONE]"
+        last = next(frame.data for frame in reversed(seen[:-1]) if frame.data.get("choices"))
+        return last["choices"][0]["finish_reason"], chat_text(seen), last
+    if path == RESPONSES:
+        assert seen[-1].data == "[DONE]"
+        last = seen[-2].data
+        said = "".join(frame.data["delta"] for frame in seen if frame.event == "response.output_text.delta")
+        return last["type"], said, last["response"]
+    assert names[-1] == "done"
+    said = "".join(frame.data["delta"] for frame in seen if frame.event == "assistant.delta")
+    return str(names[-2]), said, seen[-2].data
+
+
+def warned(path: str, seen: list[Frame], last: Json) -> bool:
+    """Whether a stream says that its turn is not kept."""
+    if path == SESSION:
+        return any(frame.event == "warning" and frame.data["code"] == "store_unavailable" for frame in seen)
+    return [one["code"] for one in last["hermes"]["warnings"]] == ["store_unavailable"]
+
+
+ENDS = {CHAT: "stop", RESPONSES: "response.completed", SESSION: "run.completed"}
+FAILURES = {CHAT: "error", RESPONSES: "response.failed", SESSION: "run.failed"}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_a_whole_answer_that_cannot_be_kept_is_given_with_a_warning(api: Api, disk: Disk, route: str) -> None:
+    path, body = ROUTES[route]
+    async with api.post("/api/sessions", {"id": "hall"}) as response:
+        await told(response, 201)
+    api.model.handler = failing(api, disk, Reply(text=ANSWER, continues=False))
+    seen = await streamed(api, path, body)
+    end, text, last = end_of(path, seen)
+    assert (end, text) == (ENDS[path], ANSWER)
+    unstored = route == "chat unstored"
+    assert unstored or warned(path, seen, last)
+    disk.mend()
+    async with api.post(path, body) as response:
+        answered = await told(response)
+        warnings = answered.get("hermes", {}).get("warnings", [])
+        assert [one["code"] for one in warnings] == ([] if unstored else ["store_unavailable"])
+        assert response.headers.get("X-Hermes-Warning") == (None if unstored else "store_unavailable")
+    assert ANSWER in str(answered)
+
+
+@pytest.mark.parametrize("route", [route for route in ROUTES if route != "chat unstored"])
+async def test_a_turn_that_cannot_go_on_without_its_store_ends_as_failed(api: Api, disk: Disk, route: str) -> None:
+    path, body = ROUTES[route]
+    async with api.post("/api/sessions", {"id": "hall"}) as response:
+        await told(response, 201)
+    call = Call("todo", {"todos": [{"id": "1", "content": "x" * 40_000, "status": "pending"}]})
+    api.model.handler = failing(api, disk, Reply(tool_calls=[call], continues=False))
+    seen = await streamed(api, path, body)
+    end, _, last = end_of(path, seen)
+    assert end == FAILURES[path]
+    error = last["error_code"] if path == SESSION else last["error"]["type" if path == RESPONSES else "code"]
+    assert error == CODE
+    if path != CHAT:
+        assert "error" in [frame.event for frame in seen]
+    disk.mend()
+    async with api.post(path, body) as response:
+        await refused(response, 503, CODE)
+
+
+@pytest.mark.parametrize("route", [route for route in ROUTES if route != "session"])
+async def test_what_ends_with_its_client_is_answered_where_the_store_takes_nothing_at_all(
+    api: Api, disk: Disk, route: str
+) -> None:
+    path, body = ROUTES[route]
+    api.model.handler = lambda _: Reply(text=ANSWER, continues=False)
+    await api.ask("before")
+    disk.fail()
+    seen = await streamed(api, path, body)
+    end, text, last = end_of(path, seen)
+    assert (end, text) == (ENDS[path], ANSWER)
+    assert route == "chat unstored" or warned(path, seen, last)
+
+
+async def test_a_run_that_ended_without_its_store_has_its_end_once_that_is_back(api: Api, disk: Disk) -> None:
+    async with api.post("/api/sessions", {"id": "hall"}) as response:
+        await told(response, 201)
+    api.model.handler = failing(api, disk, Reply(text=ANSWER, continues=False))
+    seen = await streamed(api, SESSION, {"message": "hi"})
+    run_id = seen[0].data["run_id"]
+    disk.mend()
+    await api.app.engine.resume(run_id)
+    async with api.get(f"/v1/runs/{run_id}/events") as response:
+        events = [frame.data for frame in await stream_of(response)]
+    assert (events[-1]["event"], events[-1]["error_code"]) == ("run.failed", CODE)
+    assert len(api.model.requests) == 1, "the model was asked again"
+
+
+LOG_READERS = {
+    "run": ("/v1/runs", {"input": "hi"}),
+    "background": (RESPONSES, {"input": "hi", "background": True}),
+}
+
+
+@pytest.mark.parametrize("reader", LOG_READERS)
+async def test_who_reads_the_log_alone_is_told_an_end_that_is_not_there(api: Api, disk: Disk, reader: str) -> None:
+    path, body = LOG_READERS[reader]
+    reads = asyncio.Event()
+
+    async def answer(request: Request) -> Reply:
+        await reads.wait()
+        disk.fail()
+        return Reply(text=ANSWER, continues=False)
+
+    api.model.handler = answer
+    async with api.post(path, body) as response:
+        told_of = await response.json()
+    if reader == "run":
+        events = f"{path}/{told_of['run_id']}/events"
+    else:
+        events = f"{path}/{told_of['id']}?stream=true"
+    async with asyncio.timeout(20), api.get(events) as response:
+        assert response.status == 200
+        reads.set()
+        seen = await stream_of(response)
+        text = await response.text()
+    if reader == "run":
+        assert (seen[-1].data["event"], seen[-1].data["error_code"]) == ("run.failed", CODE)
+        assert text.endswith(": stream closed\n\n")
+    else:
+        assert end_of(RESPONSES, seen)[0] == "response.failed"
+    disk.mend()
+    async with asyncio.timeout(20), api.get(events) as response:
+        again = await stream_of(response)
+    last = -1 if reader == "run" else -2
+    assert again[last].data.get("event", again[last].data.get("type")) in ("run.failed", "response.failed")
+    if reader == "run":
+        assert int(again[-1].id or 0) > int(seen[-1].id or 0), "a number was used twice"
+    assert len(api.model.requests) == 1, "the model was asked again"
+
+
+# A home on a disk of 4 MiB, which nobody else sees.
+SMALL_DISK = (
+    "unshare",
+    "-rm",
+    "sh",
+    "-c",
+    'set -e; config=$(cat "$HERMES_HOME/config.yaml"); mount -t tmpfs -o size=4m none "$HERMES_HOME"; '
+    'echo "$config" > "$HERMES_HOME/config.yaml"; exec "$@"',
+    "sh",
+)
+
+
+async def test_a_disk_that_is_full_in_mid_stream(home_folder: Path) -> None:
+    probe = [*SMALL_DISK[:4], f'mount -t tmpfs -o size=4m none "{home_folder.parent}"']
+    if subprocess.run(probe, capture_output=True, check=False).returncode:
+        pytest.skip("nothing can be mounted here")
+    filler: Path | None = None
+
+    async def answer(_: Request) -> Reply:
+        assert filler is not None
+        if not filler.exists():
+            with pytest.raises(OSError, match="No space left"), filler.open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(4096))
+        return Reply(text=["A whole ", "answer. ", *["It goes on. "] * 50], gap_s=0.002, continues=False)
+
+    whole = "A whole answer. " + "It goes on. " * 50
+    async with ModelServer(handler=answer) as model:
+        settings = {"model": {"default": "m", "base_url": f"{model.url}/v1", "api_key": "key-12345678"}}
+        async with serving(home_folder, within=SMALL_DISK, terminal={"backend": "local"}, **settings) as gateway:
+            disk = Path(f"/proc/{gateway.process.pid}/root{home_folder}")
+            filler = disk / "filler"
+            await gateway.post("/api/sessions", {"id": "hall"}, 201)
+            for route in ("chat", "response", "session"):
+                path, body = ROUTES[route]
+                filler.unlink(missing_ok=True)
+                stream = (f"{path}/stream", body) if path == SESSION else (path, {**body, "stream": True})
+                async with gateway.client.post(stream[0], json=stream[1]) as response:
+                    seen = await stream_of(response)
+                end, text, last = end_of(path, seen)
+                assert (end, text) == (ENDS[path], whole)
+                assert warned(path, seen, last)
+                filler.unlink()
+                async with gateway.client.post(path, json=body) as response:
+                    answered = await response.text()
+                    assert (response.status, response.headers["X-Hermes-Warning"]) == (200, "store_unavailable")
+                    assert whole.strip() in answered
+            assert len(list((disk / "journal").iterdir())) < 10
+            filler.unlink()
+            run_id = response.headers["X-Hermes-Run-Id"]
+
+            async def ended() -> bool:
+                return bool((await gateway.get(f"/v1/runs/{run_id}"))["status"] == "failed")
+
+            async with asyncio.timeout(20):
+                while not await ended():
+                    await asyncio.sleep(0.05)
