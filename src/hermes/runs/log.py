@@ -8,8 +8,10 @@ from contextlib import aclosing
 from pathlib import Path
 
 from hermes.bus.memory import MemoryBus, Sink
+from hermes.bus.peers import Peers
 from hermes.guards.secrets import Secrets
 from hermes.limits import PAGE_EVENTS_MAX, STORE_POLL_S
+from hermes.runs.elsewhere import Elsewhere
 from hermes.runs.events import Event, RunState
 from hermes.runs.journal import JournalReader, TailJournal, left_behind
 from hermes.runs.writer import RunWriter, Saver
@@ -17,10 +19,21 @@ from hermes.store.base import RunStore
 
 
 class RunLog:
-    """The logs of all runs: their writers in this process, and reading them, live or stored."""
+    """The logs of all runs: their writers in this process, and reading them, live or stored.
 
-    def __init__(self, bus: MemoryBus, *, window_s: float = 0.02, journal: Path | None = None) -> None:
+    A run that another process writes is followed there, and in the store where that process does not tell.
+    """
+
+    def __init__(
+        self,
+        bus: MemoryBus,
+        *,
+        window_s: float = 0.02,
+        journal: Path | None = None,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
         self.bus = bus
+        self.elsewhere = elsewhere or Elsewhere(Peers(None))
         self._window_s = window_s
         self._writers: dict[str, RunWriter] = {}
         self._saver = Saver()
@@ -123,8 +136,22 @@ class RunLog:
                     # Somebody else may be writing it: then there is more to come, or was by the time this is asked.
                     if live.closed or writer is not None or last:
                         return
-                    last = not await self._goes_on(run_id, store)
-                    await asyncio.sleep(0 if last else STORE_POLL_S)
+                    carrier = await store.carrier(run_id)
+                    last = carrier is None
+                    if carrier is None:
+                        continue
+                    told = False
+                    async with aclosing(self.elsewhere.batches(run_id, cursor, carrier)) as batches:
+                        async for batch in batches:
+                            told = True
+                            if not batch:  # it was silent for long: it may have lost the run
+                                break
+                            cursor = batch[-1].seq
+                            yield batch
+                            if batch[-1].final:
+                                return
+                    if not told:
+                        await live.stir(STORE_POLL_S)
                     continue
                 while not live.overflowed and not live.closed:
                     taken = await live.take()
@@ -149,8 +176,3 @@ class RunLog:
         tails = await asyncio.to_thread(self._reader.tails, run_id) if self._reader is not None else ()
         page = await store.read(run_id, cursor, PAGE_EVENTS_MAX, tails=tails)
         return page, len(page) == PAGE_EVENTS_MAX
-
-    @staticmethod
-    async def _goes_on(run_id: str, store: RunStore) -> bool:
-        record = await store.get(run_id)
-        return record is not None and not record.state.ended and record.state.status != "interrupted"

@@ -1,0 +1,268 @@
+"""A server of two workers: real processes on one port and one home, which a client cannot tell from one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import stat
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from crash.plans import answer
+from hermes.home import Home, is_served
+from hermes.processes import is_alive
+from hermes.server.status import read_runtime_status
+from support.gateway import SURELY_S, Gateway, serving, until
+from support.model_server import Call, Handler, ModelServer, Reply
+
+Json = dict[str, Any]
+
+
+class Server:
+    """A server of two workers, its model, and clients that are each connected to one of them."""
+
+    def __init__(self, gateway: Gateway, model: ModelServer, clients: contextlib.AsyncExitStack) -> None:
+        self.gateway, self.model, self._clients = gateway, model, clients
+        self.home = Home(gateway.folder)
+
+    async def client(
+        self, pid: int | None = None, *, other_than: int | None = None
+    ) -> tuple[int, aiohttp.ClientSession]:
+        """A client with one connection, to this worker or to any other, and the worker's pid."""
+        async with asyncio.timeout(SURELY_S):
+            while True:
+                connector = aiohttp.TCPConnector(limit=1, keepalive_timeout=SURELY_S)
+                client = aiohttp.ClientSession(self.gateway.url, connector=connector)
+                with contextlib.suppress(aiohttp.ClientConnectionError):
+                    async with client.get("/health/detailed") as response:
+                        found = (await response.json())["pid"]
+                    if pid in (None, found) and found != other_than:
+                        self._clients.push_async_callback(client.close)
+                        return found, client
+                await client.close()
+
+    async def both(self) -> tuple[aiohttp.ClientSession, aiohttp.ClientSession]:
+        """A client of each worker."""
+        pid, one = await self.client()
+        _, other = await self.client(other_than=pid)
+        return one, other
+
+    @property
+    def pids(self) -> set[int]:
+        """The workers' processes."""
+        found = set()
+        for entry in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                fields = entry.read_text().rpartition(")")[2].split()
+                if int(fields[1]) == self.gateway.process.pid and fields[0] != "Z":
+                    found.add(int(entry.parent.name))
+        return found
+
+    def go(self) -> None:
+        """Let the commands end that wait for it."""
+        (self.gateway.folder / "workspace" / "go").touch()
+
+
+@asynccontextmanager
+async def two_workers(folder: Path, handler: Handler = answer, **settings: Any) -> AsyncIterator[Server]:
+    async with ModelServer(handler=handler) as model, contextlib.AsyncExitStack() as clients:
+        told = {
+            "model": {"default": "m", "base_url": f"{model.url}/v1", "api_key": "key-12345678"},
+            "terminal": {"backend": "local"},
+            "command_allowlist": ["> *"],
+            "agent": {"delta_window_ms": 0},
+            **settings,
+            "api_server": {"workers": 2, **settings.get("api_server", {})},
+        }
+        async with serving(folder, **told) as gateway:
+            yield Server(gateway, model, clients)
+
+
+async def post(client: aiohttp.ClientSession, path: str, body: Json, status: int = 200) -> Json:
+    async with client.post(path, json=body) as response:
+        assert response.status == status, f"POST {path}: {response.status} {await response.text()}"
+        found: Json = await response.json()
+        return found
+
+
+async def get(client: aiohttp.ClientSession, path: str) -> Json:
+    async with client.get(path) as response:
+        assert response.status == 200, f"GET {path}: {response.status} {await response.text()}"
+        found: Json = await response.json()
+        return found
+
+
+async def submitted(client: aiohttp.ClientSession, plan: str) -> str:
+    """The id of a run that this client's worker has."""
+    return str((await post(client, "/v1/runs", {"input": f"Turn {plan}."}, 202))["run_id"])
+
+
+async def stream(client: aiohttp.ClientSession, path: str) -> bytes:
+    """All bytes of a stream, without keepalives."""
+    async with asyncio.timeout(SURELY_S), client.get(path) as response:
+        assert response.status == 200, await response.text()
+        return (await response.read()).replace(b": keepalive\n\n", b"")
+
+
+async def has_seen(response: aiohttp.ClientResponse, event: bytes) -> None:
+    async with asyncio.timeout(SURELY_S):
+        while event not in (line := await response.content.readline()):
+            assert line, f"the stream has ended without {event!r}"
+
+
+async def has_status(client: aiohttp.ClientSession, run_id: str, *wanted: str) -> Json:
+    async with asyncio.timeout(SURELY_S):
+        while (run := await get(client, f"/v1/runs/{run_id}"))["status"] not in wanted:
+            await asyncio.sleep(0.01)
+    return run
+
+
+async def test_both_serve_and_look_like_one(home_folder: Path) -> None:
+    async with two_workers(home_folder) as server:
+        await server.both()
+        state = read_runtime_status(server.home)
+        assert state is not None and state["pid"] == server.gateway.process.pid and state["gateway_state"] == "running"
+        assert len(server.pids) == 2 and server.gateway.process.pid not in server.pids
+        env = {**os.environ, "HERMES_HOME": str(home_folder)}
+        command = (sys.executable, "-m", "hermes", "gateway")
+        asked = await asyncio.create_subprocess_exec(
+            *command, "status", "--json", env=env, stdout=asyncio.subprocess.PIPE
+        )
+        told = json.loads((await asked.communicate())[0])
+        assert told["pid"] == server.gateway.process.pid and told["address"] == server.gateway.url
+        pids = server.pids
+        stopped = await asyncio.create_subprocess_exec(*command, "stop", env=env)
+        assert await stopped.wait() == 0 and await server.gateway.ended() == 0
+        assert not any(is_alive(pid, None) for pid in pids) and not is_served(server.home)
+        assert not list(server.home.run_folder.glob("peer-*")) and not server.home.door_file.exists()
+
+
+async def test_sockets_are_for_the_user_alone(home_folder: Path) -> None:
+    async with two_workers(home_folder) as server:
+        sockets = list(server.home.run_folder.glob("peer-*.sock"))
+        assert len(sockets) == 2
+        assert {stat.S_IMODE(one.stat().st_mode) for one in sockets} == {0o600}
+        assert stat.S_IMODE(server.home.run_folder.stat().st_mode) == 0o700
+
+
+async def test_events_are_the_same_at_the_other_worker(home_folder: Path) -> None:
+    async with two_workers(home_folder) as server:
+        pid, one = await server.client()
+        run_id = await submitted(one, "one: c/w")
+        _, reader = await server.client(pid)
+        _, other = await server.client(other_than=pid)
+        path = f"/v1/runs/{run_id}/events"
+        reading = [asyncio.ensure_future(stream(client, path)) for client in (reader, other)]
+        await has_status(one, run_id, "running")
+        await until(lambda: len(server.model.requests) == 2)
+        server.go()
+        at_owner, at_other = await asyncio.gather(*reading)
+        assert at_owner == at_other and b"run.completed" in at_owner
+        frames = at_owner.split(b"\n\n")
+        for at in (3, len(frames) // 2):
+            seq = frames[at].split(b"id: ")[1].split(b"\n")[0].decode()
+            assert await stream(other, f"{path}?starting_after={seq}") == b"\n\n".join(frames[at + 1 :])
+
+
+async def test_a_response_is_the_same_at_the_other_worker(home_folder: Path) -> None:
+    async with two_workers(home_folder) as server:
+        pid, one = await server.client()
+        body = {"input": "Turn one: c/w.", "background": True}
+        response_id = (await post(one, "/v1/responses", body))["id"]
+        _, reader = await server.client(pid)
+        path = f"/v1/responses/{response_id}?stream=true"
+        reading = [asyncio.ensure_future(stream(reader, path))]
+        for after in ("", "&starting_after=0", "&starting_after=4"):
+            _, other = await server.client(other_than=pid)
+            reading.append(asyncio.ensure_future(stream(other, path + after)))
+        await until(lambda: len(server.model.requests) == 2)
+        server.go()
+        at_owner, whole, *rest = await asyncio.gather(*reading)
+        assert at_owner == whole and b"response.completed" in whole
+        frames = whole.split(b"\n\n")
+        assert rest == [b"\n\n".join(frames[1:]), b"\n\n".join(frames[5:])]
+
+
+async def test_a_run_is_controlled_through_the_other_worker(home_folder: Path) -> None:
+    async with two_workers(home_folder) as server:
+        one, other = await server.both()
+        run_id = await submitted(one, "ask: a/q/w")
+        approval = (await has_status(other, run_id, "waiting_for_approval"))["pending_approvals"][0]["approval_id"]
+        told = {"choice": "once", "approval_id": approval}
+        assert (await post(other, f"/v1/runs/{run_id}/approval", told))["resolved"] == 1
+        await has_status(other, run_id, "waiting_for_input")
+        await post(other, f"/v1/runs/{run_id}/approval", told, 409)
+        await post(other, f"/v1/runs/{run_id}/clarify", {"answer": "The red one."})
+        await until(lambda: "The red one." in str(server.model.requests[-1].body))
+        await until(lambda: "call-ask-2-0" in (home_folder / "workspace" / "effects.txt").read_text())
+        await post(other, f"/v1/runs/{run_id}/steer", {"text": "Be brief."}, 202)
+        assert (await post(other, f"/v1/runs/{run_id}/stop", {}))["status"] == "stopping"
+        # What the owner has recorded when the other answers is there for everybody.
+        assert (await get(one, f"/v1/runs/{run_id}"))["status"] in ("stopping", "cancelled")
+        await has_status(other, run_id, "cancelled")
+        events = [
+            json.loads(line[6:])
+            for line in (await stream(other, f"/v1/runs/{run_id}/events")).splitlines()
+            if line.startswith(b"data: {")
+        ]
+        assert [event["event"] for event in events].count("run.cancelled") == 1
+
+
+async def test_a_response_is_cancelled_through_the_other_worker(home_folder: Path) -> None:
+    async with two_workers(home_folder) as server:
+        one, other = await server.both()
+        made = await post(one, "/v1/responses", {"input": "Turn one: w.", "background": True})
+        await until((home_folder / "workspace" / "effects.txt").exists)
+        cancelled = await post(other, f"/v1/responses/{made['id']}/cancel", {})
+        assert cancelled["status"] == "cancelled"
+        assert (await get(one, f"/v1/responses/{made['id']}"))["status"] == "cancelled"
+
+
+async def test_a_run_that_keeps_nothing_is_known_at_the_other_worker(home_folder: Path) -> None:
+    async with two_workers(home_folder) as server:
+        pid, one = await server.client()
+        other_pid, other = await server.client(other_than=pid)
+        body = {"messages": [{"role": "user", "content": "Turn one: w."}], "store": False, "stream": True}
+        async with one.post("/v1/chat/completions", json=body) as response:
+            run_id = response.headers["X-Hermes-Run-Id"]
+            await until((home_folder / "workspace" / "effects.txt").exists)
+            assert (await get(other, f"/v1/runs/{run_id}"))["status"] == "running"
+            _, reader = await server.client(other_pid)
+            async with reader.get(f"/v1/runs/{run_id}/events") as events:
+                await has_seen(events, b"tool.started")
+                assert (await post(other, f"/v1/runs/{run_id}/stop", {}))["status"] == "stopping"
+                await has_seen(events, b"run.cancelled")
+            await response.read()
+
+
+async def test_outputs_of_client_tools_are_taken_by_the_other_worker(home_folder: Path) -> None:
+    script = [Reply(tool_calls=[Call("weather", {"city": "Oslo"}, id="call-1")]), Reply(text="Rain.")]
+    async with two_workers(home_folder, lambda _: script.pop(0)) as server:
+        one, other = await server.both()
+        tools = [{"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}}]
+        first = await post(one, "/v1/responses", {"input": "Weather?", "tools": tools})
+        [call] = [item for item in first["output"] if item["type"] == "function_call"]
+        given = [{"type": "function_call_output", "call_id": call["call_id"], "output": "rain"}]
+        body = {"input": given, "previous_response_id": first["id"], "tools": tools}
+        assert "Rain." in json.dumps(await post(other, "/v1/responses", body))
+
+
+async def test_a_job_is_run_once(home_folder: Path) -> None:
+    async with two_workers(home_folder, cron={"enabled": True}) as server:
+        one, other = await server.both()
+        at = datetime.fromtimestamp(time.time() + 1, UTC).isoformat()
+        job = (await post(one, "/api/jobs", {"name": "j", "prompt": "Turn job: c.", "schedule": at}, 201))["job"]
+        async with asyncio.timeout(SURELY_S):
+            while (await get(other, f"/api/jobs/{job['id']}"))["job"]["last_status"] != "completed":
+                await asyncio.sleep(0.05)
+        assert len((await get(other, f"/api/jobs/{job['id']}/runs"))["data"]) == 1
+        assert (home_folder / "workspace" / "effects.txt").read_text().split() == ["call-job-0-0"]
