@@ -3,102 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import stat
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import aiohttp
+import pytest
 
 from crash.plans import answer
-from hermes.home import Home, is_served
+from hermes.home import is_served
 from hermes.processes import is_alive
 from hermes.server.status import read_runtime_status
-from support.gateway import SURELY_S, Gateway, serving, until
-from support.model_server import Call, Handler, ModelServer, Reply
-
-Json = dict[str, Any]
-
-
-class Server:
-    """A server of two workers, its model, and clients that are each connected to one of them."""
-
-    def __init__(self, gateway: Gateway, model: ModelServer, clients: contextlib.AsyncExitStack) -> None:
-        self.gateway, self.model, self._clients = gateway, model, clients
-        self.home = Home(gateway.folder)
-
-    async def client(
-        self, pid: int | None = None, *, other_than: int | None = None
-    ) -> tuple[int, aiohttp.ClientSession]:
-        """A client with one connection, to this worker or to any other, and the worker's pid."""
-        async with asyncio.timeout(SURELY_S):
-            while True:
-                connector = aiohttp.TCPConnector(limit=1, keepalive_timeout=SURELY_S)
-                client = aiohttp.ClientSession(self.gateway.url, connector=connector)
-                with contextlib.suppress(aiohttp.ClientConnectionError):
-                    async with client.get("/health/detailed") as response:
-                        found = (await response.json())["pid"]
-                    if pid in (None, found) and found != other_than:
-                        self._clients.push_async_callback(client.close)
-                        return found, client
-                await client.close()
-
-    async def both(self) -> tuple[aiohttp.ClientSession, aiohttp.ClientSession]:
-        """A client of each worker."""
-        pid, one = await self.client()
-        _, other = await self.client(other_than=pid)
-        return one, other
-
-    @property
-    def pids(self) -> set[int]:
-        """The workers' processes."""
-        found = set()
-        for entry in Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError):
-                fields = entry.read_text().rpartition(")")[2].split()
-                if int(fields[1]) == self.gateway.process.pid and fields[0] != "Z":
-                    found.add(int(entry.parent.name))
-        return found
-
-    def go(self) -> None:
-        """Let the commands end that wait for it."""
-        (self.gateway.folder / "workspace" / "go").touch()
-
-
-@asynccontextmanager
-async def two_workers(folder: Path, handler: Handler = answer, **settings: Any) -> AsyncIterator[Server]:
-    async with ModelServer(handler=handler) as model, contextlib.AsyncExitStack() as clients:
-        told = {
-            "model": {"default": "m", "base_url": f"{model.url}/v1", "api_key": "key-12345678"},
-            "terminal": {"backend": "local"},
-            "command_allowlist": ["> *"],
-            "agent": {"delta_window_ms": 0},
-            **settings,
-            "api_server": {"workers": 2, **settings.get("api_server", {})},
-        }
-        async with serving(folder, **told) as gateway:
-            yield Server(gateway, model, clients)
-
-
-async def post(client: aiohttp.ClientSession, path: str, body: Json, status: int = 200) -> Json:
-    async with client.post(path, json=body) as response:
-        assert response.status == status, f"POST {path}: {response.status} {await response.text()}"
-        found: Json = await response.json()
-        return found
-
-
-async def get(client: aiohttp.ClientSession, path: str) -> Json:
-    async with client.get(path) as response:
-        assert response.status == 200, f"GET {path}: {response.status} {await response.text()}"
-        found: Json = await response.json()
-        return found
+from support.gateway import SURELY_S, until
+from support.model_server import Call, Reply
+from support.workers import Json, get, post, two_workers
 
 
 async def submitted(client: aiohttp.ClientSession, plan: str) -> str:
@@ -127,7 +49,7 @@ async def has_status(client: aiohttp.ClientSession, run_id: str, *wanted: str) -
 
 
 async def test_both_serve_and_look_like_one(home_folder: Path) -> None:
-    async with two_workers(home_folder) as server:
+    async with two_workers(home_folder, answer) as server:
         await server.both()
         state = read_runtime_status(server.home)
         assert state is not None and state["pid"] == server.gateway.process.pid and state["gateway_state"] == "running"
@@ -147,7 +69,7 @@ async def test_both_serve_and_look_like_one(home_folder: Path) -> None:
 
 
 async def test_sockets_are_for_the_user_alone(home_folder: Path) -> None:
-    async with two_workers(home_folder) as server:
+    async with two_workers(home_folder, answer) as server:
         sockets = list(server.home.run_folder.glob("peer-*.sock"))
         assert len(sockets) == 2
         assert {stat.S_IMODE(one.stat().st_mode) for one in sockets} == {0o600}
@@ -155,7 +77,7 @@ async def test_sockets_are_for_the_user_alone(home_folder: Path) -> None:
 
 
 async def test_events_are_the_same_at_the_other_worker(home_folder: Path) -> None:
-    async with two_workers(home_folder) as server:
+    async with two_workers(home_folder, answer) as server:
         pid, one = await server.client()
         run_id = await submitted(one, "one: c/w")
         _, reader = await server.client(pid)
@@ -174,7 +96,7 @@ async def test_events_are_the_same_at_the_other_worker(home_folder: Path) -> Non
 
 
 async def test_a_response_is_the_same_at_the_other_worker(home_folder: Path) -> None:
-    async with two_workers(home_folder) as server:
+    async with two_workers(home_folder, answer) as server:
         pid, one = await server.client()
         body = {"input": "Turn one: c/w.", "background": True}
         response_id = (await post(one, "/v1/responses", body))["id"]
@@ -193,7 +115,7 @@ async def test_a_response_is_the_same_at_the_other_worker(home_folder: Path) -> 
 
 
 async def test_a_run_is_controlled_through_the_other_worker(home_folder: Path) -> None:
-    async with two_workers(home_folder) as server:
+    async with two_workers(home_folder, answer) as server:
         one, other = await server.both()
         run_id = await submitted(one, "ask: a/q/w")
         approval = (await has_status(other, run_id, "waiting_for_approval"))["pending_approvals"][0]["approval_id"]
@@ -218,7 +140,7 @@ async def test_a_run_is_controlled_through_the_other_worker(home_folder: Path) -
 
 
 async def test_a_response_is_cancelled_through_the_other_worker(home_folder: Path) -> None:
-    async with two_workers(home_folder) as server:
+    async with two_workers(home_folder, answer) as server:
         one, other = await server.both()
         made = await post(one, "/v1/responses", {"input": "Turn one: w.", "background": True})
         await until((home_folder / "workspace" / "effects.txt").exists)
@@ -228,7 +150,7 @@ async def test_a_response_is_cancelled_through_the_other_worker(home_folder: Pat
 
 
 async def test_a_run_that_keeps_nothing_is_known_at_the_other_worker(home_folder: Path) -> None:
-    async with two_workers(home_folder) as server:
+    async with two_workers(home_folder, answer) as server:
         pid, one = await server.client()
         other_pid, other = await server.client(other_than=pid)
         body = {"messages": [{"role": "user", "content": "Turn one: w."}], "store": False, "stream": True}
@@ -257,7 +179,7 @@ async def test_outputs_of_client_tools_are_taken_by_the_other_worker(home_folder
 
 
 async def test_a_job_is_run_once(home_folder: Path) -> None:
-    async with two_workers(home_folder, cron={"enabled": True}) as server:
+    async with two_workers(home_folder, answer, cron={"enabled": True}) as server:
         one, other = await server.both()
         at = datetime.fromtimestamp(time.time() + 1, UTC).isoformat()
         job = (await post(one, "/api/jobs", {"name": "j", "prompt": "Turn job: c.", "schedule": at}, 201))["job"]
@@ -266,3 +188,29 @@ async def test_a_job_is_run_once(home_folder: Path) -> None:
                 await asyncio.sleep(0.05)
         assert len((await get(other, f"/api/jobs/{job['id']}/runs"))["data"]) == 1
         assert (home_folder / "workspace" / "effects.txt").read_text().split() == ["call-job-0-0"]
+
+
+WAYS = {
+    "a plain answer": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Turn one: w."}]}),
+    "a stream": ("/v1/responses", {"input": "Turn one: w.", "stream": True}),
+    "a run": ("/v1/runs", {"input": "Turn one: w."}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_key_is_worked_on_once_by_both_workers(home_folder: Path, way: str) -> None:
+    path, body = WAYS[way]
+    async with two_workers(home_folder, answer) as server:
+
+        async def ask(client: aiohttp.ClientSession) -> tuple[int, str, bytes]:
+            async with client.post(path, json=body, headers={"Idempotency-Key": "k"}) as response:
+                return response.status, response.headers["X-Hermes-Run-Id"], await response.read()
+
+        asked = [asyncio.ensure_future(ask(client)) for client in await server.both()]
+        effects = home_folder / "workspace" / "effects.txt"
+        await until(effects.exists)
+        server.go()
+        one, other = await asyncio.gather(*asked)
+        assert one == other
+        await has_status(await server.any(), one[1], "completed")
+        assert effects.read_text().split() == ["call-one-0-0"]

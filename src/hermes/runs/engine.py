@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hermes.bus.memory import Sink
-from hermes.bus.peers import Operation, PeerServer
+from hermes.bus.peers import Operation, Peers, PeerServer
 from hermes.guards.secrets import Secrets
 from hermes.limits import CLOSE_S_MAX, COMING_S_MAX, CONTROL_POLL_S, LEASE_TTL_S, RESUME_SCAN_S, STORE_POLL_S
 from hermes.processes import booted_at, is_gone
@@ -881,6 +881,11 @@ class RunEngine:
     @property
     def _elsewhere(self) -> Elsewhere:
         return self._log.elsewhere
+
+    @property
+    def peers(self) -> Peers:
+        """The other processes of the home."""
+        return self._log.elsewhere.peers
 
     async def _is_elsewhere(self, run_id: str) -> bool:
         """Whether another process has the run at work, and tells of it."""

@@ -221,13 +221,24 @@ async def follow(adapter: APIServerAdapter, kept: Kept) -> ResponseRenderer:
 
 
 async def level(adapter: APIServerAdapter) -> None:
-    """Bring responses that a server has left unfinished level with their runs."""
+    """Bring responses that a server has left unfinished level with their runs, where those have ended. All others follow
+    when their runs are taken up."""
     store = adapter.stored_responses
     app = await adapter.app()
     for response_id in await store.unfinished():
         record = await store.get(response_id)
-        if record is not None and record.get("run_id"):
+        if record is None or not record.get("run_id"):
+            continue
+        run = await app.engine.get(record["run_id"])
+        if run is None or run.state.ended:
             app.services.background(_levelled(adapter, Kept.of(response_id, record)))
+
+
+async def level_revived(adapter: APIServerAdapter, response_id: str) -> None:
+    """Follow the run of a response that is taken up here."""
+    record = await adapter.stored_responses.get(response_id)
+    if record is not None and record.get("run_id"):
+        await _levelled(adapter, Kept.of(response_id, record))
 
 
 async def _levelled(adapter: APIServerAdapter, kept: Kept) -> None:

@@ -251,9 +251,9 @@ class GatewayRunner:
         stack.push_async_callback(server.cleanup)
         await server.setup()
         orders = self._worker.orders if self._worker is not None else None
-        for app in self._apps:
+        for app, adapter in ((self._app, self._adapter), *self._profiles.values()):
             app.own_ports = (told["port"],)
-            await app.engine.answer_peers(app.home.run_folder, {})
+            await app.engine.answer_peers(app.home.run_folder, adapter.peer_operations)
             app.serve(leads=orders is None or orders.leads, begins=orders is None or orders.begins)
         if self._worker is not None:
             stack.enter_context(self._worker.listening(self._look))
