@@ -55,6 +55,8 @@ WORKERS_MAX = 32
 WORKER_RESTART_S = 0.25
 WORKER_RESTART_S_MAX = 30.0
 WORKER_STEADY_S = 60.0
+# Numbers that workers share: two for each key with rates, one for each key with a number of turns, one for each profile.
+SHARED_ROWS_MAX = 1_024
 
 # Asking a model
 ANSWER_CHARS_MAX = 2_000_000

@@ -15,10 +15,10 @@ import aiohttp
 import pytest
 
 from crash.plans import answer
-from hermes.home import is_served
+from hermes.home import Home, is_served
 from hermes.processes import is_alive
 from hermes.server.status import read_runtime_status
-from support.gateway import SURELY_S, until
+from support.gateway import SURELY_S, Gateway, until
 from support.model_server import Call, Reply
 from support.workers import Json, get, post, two_workers
 
@@ -214,3 +214,50 @@ async def test_a_key_is_worked_on_once_by_both_workers(home_folder: Path, way: s
         assert one == other
         await has_status(await server.any(), one[1], "completed")
         assert effects.read_text().split() == ["call-one-0-0"]
+
+
+KEY = "q7Zr-4fJ0_pW2xLs9TnB6vYc1HdK8mGa"
+
+
+async def test_rates_and_bounds_of_a_key_are_those_of_all_workers(home_folder: Path) -> None:
+    entry = {"name": "alice", "key": KEY, "scopes": ["runs"], "requests_per_minute": 6, "max_concurrent": 2}
+    async with two_workers(home_folder, answer, api_server={"keys": [entry]}) as server:
+        clients = await server.both()
+        headers = {"Authorization": f"Bearer {KEY}"}
+
+        async def status(client: aiohttp.ClientSession, method: str, path: str, body: Json | None = None) -> int:
+            async with client.request(method, path, json=body, headers=headers) as response:
+                return response.status
+
+        runs = [await status(clients[at % 2], "POST", "/v1/runs", {"input": f"Turn n{at}: w."}) for at in range(3)]
+        assert runs == [202, 202, 429]
+        lists = [await status(clients[at % 2], "GET", "/v1/runs") for at in range(4)]
+        assert lists == [200, 200, 200, 429]
+        server.go()
+
+
+REFUSED: list[tuple[str, Json, int, str]] = [
+    ("an open server for all", {"api_server": {"host": "0.0.0.0", "workers": 2}}, 78, "api_server.key"),
+    ("a database in memory", {"storage": {"url": "sqlite://"}, "api_server": {"workers": 2}}, 78, "storage.url"),
+]
+
+
+@pytest.mark.parametrize(("_", "settings", "code", "words"), REFUSED)
+async def test_what_cannot_be_served_is_told_by_the_parent(
+    home_folder: Path, _: str, settings: Json, code: int, words: str
+) -> None:
+    gateway = Gateway(home_folder, **settings)
+    with pytest.raises(AssertionError, match=words):
+        await gateway.start()
+    assert await gateway.ended() == code
+    assert not is_served(Home(home_folder))
+
+
+async def test_a_port_that_another_server_shares_among_its_workers_is_taken(home_folder: Path, tmp_path: Path) -> None:
+    async with two_workers(home_folder, answer) as server:
+        port = int(server.gateway.url.rpartition(":")[2])
+        env = {**os.environ, "HERMES_HOME": str(tmp_path / "other")}
+        command = (sys.executable, "-m", "hermes", "gateway", "run", "--workers", "2", "--port", str(port))
+        other = await asyncio.create_subprocess_exec(*command, env=env, stderr=asyncio.subprocess.PIPE)
+        _, said = await asyncio.wait_for(other.communicate(), SURELY_S)
+        assert other.returncode == 69 and b"cannot be bound" in said

@@ -24,6 +24,7 @@ from hermes.runs.elsewhere import Elsewhere, Told, events_told, record_told, row
 from hermes.runs.events import Event, RunState
 from hermes.runs.leases import Lease, SessionLeases
 from hermes.runs.log import RunLog
+from hermes.runs.permits import Permits
 from hermes.runs.resume import Resumption, look
 from hermes.runs.spec import Applied, Control, RunSpec
 from hermes.runs.writer import LogEnded, RunWriter
@@ -182,7 +183,7 @@ class RunEngine:
         self._unkept: set[str] = set()
         # Runs that were admitted and are not on record yet: their callers know their numbers already.
         self._coming: dict[str, asyncio.Event] = {}
-        self._permits: Counter[str] = Counter()
+        self.permits = Permits()
         # Whoever wants to hear of what is put on record, text left out.
         self.listeners: list[Callable[[LiveRun, Event], None]] = []
         self._leases = SessionLeases(self.limits.turn_queue, self._session_lost)
@@ -214,8 +215,8 @@ class RunEngine:
 
     @property
     def active(self) -> int:
-        """How many turns there are at work, or about to be."""
-        return self._permits.total()
+        """How many turns there are at work in this process, or about to be."""
+        return self.permits.here
 
     @property
     def kinds(self) -> Counter[str]:
@@ -249,7 +250,7 @@ class RunEngine:
             wait_s = self.limits.session_wait_s if wait_s == -1.0 else wait_s
             return await self._admitted(spec, wait_s, bind, after_run)
         except BaseException:
-            self._permits[spec.owner] -= 1
+            self.permits.give_back(spec.owner)
             raise
 
     def _let_in(self, spec: RunSpec, *, charged: bool) -> None:
@@ -257,7 +258,7 @@ class RunEngine:
         self._check_open(spec)
         if not charged:
             self.limits.charge(spec)
-        self._permits[spec.owner] += 1
+        self.permits.take(spec.owner)
 
     async def _admitted(
         self, spec: RunSpec, wait_s: float | None, bind: bool = False, after_run: str | None = None
@@ -335,7 +336,7 @@ class RunEngine:
     async def give_back(self, admission: Admission) -> None:
         """Let the next one in."""
         self._has_come(admission)
-        self._permits[admission.spec.owner] -= 1
+        self.permits.give_back(admission.spec.owner)
         await self._leases.release(admission.lease)
 
     def _has_come(self, admission: Admission) -> None:
@@ -348,9 +349,9 @@ class RunEngine:
         if spec is None or spec.parent is not None:  # a child works on a turn that has been let in already
             return
         own, most = self.limits.owner_max(spec.owner), self.limits.runs_max
-        if most and self.active >= most:
+        if most and self.permits.everywhere >= most:
             raise Refused("rate_limit_exceeded", f"{most} turns are running already.")
-        if own and self._permits[spec.owner] >= own:
+        if own and self.permits.of(spec.owner) >= own:
             raise Refused("rate_limit_exceeded", f"{own} turns of {spec.owner!r} are running already.")
 
     def _session_lost(self, run_id: str) -> None:
@@ -408,7 +409,7 @@ class RunEngine:
             live = await self._open(spec, at_once=False)
             await live.log.emit("run.queued", session_id=spec.session_id, source=spec.source, position=position)
         except BaseException as error:
-            self._permits[spec.owner] -= 1
+            self.permits.give_back(spec.owner)
             if not isinstance(error, StoreError | SessionNotFound):
                 raise
             if live is not None:
@@ -423,7 +424,7 @@ class RunEngine:
             async with live.controls.stop.scope():
                 admission = await self._admitted(live.spec, self.limits.submitted_wait_s)
         except BaseException as error:  # whatever kept it from starting is its end, on record
-            self._permits[live.spec.owner] -= 1
+            self.permits.give_back(live.spec.owner)
             await self._end_unstarted(live, error)
             if not isinstance(error, Exception):
                 raise
@@ -577,7 +578,7 @@ class RunEngine:
         """Go on with a run whose session is held; it gives the lease back at its end."""
         admission = Admission(record.spec, lease, self)
         session = lease.begun.session if lease.begun is not None else None
-        self._permits[record.spec.owner] += 1
+        self.permits.take(record.spec.owner)
         try:
             if session is not None and session["owner"] != record.spec.owner:
                 await self._end_cut_off(record, _refused(SessionNotFound(record.spec.session_id)))
@@ -601,7 +602,7 @@ class RunEngine:
         if found is not None and found.verdict == "cancelled":
             live.controls.stop.request(found.stop_reason or "stop", found.stopped_by)
         if found is not None and found.verdict == "go_on":
-            self._permits[live.spec.owner] += 1
+            self.permits.take(live.spec.owner)
             self._spawn(self._start_queued(live))
         else:
             await self._end_unstarted(live, _Left(found.verdict if found else "server_restarted"))

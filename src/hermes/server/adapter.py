@@ -54,6 +54,7 @@ from hermes.server.response_kept import level, level_revived
 from hermes.server.routes import route_at
 from hermes.server.session_ids import _derive_chat_session_id
 from hermes.server.settings import Platform, PlatformConfig, api_server_options
+from hermes.server.shared_numbers import SharedNumbers
 from hermes.server.sse import EventStream
 from hermes.server.stored_result import result_at_end, said_until
 from hermes.server.wishes import session_key_fault, user_scope
@@ -198,6 +199,13 @@ class APIServerAdapter:
     def peer_operations(self) -> dict[str, Operation]:
         """What other workers may ask besides runs."""
         return {"claimed": self._once.claimed}
+
+    def share(self, numbers: SharedNumbers) -> None:
+        """Count rates and turns together with the other workers of this server."""
+        assert self._app is not None
+        place = str(self._app.home.path)
+        self.keyring.share(numbers, place)
+        self._app.engine.permits.shared = self.keyring.counts(numbers, place)
 
     def drain(self) -> None:
         """The server is about to stop: what only waits for new work is told so."""

@@ -253,6 +253,8 @@ class GatewayRunner:
         orders = self._worker.orders if self._worker is not None else None
         for app, adapter in ((self._app, self._adapter), *self._profiles.values()):
             app.own_ports = (told["port"],)
+            if self._worker is not None:
+                adapter.share(self._worker.numbers)
             await app.engine.answer_peers(app.home.run_folder, adapter.peer_operations)
             app.serve(leads=orders is None or orders.leads, begins=orders is None or orders.begins)
         if self._worker is not None:

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from hermes.errors import HermesError
+from hermes.server.shared_numbers import SharedNumbers
 
 LOOK = b"look\n"
 EXIT_PARENT_GONE = 130
@@ -40,6 +41,7 @@ class Orders(msgspec.Struct, frozen=True):
     begins: bool
     watchdog_s: float | None
     answers_fd: int
+    numbers_fd: int
     lock_fds: tuple[int, ...]
 
 
@@ -50,8 +52,9 @@ class Worker:
         self.orders = orders
         self.period_s = orders.watchdog_s
         # None of the programs that it starts is to keep the home, or the parent waiting.
-        for fd in (orders.answers_fd, *orders.lock_fds):
+        for fd in (orders.answers_fd, orders.numbers_fd, *orders.lock_fds):
             os.set_inheritable(fd, False)
+        self.numbers = SharedNumbers(orders.numbers_fd, orders.number)
 
     def tell(self, *lines: str) -> None:
         """Something for the service manager."""

@@ -28,6 +28,7 @@ from hermes.errors import ConfigError, HermesError
 from hermes.home import Home
 from hermes.limits import WORKER_RESTART_S, WORKER_RESTART_S_MAX, WORKER_STEADY_S
 from hermes.logs import logging_to
+from hermes.server import shared_numbers
 from hermes.server.exposure import bind, check_settings, resolved
 from hermes.server.runner import DOOR_BYTES, STATE_EVERY_S, describe, hold_home, profiles_of, signals, tell_state
 from hermes.server.settings import Platform
@@ -136,6 +137,8 @@ class Workers:
         door = secrets.token_urlsafe(DOOR_BYTES)
         homes.write_private(self.home.door_file, door)
         stack.callback(self.home.door_file.unlink, missing_ok=True)
+        numbers = shared_numbers.make()
+        stack.callback(os.close, numbers)
         self._orders = Orders(
             number=_LEADER,
             home=str(self.home.path),
@@ -149,6 +152,7 @@ class Workers:
             begins=True,
             watchdog_s=self._supervisor.period_s,
             answers_fd=-1,
+            numbers_fd=numbers,
             lock_fds=tuple(one.fd for one in locks),
         )
 
@@ -176,7 +180,7 @@ class Workers:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "hermes.server.worker"),
                 stdin=asyncio.subprocess.PIPE,
-                pass_fds=(told, *self._orders.lock_fds),
+                pass_fds=(told, self._orders.numbers_fd, *self._orders.lock_fds),
                 env={name: value for name, value in os.environ.items() if name not in _NOT_FOR_WORKERS},
                 # What a terminal sends to all is for the parent, who tells the workers.
                 process_group=0,
