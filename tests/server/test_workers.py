@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import stat
 import sys
 import time
@@ -21,6 +22,8 @@ from hermes.server.status import read_runtime_status
 from support.gateway import SURELY_S, Gateway, until
 from support.model_server import Call, Reply
 from support.workers import Json, get, post, two_workers
+
+from .test_supervisor import Manager, manager  # noqa: F401  (a fixture)
 
 
 async def submitted(client: aiohttp.ClientSession, plan: str) -> str:
@@ -261,3 +264,30 @@ async def test_a_port_that_another_server_shares_among_its_workers_is_taken(home
         other = await asyncio.create_subprocess_exec(*command, env=env, stderr=asyncio.subprocess.PIPE)
         _, said = await asyncio.wait_for(other.communicate(), SURELY_S)
         assert other.returncode == 69 and b"cannot be bound" in said
+
+
+async def test_metrics_are_those_of_all_workers(home_folder: Path) -> None:
+    async with two_workers(home_folder, answer) as server:
+        one, other = await server.both()
+        for client in (one, other):
+            await post(client, "/v1/chat/completions", {"messages": [{"role": "user", "content": "Turn one: ."}]})
+        for client in (one, other):
+            async with client.get("/metrics") as response:
+                assert 'hermes_turns_total{kind="chat",outcome="completed"} 2.0' in await response.text()
+
+
+@pytest.mark.parametrize("manager", ["file"], indirect=True)
+async def test_the_parent_speaks_to_the_service_manager_for_all(
+    home_folder: Path,
+    manager: Manager,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", "100000")
+    async with two_workers(home_folder, answer) as server:
+        await until(lambda: manager.hears("READY=1"))
+        manager.heard.clear()
+        await until(lambda: manager.hears("WATCHDOG=1"))
+        assert await server.gateway.end(signal.SIGTERM) == 0
+        manager.hears("")
+        first = [lines[0] for lines in manager.heard]
+        assert first.count("STOPPING=1") == 1 and "READY=1" not in first

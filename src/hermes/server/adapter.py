@@ -198,7 +198,10 @@ class APIServerAdapter:
     @property
     def peer_operations(self) -> dict[str, Operation]:
         """What other workers may ask besides runs."""
-        return {"claimed": self._once.claimed}
+        return {"claimed": self._once.claimed, "metrics": self._metrics_for_peer}
+
+    async def _metrics_for_peer(self) -> dict[str, Any]:
+        return self.metrics.told((await self.app()).engine)
 
     def share(self, numbers: SharedNumbers) -> None:
         """Count rates and turns together with the other workers of this server."""
