@@ -7,7 +7,7 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from hermes.agent.model_lists import ModelLists
 from hermes.agent.routes import primary
 from hermes.agent.turn import Services
 from hermes.bus.memory import MemoryBus
-from hermes.bus.peers import Peers
+from hermes.bus.peers import Operation, Peers
 from hermes.errors import ConfigError
 from hermes.guards.network import Network
 from hermes.guards.secrets import Secrets
@@ -115,7 +115,23 @@ class App:
     def _sessions_deleted(self, session_ids: Sequence[str]) -> None:
         """In the store's thread. An app that has run nothing has nothing of theirs."""
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self.services.forget, session_ids)
+            self._loop.call_soon_threadsafe(self._forget, list(session_ids))
+
+    def _forget(self, session_ids: list[str]) -> None:
+        self.services.forget(session_ids)
+        self._in_background(self._have_forgotten(session_ids))
+
+    async def _have_forgotten(self, session_ids: list[str]) -> None:
+        """Other workers have state of sessions too."""
+        await self.engine.peers.ask_all("forget", session_ids)
+
+    async def answer_peers(self, more: Mapping[str, Operation]) -> None:
+        """Answer other processes of the home from now on."""
+        self._loop = asyncio.get_running_loop()
+        await self.engine.answer_peers(self.home.run_folder, {"forget": self._forget_for_peer, **more})
+
+    async def _forget_for_peer(self, session_ids: list[str]) -> None:
+        self.services.forget(session_ids)
 
     def _current_settings(self) -> tuple[config.Settings, str | None]:
         notice, self._notice = self._notice, None

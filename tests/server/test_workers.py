@@ -266,6 +266,20 @@ async def test_a_port_that_another_server_shares_among_its_workers_is_taken(home
         assert other.returncode == 69 and b"cannot be bound" in said
 
 
+async def test_processes_of_a_deleted_session_end_at_every_worker(home_folder: Path) -> None:
+    command = {"command": "echo $$ > pid; until [ -e go ]; do sleep 0.02; done", "background": True}
+    script = [Reply(tool_calls=[Call("terminal", command, id="call-1")]), Reply(text="Begun.")]
+    async with two_workers(home_folder, lambda _: script.pop(0)) as server:
+        one, other = await server.both()
+        await post(one, "/api/sessions", {"id": "s"}, 201)
+        await post(one, "/api/sessions/s/chat", {"message": "Begin."})
+        file = home_folder / "workspace" / "pid"
+        await until(lambda: file.exists() and file.read_text().strip())
+        async with other.delete("/api/sessions/s") as response:
+            assert response.status == 200
+        await until(lambda: not is_alive(int(file.read_text()), None))
+
+
 async def test_metrics_are_those_of_all_workers(home_folder: Path) -> None:
     async with two_workers(home_folder, answer) as server:
         one, other = await server.both()

@@ -255,7 +255,7 @@ class GatewayRunner:
             app.own_ports = (told["port"],)
             if self._worker is not None:
                 adapter.share(self._worker.numbers)
-            await app.engine.answer_peers(app.home.run_folder, adapter.peer_operations)
+            await app.answer_peers(adapter.peer_operations)
             app.serve(leads=orders is None or orders.leads, begins=orders is None or orders.begins)
         if self._worker is not None:
             stack.enter_context(self._worker.listening(self._look))

@@ -214,7 +214,8 @@ class Workers:
             child.running = 0
             if self._stopping.is_set():
                 return
-            log.warning("worker %d (pid %d) has ended with %d", number, child.process.pid, code)
+            why = child.failed.get("message", "")
+            log.warning("worker %d (pid %d) has ended with %d. %s", number, child.process.pid, code, why)
             for other in self._children.values():
                 other.look()
             if time.monotonic() - child.began > WORKER_STEADY_S:
