@@ -44,9 +44,10 @@ class Subscription:
 
     def wake(self) -> None:
         """Let the reader look."""
-        for waiter in (self._waiter, self._stirred):
-            if waiter is not None and not waiter.done():
-                waiter.set_result(None)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+        if self._stirred is not None and not self._stirred.done():
+            self._stirred.set_result(None)
 
     async def stir(self, seconds: float) -> None:
         """Wait until something is there to be taken, but not longer. Nothing goes to the sink meanwhile: the reader may
