@@ -224,7 +224,9 @@ KEY = "q7Zr-4fJ0_pW2xLs9TnB6vYc1HdK8mGa"
 
 async def test_rates_and_bounds_of_a_key_are_those_of_all_workers(home_folder: Path) -> None:
     entry = {"name": "alice", "key": KEY, "scopes": ["runs"], "requests_per_minute": 6, "max_concurrent": 2}
-    async with two_workers(home_folder, answer, api_server={"keys": [entry]}) as server:
+    async with two_workers(
+        home_folder, lambda _: Reply(text="Hi.", stall_at=1), api_server={"keys": [entry]}
+    ) as server:
         clients = await server.both()
         headers = {"Authorization": f"Bearer {KEY}"}
 
@@ -232,11 +234,10 @@ async def test_rates_and_bounds_of_a_key_are_those_of_all_workers(home_folder: P
             async with client.request(method, path, json=body, headers=headers) as response:
                 return response.status
 
-        runs = [await status(clients[at % 2], "POST", "/v1/runs", {"input": f"Turn n{at}: w."}) for at in range(3)]
+        runs = [await status(clients[at % 2], "POST", "/v1/runs", {"input": f"Hello {at}."}) for at in range(3)]
         assert runs == [202, 202, 429]
         lists = [await status(clients[at % 2], "GET", "/v1/runs") for at in range(4)]
         assert lists == [200, 200, 200, 429]
-        server.go()
 
 
 REFUSED: list[tuple[str, Json, int, str]] = [

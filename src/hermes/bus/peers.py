@@ -115,15 +115,15 @@ class PeerServer:
         if name in self._streams:
             # Whoever asked says nothing more: what comes next is its end.
             left = asyncio.ensure_future(reader.read(1))
-            telling = asyncio.ensure_future(self._tell_all(self._streams[name](*arguments), writer))
+            sending = asyncio.ensure_future(self._send_all(self._streams[name](*arguments), writer))
             try:
-                await asyncio.wait([left, telling], return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([left, sending], return_when=asyncio.FIRST_COMPLETED)
             finally:
                 left.cancel()
-                telling.cancel()
-                await asyncio.wait([left, telling])
-            if not telling.cancelled():
-                telling.result()
+                sending.cancel()
+                await asyncio.wait([left, sending])
+            if not sending.cancelled():
+                sending.result()
         elif name in self._operations:
             try:
                 answer = [_VALUE, await self._operations[name](*arguments)]
@@ -132,7 +132,7 @@ class PeerServer:
             writer.write(_frame(answer))
             await writer.drain()
 
-    async def _tell_all(self, values: AsyncGenerator[Any, None], writer: asyncio.StreamWriter) -> None:
+    async def _send_all(self, values: AsyncGenerator[Any, None], writer: asyncio.StreamWriter) -> None:
         async with contextlib.aclosing(values):
             async for value in values:
                 writer.write(_frame([_VALUE, value]))
@@ -159,10 +159,10 @@ class Peers:
         """The answer of the process with this socket."""
         try:
             async with asyncio.timeout(PEER_ANSWER_S_MAX), self._connected(name, operation, arguments) as reader:
-                told, value = await _read(reader)
+                kind, value = await _read(reader)
         except (OSError, asyncio.IncompleteReadError) as error:  # a TimeoutError is an OSError
             raise PeerGone(str(error)) from error
-        if told != _VALUE:
+        if kind != _VALUE:
             raise PeerGone(str(value))
         return value
 
@@ -180,10 +180,10 @@ class Peers:
                 while True:
                     try:
                         async with asyncio.timeout(PEER_IDLE_S):
-                            told, value = await _read(reader)
+                            kind, value = await _read(reader)
                     except TimeoutError:
-                        told, value = _VALUE, []
-                    if told != _VALUE:
+                        kind, value = _VALUE, []
+                    if kind != _VALUE:
                         return
                     yield value
                     if not value:

@@ -16,20 +16,20 @@ from hermes.runs.events import Event, RunState
 from hermes.runs.spec import Applied, Control, RunSpec
 from hermes.store.base import Row, RunRecord
 
-Told = tuple[int, float, str, int, dict[str, Any]]
+EncodedEvent = tuple[int, float, str, int, dict[str, Any]]
 
 
-def events_told(batch: list[Event]) -> list[Told]:
+def encode_events(batch: list[Event]) -> list[EncodedEvent]:
     """Events as they travel."""
     return [(event.seq, event.ts, event.type, event.step, event.data) for event in batch]
 
 
-def record_told(record: RunRecord) -> dict[str, Any]:
+def encode_record(record: RunRecord) -> dict[str, Any]:
     """A record as it travels: no credential is in it, as none is in the store."""
     return {**{name: getattr(record, name) for name in _PLAIN}, "spec": record.spec.stored(), "state": record.state}
 
 
-def row_told(row: Row) -> Row:
+def encode_row(row: Row) -> Row:
     """A message as it travels."""
     return replace(row, told=())
 
@@ -37,13 +37,13 @@ def row_told(row: Row) -> Row:
 _PLAIN = ("created_at", "updated_at", "resumes", "log_expired", "holder")
 
 
-def _events(run_id: str, told: list[Told]) -> list[Event]:
-    return [Event(run_id, kind, step, data, seq, ts) for seq, ts, kind, step, data in told]
+def _events(run_id: str, encoded: list[EncodedEvent]) -> list[Event]:
+    return [Event(run_id, kind, step, data, seq, ts) for seq, ts, kind, step, data in encoded]
 
 
-def _record(told: Mapping[str, Any]) -> RunRecord:
-    state = msgspec.convert(told["state"], RunState)
-    return RunRecord(RunSpec.from_stored(told["spec"]), state, **{name: told[name] for name in _PLAIN})
+def _record(encoded: Mapping[str, Any]) -> RunRecord:
+    state = msgspec.convert(encoded["state"], RunState)
+    return RunRecord(RunSpec.from_stored(encoded["spec"]), state, **{name: encoded[name] for name in _PLAIN})
 
 
 class Elsewhere:
@@ -56,13 +56,13 @@ class Elsewhere:
 
     async def get(self, run_id: str) -> RunRecord | None:
         """A run that is not in the store: one that is about to be put there, or that keeps nothing."""
-        for name, told in (await self.peers.ask_all("get", run_id)).items():
-            if told is not None:
+        for name, encoded in (await self.peers.ask_all("get", run_id)).items():
+            if encoded is not None:
                 self._known.pop(run_id, None)
                 self._known[run_id] = name
                 if len(self._known) > PEER_RUNS_KNOWN_MAX:
                     del self._known[next(iter(self._known))]
-                return _record(told)
+                return _record(encoded)
         return None
 
     async def has(self, run_id: str, holder: str) -> bool:
@@ -89,8 +89,8 @@ class Elsewhere:
         if not (name := self._name(run_id, holder)):
             return
         async with aclosing(self.peers.follow(name, "batches", run_id, after)) as found:
-            async for told in found:
-                yield _events(run_id, told)
+            async for encoded in found:
+                yield _events(run_id, encoded)
 
     def _name(self, run_id: str, holder: str) -> str:
         return self._known.get(run_id, "") if holder in ("", this_process()) else name_of(holder)

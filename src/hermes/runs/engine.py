@@ -20,7 +20,7 @@ from hermes.guards.secrets import Secrets
 from hermes.limits import CLOSE_S_MAX, COMING_S_MAX, CONTROL_POLL_S, LEASE_TTL_S, RESUME_SCAN_S, STORE_POLL_S
 from hermes.processes import booted_at, is_gone
 from hermes.runs.control import RunControls
-from hermes.runs.elsewhere import Elsewhere, Told, events_told, record_told, row_told
+from hermes.runs.elsewhere import Elsewhere, EncodedEvent, encode_events, encode_record, encode_row
 from hermes.runs.events import Event, RunState
 from hermes.runs.leases import Lease, SessionLeases
 from hermes.runs.log import RunLog
@@ -910,7 +910,7 @@ class RunEngine:
 
     async def _get_for_peer(self, run_id: str) -> dict[str, Any] | None:
         record = await self._known_here(run_id) if run_id in self._coming or run_id in self._unkept else None
-        return record_told(record) if record is not None else None
+        return encode_record(record) if record is not None else None
 
     async def _has_for_peer(self, run_id: str) -> bool:
         return run_id in self._live
@@ -920,18 +920,18 @@ class RunEngine:
             await self._known_here(run_id)
         return await self.control(run_id, Control(**control)) if run_id in self._live else "unknown"
 
-    async def _durable_for_peer(self, run_id: str) -> Sequence[Told]:
-        return events_told(await self._ephemeral.runs.durable(run_id)) if run_id in self._unkept else []
+    async def _durable_for_peer(self, run_id: str) -> Sequence[EncodedEvent]:
+        return encode_events(await self._ephemeral.runs.durable(run_id)) if run_id in self._unkept else []
 
     async def _row_for_peer(self, run_id: str, row_id: int) -> Row | None:
         row = await self._ephemeral.runs.row(run_id, row_id) if run_id in self._unkept else None
-        return row_told(row) if row is not None else None
+        return encode_row(row) if row is not None else None
 
-    async def _batches_for_peer(self, run_id: str, after: int) -> AsyncGenerator[Sequence[Told], None]:
+    async def _batches_for_peer(self, run_id: str, after: int) -> AsyncGenerator[Sequence[EncodedEvent], None]:
         if run_id in self._live or run_id in self._unkept:
             async with contextlib.aclosing(self.batches(run_id, after)) as batches:
                 async for batch in batches:
-                    yield events_told(batch)
+                    yield encode_events(batch)
 
     def _apply(self, live: LiveRun, control: Control) -> Applied:
         controls, data = live.controls, control.data

@@ -140,18 +140,18 @@ class RunLog:
                     last = carrier is None
                     if carrier is None:
                         continue
-                    told = False
+                    answered = False
                     async with aclosing(self.elsewhere.batches(run_id, cursor, carrier)) as batches:
                         async for batch in batches:
-                            told = True
+                            answered = True
                             if not batch:  # it was silent for long: it may have lost the run
                                 break
                             cursor = batch[-1].seq
                             yield batch
                             if batch[-1].final:
                                 return
-                    if not told:
-                        await live.stir(STORE_POLL_S)
+                    if not answered:
+                        await live.wait(STORE_POLL_S)
                     continue
                 while not live.overflowed and not live.closed:
                     taken = await live.take()

@@ -201,7 +201,7 @@ class APIServerAdapter:
         return {"claimed": self._once.claimed, "metrics": self._metrics_for_peer}
 
     async def _metrics_for_peer(self) -> dict[str, Any]:
-        return self.metrics.told((await self.app()).engine)
+        return self.metrics.dump((await self.app()).engine)
 
     def share(self, numbers: SharedNumbers) -> None:
         """Count rates and turns together with the other workers of this server."""

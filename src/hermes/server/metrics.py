@@ -142,11 +142,11 @@ class Metrics:
                 self._rows |= await adapter.stored_responses.engine.read_soon(partial(_rows, ("responses",)), slow=True)
         together = Metrics()
         together._gauges |= {"build_info": {(hermes.__version__,): 1.0}, "store_rows": self._rows}
-        for told in (self.told(app.engine), *(await app.engine.peers.ask_all("metrics")).values()):
-            together._add(told)
+        for dumped in (self.dump(app.engine), *(await app.engine.peers.ask_all("metrics")).values()):
+            together._add(dumped)
         return await asyncio.to_thread(together._rendered)
 
-    def told(self, engine: RunEngine) -> dict[str, Any]:
+    def dump(self, engine: RunEngine) -> dict[str, Any]:
         """What this process has counted, as it travels to another worker."""
         kinds = engine.kinds
         gauges: dict[str, Mapping[Labels, float]] = {
@@ -160,15 +160,15 @@ class Metrics:
             "gauges": {name: list(found.items()) for name, found in gauges.items()},
         }
 
-    def _add(self, told: Mapping[str, Any]) -> None:
-        for name, found in told["counts"].items():
+    def _add(self, dumped: Mapping[str, Any]) -> None:
+        for name, found in dumped["counts"].items():
             for labels, count in found:
                 self.counts[name][tuple(labels)] += count
-        for name, (counts, sum_s) in told["seconds"].items():
+        for name, (counts, sum_s) in dumped["seconds"].items():
             spread = self.seconds[name]
             spread.counts = [one + other for one, other in zip(spread.counts, counts, strict=True)]
             spread.sum_s += sum_s
-        for name, found in told["gauges"].items():
+        for name, found in dumped["gauges"].items():
             gauge = self._gauges.setdefault(name, {})
             for labels, value in found:
                 gauge[tuple(labels)] = gauge.get(tuple(labels), 0.0) + value

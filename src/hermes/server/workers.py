@@ -239,9 +239,9 @@ class Workers:
                 elif field == "gateway_state" and value == "running" and not child.is_ready.done():
                     child.is_ready.set_result(None)
             if "notify" in told:
-                self._pass_on(child, told["notify"])
+                self._forward(child, told["notify"])
 
-    def _pass_on(self, child: _Child, lines: list[str]) -> None:
+    def _forward(self, child: _Child, lines: list[str]) -> None:
         """A sign of life is passed on when every worker has given one; what else is told of a worker, as it is."""
         if "WATCHDOG=1" not in lines:
             self._supervisor.tell(*lines)
