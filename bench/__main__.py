@@ -9,12 +9,12 @@ import time
 
 import uvloop
 
-from bench import serving, state
+from bench import serving, state, workers
 from bench.results import keep, show
 from bench.servers import OTHER_CORE
 
 FILES_WANTED = 16_384
-PARTS = {"serving": serving.measure, "state": state.measure}
+PARTS = {"serving": serving.measure, "state": state.measure, "workers": workers.measure}
 
 
 def busy_s() -> tuple[float, float]:

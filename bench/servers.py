@@ -46,9 +46,9 @@ class Server:
         return int(found[1]) / 1024 if found else 0.0
 
 
-def pinned(core: int) -> list[str]:
-    """What a command is begun with to stay on one core."""
-    return ["taskset", "-c", str(core)] if shutil.which("taskset") else []
+def pinned(*cores: int) -> list[str]:
+    """What a command is begun with to stay on these cores."""
+    return ["taskset", "-c", ",".join(map(str, cores))] if shutil.which("taskset") else []
 
 
 def environment(folder: Path | None) -> dict[str, str]:
@@ -58,12 +58,12 @@ def environment(folder: Path | None) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def started(command: list[str], core: int, folder: Path | None = None) -> Iterator[Server]:
+def started(command: list[str], *cores: int, folder: Path | None = None) -> Iterator[Server]:
     """A server, once it listens, and to its end."""
     with (
         open(os.devnull if folder is None else folder / "stderr.txt", "wb") as said,
         subprocess.Popen(
-            [*pinned(core), *command], stdout=subprocess.PIPE, stderr=said, env=environment(folder)
+            [*pinned(*cores), *command], stdout=subprocess.PIPE, stderr=said, env=environment(folder)
         ) as process,
     ):
         assert process.stdout is not None
@@ -88,8 +88,8 @@ def relay(model: Server) -> contextlib.AbstractContextManager[Server]:
 
 
 @contextlib.contextmanager
-def hermes(model: Server, folder: Path | None = None) -> Iterator[Server]:
-    """Hermes, in a home of its own."""
+def hermes(model: Server, folder: Path | None = None, workers: int | None = None) -> Iterator[Server]:
+    """Hermes, in a home of its own. With a number of workers it may use every core."""
     with contextlib.ExitStack() as held:
         home = folder or Path(held.enter_context(tempfile.TemporaryDirectory()))
         told = {**SETTINGS, "model": {**SETTINGS["model"], "base_url": model.url}}
@@ -97,4 +97,6 @@ def hermes(model: Server, folder: Path | None = None) -> Iterator[Server]:
         (home / "workspace").mkdir(exist_ok=True)
         (home / "workspace/notes.txt").write_text("".join(f"line {n} of the notes\n" for n in range(60)))
         command = [sys.executable, "-m", "hermes", "gateway", "run", "--port", "0"]
-        yield held.enter_context(started(command, SERVER_CORE, home))
+        command += ["--workers", str(workers)] if workers else []
+        cores = CORES if workers else [SERVER_CORE]
+        yield held.enter_context(started(command, *cores, folder=home))

@@ -7,7 +7,7 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from hermes.agent.model_lists import ModelLists
 from hermes.agent.routes import primary
 from hermes.agent.turn import Services
 from hermes.bus.memory import MemoryBus
+from hermes.bus.peers import Operation, Peers
 from hermes.errors import ConfigError
 from hermes.guards.network import Network
 from hermes.guards.secrets import Secrets
@@ -29,6 +30,7 @@ from hermes.limits import BUSY_TURNS
 from hermes.local import status
 from hermes.local.client import LocalModel
 from hermes.logs import known_secrets
+from hermes.runs.elsewhere import Elsewhere
 from hermes.runs.engine import EngineLimits, LiveRun, Result, RunEngine
 from hermes.runs.log import RunLog
 from hermes.runs.scheduler import Scheduler
@@ -94,7 +96,8 @@ class App:
             mcp=Servers(outside.network, lambda: self.secrets, outside.own_ports, files.call),
         )
         window_s = settings.get("agent.delta_window_ms") / 1000
-        self.run_log = log = RunLog(MemoryBus(), window_s=window_s, journal=home.journal)
+        elsewhere = Elsewhere(Peers(home.run_folder))
+        self.run_log = log = RunLog(MemoryBus(), window_s=window_s, journal=home.journal, elsewhere=elsewhere)
         limits = EngineLimits(
             turn_queue=settings.get("sessions.turn_queue"), resume_within_s=settings.get("runs.resume_within_seconds")
         )
@@ -112,7 +115,23 @@ class App:
     def _sessions_deleted(self, session_ids: Sequence[str]) -> None:
         """In the store's thread. An app that has run nothing has nothing of theirs."""
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self.services.forget, session_ids)
+            self._loop.call_soon_threadsafe(self._forget, list(session_ids))
+
+    def _forget(self, session_ids: list[str]) -> None:
+        self.services.forget(session_ids)
+        self._in_background(self._have_forgotten(session_ids))
+
+    async def _have_forgotten(self, session_ids: list[str]) -> None:
+        """Other workers have state of sessions too."""
+        await self.engine.peers.ask_all("forget", session_ids)
+
+    async def answer_peers(self, more: Mapping[str, Operation]) -> None:
+        """Answer other processes of the home from now on."""
+        self._loop = asyncio.get_running_loop()
+        await self.engine.answer_peers(self.home.run_folder, {"forget": self._forget_for_peer, **more})
+
+    async def _forget_for_peer(self, session_ids: list[str]) -> None:
+        self.services.forget(session_ids)
 
     def _current_settings(self) -> tuple[config.Settings, str | None]:
         notice, self._notice = self._notice, None
@@ -147,13 +166,19 @@ class App:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    def serve(self) -> None:
-        """What a server does besides answering: take up runs that were cut off, and sweep."""
+    def serve(self, *, leads: bool = True, begins: bool = True) -> None:
+        """What a server does besides answering: take up runs that were cut off, and sweep.
+
+        Of several workers one `leads`: it does what is to be done once. `begins`: the server itself is started, and
+        not only this worker of it.
+        """
         self.engine.keep_going()
         self.services.mcp.begin(self._settings)
-        self._in_background(self._keep_house())
-        self._in_background(self._warm_up())
         self._in_background(self._try_sandbox())
+        if not leads:
+            return
+        self._in_background(self._keep_house(begins=begins))
+        self._in_background(self._warm_up())
         if self._settings.get("cron.enabled"):
             parallel = partial(self._settings.get, "cron.max_parallel_jobs")
             self._in_background(Scheduler(self.engine, self.store.jobs, parallel).run())
@@ -175,9 +200,10 @@ class App:
         except (ConfigError, OSError) as error:
             log.warning("the sandbox: %s", error)
 
-    async def _keep_house(self) -> None:
+    async def _keep_house(self, *, begins: bool) -> None:
         with suppress(StoreError):
-            await self.store.idempotency.release_unstarted()
+            if begins:  # else other workers may be about to begin what has no run yet
+                await self.store.idempotency.release_unstarted()
             await self.store.leases.release_gone()
         while True:
             try:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from hermes.limits import ANSWER_CHARS_MAX
+from hermes.limits import ANSWER_CHARS_MAX, WORKERS_MAX
 
 Kind = Literal["int", "float", "bool", "str", "variable", "enum", "list", "items", "maps", "any"]
 KeyPath = tuple[str, ...]
@@ -254,6 +254,7 @@ _SERVER = (
     _flag("api_server.docs", True),
     _flag("api_server.ui", True),
     _list("api_server.profiles"),
+    _whole("api_server.workers", 1, 1, WORKERS_MAX),
 )
 
 

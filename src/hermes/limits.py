@@ -45,6 +45,23 @@ CLOSE_S_MAX = 5.0
 COMING_S_MAX = 1.0
 TRACES_SENT_S_MAX = 2.0
 
+# Other processes of the home: how long an answer of theirs may take, how long one that is followed may say nothing
+# before it is made sure that it still has the run, and how many runs are remembered that only they know.
+PEER_ANSWER_S_MAX = 5.0
+PEER_IDLE_S = 10.0
+PEER_BACKLOG = 1024
+PEER_FRAME_BYTES_MAX = 256 * 1024 * 1024
+PEER_RUNS_KNOWN_MAX = 1_000
+
+# Workers of a server: how many there may be, how long the first wait before one that died is started again is and how
+# long it may become, and after which time one counts as steady.
+WORKERS_MAX = 32
+WORKER_RESTART_S = 0.25
+WORKER_RESTART_S_MAX = 30.0
+WORKER_STEADY_S = 60.0
+# Numbers that workers share: two for each key with rates, one for each key with a number of turns, one for each profile.
+SHARED_ROWS_MAX = 1_024
+
 # Asking a model
 ANSWER_CHARS_MAX = 2_000_000
 RETRY_AFTER_S_MAX = 600.0

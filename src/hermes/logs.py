@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -30,7 +31,30 @@ _LOGS: dict[str, Callable[[logging.LogRecord], bool]] = {
 
 
 class _PrivateFile(RotatingFileHandler):
-    """A log that only its owner can read, made when there is something to say."""
+    """A log that only its owner can read, made when there is something to say. Several processes may write it."""
+
+    def shouldRollover(self, record: logging.LogRecord) -> bool:
+        """Whether the file is full. One that another process has turned over is left for the new one."""
+        self._leave_if_moved()
+        return bool(super().shouldRollover(record))
+
+    def doRollover(self) -> None:
+        """Turn the file over, unless another process was quicker."""
+        with homes.locked(Path(self.baseFilename).parent):
+            if not self._leave_if_moved():
+                super().doRollover()
+
+    def _leave_if_moved(self) -> bool:
+        if self.stream is None:
+            return False
+        try:
+            if os.path.samestat(os.fstat(self.stream.fileno()), os.stat(self.baseFilename)):
+                return False
+        except FileNotFoundError:
+            pass
+        self.stream.close()
+        self.stream = self._open()
+        return True
 
     def _open(self) -> Any:
         path = self.baseFilename

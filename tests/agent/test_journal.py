@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
 import subprocess
@@ -249,3 +250,21 @@ async def test_an_answer_costs_at_most_three_times_its_text(tmp_path: Path, monk
     made.log.shut()
     made.store.close()
     assert written < 3 * 60_000 * 4
+
+
+async def test_a_file_that_somebody_else_moves_to_the_database_is_waited_for(tmp_path: Path) -> None:
+    """Whoever goes on with another run of the same file must not go on before its tail is in the database."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    path = tmp_path / f"{gone.pid}-0.tail"
+    path.touch()
+    with path.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        waiting = asyncio.create_task(asyncio.to_thread(left_behind, tmp_path))
+        waits = f":{path.stat().st_ino} "
+        async with asyncio.timeout(10):
+            while not any("->" in line and waits in line for line in Path("/proc/locks").read_text().splitlines()):
+                assert not waiting.done()
+                await asyncio.sleep(0.005)
+    [found] = await waiting
+    found.close()

@@ -593,14 +593,14 @@ async def test_an_end_that_comes_while_its_reader_looks_for_it_is_read(
 ) -> None:
     left = await Left(house, server).begin()
     runs = house.app.store.runs
-    get = runs.get
+    carrier = runs.carrier
 
     async def end_meanwhile(run_id: str) -> Any:
-        monkeypatch.setattr(runs, "get", get)
+        monkeypatch.setattr(runs, "carrier", carrier)
         await left.add(left.event("run.cancelled", by="user", reason="stop", partial_row=None, usage={}))
-        return await get(run_id)
+        return await carrier(run_id)
 
-    monkeypatch.setattr(runs, "get", end_meanwhile, raising=False)
+    monkeypatch.setattr(runs, "carrier", end_meanwhile, raising=False)
     seen = [event.type async for event in house.engine._log.subscribe(left.spec.run_id, runs)]
     assert seen == ["run.started", "run.cancelled"]
 

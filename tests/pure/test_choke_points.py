@@ -20,6 +20,8 @@ PROCESS_MODULES = {"subprocess", "pty", "multiprocessing"}
 MAY_START = {"cli/gateway_command.py": {"execv"}}
 # The user's own editor, at the user's own terminal.
 MAY_START["cli/editor.py"] = {"subprocess"}
+# Processes of the server itself.
+MAY_START["server/workers.py"] = {"create_subprocess_exec"}
 
 CONNECTING = {
     "aiohttp",
@@ -60,10 +62,11 @@ MAY_OPEN = {
     "providers/local.py": (1, "a table of the package"),
     "local/install.py": (3, "the model file and its list"),
     "local/worker.py": (1, _OWN),
-    "local/client.py": (1, _OWN),
     "agent/model_lists.py": (1, _OWN),
     "runs/journal.py": (4, _OWN),
     "agent/media.py": (1, "writes the copy of a file that the guard has opened"),
+    "unix_sockets.py": (1, "a private folder that holds a socket"),
+    "server/workers.py": (1, "a pipe to a process of the server"),
     "cli/main.py": (1, "/dev/null"),
     "cli/chat.py": (1, "/dev/null"),
     "cli/model_command.py": (2, "our own list of models, and the log of the worker"),

@@ -312,7 +312,7 @@ async def begun(home: Home, server: ModelServer) -> str:
 
 
 async def test_reads_go_on_while_running_turns_have_their_time(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "_STATE_EVERY_S", 0.01)
+    monkeypatch.setattr(runner, "STATE_EVERY_S", 0.01)
     release = asyncio.Event()
 
     async def answer(_: object) -> Reply:

@@ -18,13 +18,14 @@ class Subscription:
     number of the last. So a token gets to its client without a task that has to be woken for it.
     """
 
-    __slots__ = ("_bytes", "_events", "_waiter", "closed", "overflowed", "sink", "sunk")
+    __slots__ = ("_bytes", "_events", "_other_waiter", "_waiter", "closed", "overflowed", "sink", "sunk")
 
     def __init__(self, sink: Sink | None = None) -> None:
         self.sink, self.sunk = sink, 0
         self._events: list[Event] = []
         self._bytes = 0
         self._waiter: asyncio.Future[None] | None = None
+        self._other_waiter: asyncio.Future[None] | None = None
         self.overflowed = self.closed = False
 
     def put(self, event: Event) -> None:
@@ -45,6 +46,19 @@ class Subscription:
         """Let the reader look."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+        if self._other_waiter is not None and not self._other_waiter.done():
+            self._other_waiter.set_result(None)
+
+    async def wait(self, seconds: float) -> None:
+        """Wait until something is there to be taken, but not longer. Nothing goes to the sink meanwhile: the reader may
+        have to read something else first."""
+        if self._events or self.overflowed or self.closed:
+            return
+        self._other_waiter = asyncio.get_running_loop().create_future()
+        try:
+            await asyncio.wait([self._other_waiter], timeout=seconds)
+        finally:
+            self._other_waiter = None
 
     async def take(self) -> list[Event]:
         """All that is there, waiting for the first; empty when the queue has overflowed or nothing more will come."""

@@ -15,7 +15,7 @@ from hermes import config
 from hermes.cli.output import note, tell
 from hermes.errors import HermesError
 from hermes.home import Home, is_served
-from hermes.limits import CLOSE_S_MAX
+from hermes.limits import CLOSE_S_MAX, WORKERS_MAX
 from hermes.processes import is_alive
 from hermes.server import status
 
@@ -48,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run_.add_argument(
         "--allow-local-exec", action="store_true", help="run commands without a sandbox although others can get in"
     )
+    run_.add_argument(
+        "--workers", metavar="N", type=_workers, help="serve with N processes instead of api_server.workers"
+    )
     run_.add_argument("-v", "--verbose", action="store_true", help="show the log on standard error")
     status_ = actions.add_parser(
         "status", help="exit 0 when it runs, 1 when something is wrong, 5 when it does not run"
@@ -71,32 +74,49 @@ def _port(text: str) -> int:
     return int(text)
 
 
+def _workers(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= WORKERS_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of workers: from 1 to {WORKERS_MAX}")
+    return int(text)
+
+
 # ---- serving
 
 
 def _run(args: argparse.Namespace, home: Home) -> int:
     import asyncio
 
+    os.environ |= {"HERMES_HOME": str(home.root), "HERMES_PROFILE": home.profile}
+    os.environ |= {variable: getattr(args, flag) for flag, variable in _VARIABLES.items() if getattr(args, flag)}
+    if args.replace and is_served(home):
+        _end(home, _patience(home))
+    options = {
+        "host": args.host,
+        "port": args.port,
+        "allow_local_exec": args.allow_local_exec,
+        "verbose": args.verbose,
+    }
+    if (count := args.workers or _workers_set(home)) > 1:
+        from hermes.server.workers import Workers
+
+        return asyncio.run(Workers(home, count, **options).serve())
     from hermes.server import lean
 
     lean.begin()
     from hermes.app import new_loop
     from hermes.server.runner import GatewayRunner
 
-    os.environ |= {"HERMES_HOME": str(home.root), "HERMES_PROFILE": home.profile}
-    os.environ |= {variable: getattr(args, flag) for flag, variable in _VARIABLES.items() if getattr(args, flag)}
-    if args.replace and is_served(home):
-        _end(home, _patience(home))
-    server = GatewayRunner(
-        home,
-        host=args.host,
-        port=args.port,
-        allow_local_exec=args.allow_local_exec,
-        verbose=args.verbose,
-        afterwards=lean.settle,
-    )
+    server = GatewayRunner(home, **options, afterwards=lean.settle)
     with asyncio.Runner(loop_factory=new_loop) as loop:
         return loop.run(server.serve())
+
+
+def _workers_set(home: Home) -> int:
+    """How many workers are configured. Settings that cannot be read are told by the server, as it starts."""
+    try:
+        return config.load(home).get("api_server.workers", int)
+    except HermesError:
+        return 1
 
 
 def _restart(args: argparse.Namespace, home: Home) -> int:

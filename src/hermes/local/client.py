@@ -18,11 +18,12 @@ from hermes import local
 from hermes.exchange import Answer, Timeouts, TransportError
 from hermes.home import make_private_folder
 from hermes.http import HttpClient
-from hermes.limits import LOCAL_CONTEXT_TOKENS_MIN, LOCAL_END_S_MAX, LOCAL_START_S_MAX, SOCKET_PATH_BYTES_MAX
+from hermes.limits import LOCAL_CONTEXT_TOKENS_MIN, LOCAL_END_S_MAX, LOCAL_START_S_MAX
 from hermes.local.reading import Reading
 from hermes.local.worker import TAKEN
 from hermes.sandbox.piped import piped
 from hermes.sse import SseDecoder
+from hermes.unix_sockets import reachable
 
 if TYPE_CHECKING:
     from hermes.config import Settings
@@ -118,7 +119,7 @@ class LocalModel:
         folder = self._home.run_folder
         make_private_folder(folder)
         await self._stop()
-        path = self._reachable(folder / f"{self._wanted['name']}.sock")
+        path = self._worker.enter_context(reachable(folder / f"{self._wanted['name']}.sock"))
         self._http = HttpClient(unix=path)
         self._worker.push_async_callback(self._http.close)
         if await self._answers():  # another process of this home has it
@@ -142,14 +143,6 @@ class LocalModel:
             raise LocalUnavailable(f"The local model was not loaded within {LOCAL_START_S_MAX:g} s.") from None
         if self._process.returncode != TAKEN:
             raise self._failure()
-
-    def _reachable(self, path: Path) -> str:
-        """A path to a socket; one that is too long for the system goes by way of its folder."""
-        if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX:
-            return str(path)
-        folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
-        self._worker.callback(os.close, folder)
-        return f"/proc/self/fd/{folder}/{path.name}"
 
     def _failure(self) -> TransportError:
         words = " ".join(self._said)[-500:]

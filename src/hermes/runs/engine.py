@@ -12,16 +12,20 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 from hermes.bus.memory import Sink
+from hermes.bus.peers import Operation, Peers, PeerServer
 from hermes.guards.secrets import Secrets
 from hermes.limits import CLOSE_S_MAX, COMING_S_MAX, CONTROL_POLL_S, LEASE_TTL_S, RESUME_SCAN_S, STORE_POLL_S
 from hermes.processes import booted_at, is_gone, this_process
 from hermes.runs.control import RunControls
+from hermes.runs.elsewhere import Elsewhere, EncodedEvent, encode_events, encode_record, encode_row
 from hermes.runs.events import Event, RunState
 from hermes.runs.leases import Lease, SessionLeases
 from hermes.runs.log import RunLog
+from hermes.runs.permits import Permits
 from hermes.runs.resume import Resumption, look
 from hermes.runs.spec import Applied, Control, RunSpec
 from hermes.runs.writer import LogEnded, RunWriter
@@ -193,7 +197,7 @@ class RunEngine:
         self._unkept: set[str] = set()
         # Runs that were admitted and are not on record yet: their callers know their numbers already.
         self._coming: dict[str, asyncio.Event] = {}
-        self._permits: Counter[str] = Counter()
+        self.permits = Permits()
         # Runs that ended while the store could not be written to: the end that is on no record, and the log so far.
         self._unrecorded_ends: dict[str, tuple[Event, RunWriter]] = {}
         self._being_resumed: set[str] = set()
@@ -203,6 +207,10 @@ class RunEngine:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._watching: set[asyncio.Task[None]] = set()
         self._draining = False
+        # Whoever wants to hear of runs that are taken up from another process.
+        self.revival_listeners: list[Callable[[RunSpec], None]] = []
+        self._look = asyncio.Event()
+        self._peer_server: PeerServer | None = None
 
     def limit(self, **limits: Any) -> None:
         """Change how much is done at once, or how long is waited."""
@@ -224,8 +232,8 @@ class RunEngine:
 
     @property
     def active(self) -> int:
-        """How many turns there are at work, or about to be."""
-        return self._permits.total()
+        """How many turns there are at work in this process, or about to be."""
+        return self.permits.here
 
     @property
     def kinds(self) -> Counter[str]:
@@ -259,7 +267,7 @@ class RunEngine:
             wait_s = self.limits.session_wait_s if wait_s == -1.0 else wait_s
             return await self._admitted(spec, wait_s, bind, after_run)
         except BaseException:
-            self._permits[spec.owner] -= 1
+            self.permits.give_back(spec.owner)
             raise
 
     def _let_in(self, spec: RunSpec, *, charged: bool) -> None:
@@ -267,7 +275,7 @@ class RunEngine:
         self._check_open(spec)
         if not charged:
             self.limits.charge(spec)
-        self._permits[spec.owner] += 1
+        self.permits.take(spec.owner)
 
     async def _admitted(
         self, spec: RunSpec, wait_s: float | None, bind: bool = False, after_run: str | None = None
@@ -345,7 +353,7 @@ class RunEngine:
     async def give_back(self, admission: Admission) -> None:
         """Let the next one in."""
         self._has_come(admission)
-        self._permits[admission.spec.owner] -= 1
+        self.permits.give_back(admission.spec.owner)
         await self._leases.release(admission.lease)
 
     def _has_come(self, admission: Admission) -> None:
@@ -358,9 +366,9 @@ class RunEngine:
         if spec is None or spec.parent is not None:  # a child works on a turn that has been let in already
             return
         own, most = self.limits.owner_max(spec.owner), self.limits.runs_max
-        if most and self.active >= most:
+        if most and self.permits.everywhere >= most:
             raise Refused("rate_limit_exceeded", f"{most} turns are running already.")
-        if own and self._permits[spec.owner] >= own:
+        if own and self.permits.of(spec.owner) >= own:
             raise Refused("rate_limit_exceeded", f"{own} turns of {spec.owner!r} are running already.")
 
     def _session_lost(self, run_id: str) -> None:
@@ -417,7 +425,7 @@ class RunEngine:
             live = await self._open(spec, at_once=False)
             await self._emit_queued(live)
         except BaseException as error:
-            self._permits[spec.owner] -= 1
+            self.permits.give_back(spec.owner)
             if not isinstance(error, StoreError | SessionNotFound):
                 raise
             if live is not None:
@@ -437,7 +445,7 @@ class RunEngine:
             async with live.controls.stop.scope():
                 admission = await self._admitted(live.spec, self.limits.submitted_wait_s)
         except BaseException as error:  # whatever kept it from starting is its end, on record
-            self._permits[live.spec.owner] -= 1
+            self.permits.give_back(live.spec.owner)
             await self._end_unstarted(live, error)
             if not isinstance(error, Exception):
                 raise
@@ -521,11 +529,17 @@ class RunEngine:
 
     async def _scan(self) -> None:
         while not self._draining:
+            self._look.clear()
             try:
                 await self.resume_all()
             except StoreError as error:
                 log.warning("runs that were cut off could not be looked for: %s", error)
-            await asyncio.sleep(RESUME_SCAN_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._look.wait(), RESUME_SCAN_S)
+
+    def look_now(self) -> None:
+        """Look for runs that were cut off at once: another process has ended."""
+        self._look.set()
 
     async def resume_all(self) -> list[str]:
         """Take up, or close, every run without an end that nobody carries on. Their ids."""
@@ -549,9 +563,12 @@ class RunEngine:
                 await self._resume(record)
 
     async def join(self, run_id: str) -> Admission | None:
-        """What stands for the admission of a run that was begun earlier, once it goes on here or has ended."""
+        """What stands for the admission of a run that was begun earlier, once it goes on here or in another process that
+        tells of it, or has ended."""
         while (record := await self.get(run_id)) is not None and not record.state.ended and run_id not in self._live:
             self._check_open()
+            if await self._is_elsewhere(run_id):
+                break
             if not await self._resume(record):
                 await asyncio.sleep(STORE_POLL_S)
         if record is None:
@@ -603,7 +620,7 @@ class RunEngine:
         """Go on with a run whose session is held; it gives the lease back at its end."""
         admission = Admission(record.spec, lease, self)
         session = lease.begun.session if lease.begun is not None else None
-        self._permits[record.spec.owner] += 1
+        self.permits.take(record.spec.owner)
         try:
             if session is not None and session["owner"] != record.spec.owner:
                 await self._end_cut_off(record, _refused(SessionNotFound(record.spec.session_id)))
@@ -636,7 +653,7 @@ class RunEngine:
         except StoreError:
             await self._forget(live)
             raise
-        self._permits[live.spec.owner] += 1
+        self.permits.take(live.spec.owner)
         self._spawn(self._start_queued(live))
 
     def _may_begin(self, record: RunRecord) -> bool:
@@ -646,6 +663,8 @@ class RunEngine:
     async def _revived(self, record: RunRecord, token: int | None) -> LiveRun:
         """A run as its log leaves it."""
         spec, store = self.limits.ceiling(record.spec), self._store.runs
+        for hear in self.revival_listeners:
+            hear(spec)
         await self._log.absorb(store)
         end, before = self._unrecorded_ends.get(spec.run_id, (None, None))
         if before is not None:
@@ -812,6 +831,9 @@ class RunEngine:
     async def _batches(self, run_id: str, after: int, sink: Sink | None) -> AsyncGenerator[list[Event], None]:
         store = await self._store_of(run_id)
         if store is None:
+            async with contextlib.aclosing(self._elsewhere.batches(run_id, after)) as batches:
+                async for batch in batches:
+                    yield batch
             return
         try:
             async with contextlib.aclosing(self._log.batches(run_id, store.runs, after, sink)) as batches:
@@ -821,8 +843,7 @@ class RunEngine:
             if run_id in self._unkept and run_id not in self._live and not self._log.watched(run_id):
                 await self._discard(run_id)
 
-    async def get(self, run_id: str) -> RunRecord | None:
-        """The run as it stands; one that is about to be put on record is waited for."""
+    async def _known_here(self, run_id: str) -> RunRecord | None:
         coming = self._coming.get(run_id)
         record = await self._recorded(run_id)
         if record is None and coming is not None:
@@ -833,6 +854,10 @@ class RunEngine:
         if record is not None and self._log.resume is not None:
             await self._log.resume(record)
         return record
+
+    async def get(self, run_id: str) -> RunRecord | None:
+        """The run as it stands; one that is about to be put on record is waited for."""
+        return await self._known_here(run_id) or await self._elsewhere.get(run_id)
 
     async def _recorded(self, run_id: str) -> RunRecord | None:
         store = await self._store_of(run_id)
@@ -851,12 +876,12 @@ class RunEngine:
     async def durable(self, run_id: str) -> Sequence[Event]:
         """What of the run's log is on record as such, without deltas."""
         store = await self._store_of(run_id)
-        return await store.runs.durable(run_id) if store else []
+        return await store.runs.durable(run_id) if store else await self._elsewhere.durable(run_id)
 
     async def row(self, run_id: str, row_id: int) -> Row | None:
         """A message that the run's log announces."""
         store = await self._store_of(run_id)
-        return await store.runs.row(run_id, row_id) if store else None
+        return await store.runs.row(run_id, row_id) if store else await self._elsewhere.row(run_id, row_id)
 
     async def _store_of(self, run_id: str) -> Store | None:
         if run_id in self._unkept:
@@ -890,6 +915,11 @@ class RunEngine:
         live = self._live.get(run_id)
         if live is not None and live.task is not None:
             await asyncio.wait([live.task], timeout=seconds)
+        elif live is None and (record := await self.get(run_id)) is not None and not record.state.ended:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    async for _ in self.batches(run_id, record.state.last_seq):
+                        pass
 
     # --- controlling --------------------------------------------------------------------------------------------
 
@@ -922,9 +952,68 @@ class RunEngine:
             return "unknown"
         if run_id in self._live:  # it was about to begin
             return await self.control(run_id, control)
+        if not record.state.ended:
+            carrier = await self._store.runs.carrier(run_id)
+            if (applied := await self._elsewhere.control(run_id, carrier or "", control)) != "unknown":
+                return applied
+        # Nobody has taken it: whoever carries the run on, or takes it up, finds it in the store.
         if not record.state.ended and not await self._store.runs.add_control(run_id, control):
             record = await self.get(run_id)  # it was left there before, or the run has ended meanwhile
         return "not_active" if record is None or record.state.ended else "applied"
+
+    @property
+    def _elsewhere(self) -> Elsewhere:
+        return self._log.elsewhere
+
+    @property
+    def peers(self) -> Peers:
+        """The other processes of the home."""
+        return self._log.elsewhere.peers
+
+    async def _is_elsewhere(self, run_id: str) -> bool:
+        """Whether another process has the run at work, and tells of it."""
+        carrier = await self._store.runs.carrier(run_id)
+        return carrier is not None and await self._elsewhere.has(run_id, carrier)
+
+    # --- other processes ----------------------------------------------------------------------------------------
+
+    async def answer_peers(self, folder: Path, more: Mapping[str, Operation]) -> None:
+        """Tell other processes of the home of the runs that are at work here, and let them control those."""
+        operations: dict[str, Operation] = {
+            "get": self._get_for_peer,
+            "has": self._has_for_peer,
+            "control": self._control_for_peer,
+            "durable": self._durable_for_peer,
+            "row": self._row_for_peer,
+            **more,
+        }
+        self._peer_server = PeerServer(folder, operations, {"batches": self._batches_for_peer})
+        await self._peer_server.start()
+
+    async def _get_for_peer(self, run_id: str) -> dict[str, Any] | None:
+        record = await self._known_here(run_id) if run_id in self._coming or run_id in self._unkept else None
+        return encode_record(record) if record is not None else None
+
+    async def _has_for_peer(self, run_id: str) -> bool:
+        return run_id in self._live
+
+    async def _control_for_peer(self, run_id: str, control: dict[str, Any]) -> Applied:
+        if run_id in self._coming:
+            await self._known_here(run_id)
+        return await self.control(run_id, Control(**control)) if run_id in self._live else "unknown"
+
+    async def _durable_for_peer(self, run_id: str) -> Sequence[EncodedEvent]:
+        return encode_events(await self._ephemeral.runs.durable(run_id)) if run_id in self._unkept else []
+
+    async def _row_for_peer(self, run_id: str, row_id: int) -> Row | None:
+        row = await self._ephemeral.runs.row(run_id, row_id) if run_id in self._unkept else None
+        return encode_row(row) if row is not None else None
+
+    async def _batches_for_peer(self, run_id: str, after: int) -> AsyncGenerator[Sequence[EncodedEvent], None]:
+        if run_id in self._live or run_id in self._unkept:
+            async with contextlib.aclosing(self.batches(run_id, after)) as batches:
+                async for batch in batches:
+                    yield encode_events(batch)
 
     def _apply(self, live: LiveRun, control: Control) -> Applied:
         controls, data = live.controls, control.data
@@ -961,4 +1050,6 @@ class RunEngine:
                 task.cancel()
             if late:
                 await asyncio.wait(late)
+        if self._peer_server is not None:
+            await self._peer_server.close()
         self._leases.close()

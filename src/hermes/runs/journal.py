@@ -23,6 +23,7 @@ from hermes.bus.memory import MemoryBus
 from hermes.home import FILE_MODE, make_private_folder
 from hermes.ids import random_hex
 from hermes.limits import JOURNAL_FILE_BYTES_MAX, JOURNAL_RETRY_S, JOURNAL_REUSED_BYTES_MAX
+from hermes.processes import is_alive
 from hermes.runs.events import Event
 from hermes.store.base import Tail
 
@@ -328,11 +329,24 @@ def left_behind(folder: Path) -> list[LeftBehind]:
         except OSError:
             continue
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(fd, path)
             found.append(LeftBehind(path, fd))
-        except OSError:  # its process is at work, or somebody else reads it already
+        except OSError:  # its process is at work, or it has been moved to the database
             os.close(fd)
     return found
+
+
+def _lock(fd: int, path: str) -> None:
+    """Lock a file whose process is gone. Somebody else who moves it to the database is waited for: whoever goes on with
+    one of its runs needs what is in it."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = os.path.basename(path).partition("-")[0]
+        if not pid.isdecimal() or is_alive(int(pid), None):
+            raise
+        fcntl.flock(fd, fcntl.LOCK_EX)
+    os.stat(path)
 
 
 def _paths(folder: Path) -> Iterator[str]:

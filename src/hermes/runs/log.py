@@ -8,8 +8,10 @@ from contextlib import aclosing
 from pathlib import Path
 
 from hermes.bus.memory import MemoryBus, Sink
+from hermes.bus.peers import Peers
 from hermes.guards.secrets import Secrets
 from hermes.limits import PAGE_EVENTS_MAX, STORE_POLL_S
+from hermes.runs.elsewhere import Elsewhere
 from hermes.runs.events import Event, RunState
 from hermes.runs.journal import JournalReader, TailJournal, left_behind
 from hermes.runs.writer import RunWriter, Saver
@@ -17,10 +19,21 @@ from hermes.store.base import RunRecord, RunStore
 
 
 class RunLog:
-    """The logs of all runs: their writers in this process, and reading them, live or stored."""
+    """The logs of all runs: their writers in this process, and reading them, live or stored.
 
-    def __init__(self, bus: MemoryBus, *, window_s: float = 0.02, journal: Path | None = None) -> None:
+    A run that another process writes is followed there, and in the store where that process does not tell.
+    """
+
+    def __init__(
+        self,
+        bus: MemoryBus,
+        *,
+        window_s: float = 0.02,
+        journal: Path | None = None,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
         self.bus = bus
+        self.elsewhere = elsewhere or Elsewhere(Peers(None))
         self._window_s = window_s
         self._writers: dict[str, RunWriter] = {}
         # In a server: takes a run up that nobody carries on.
@@ -125,11 +138,24 @@ class RunLog:
                     # Somebody else may be writing it: then there is more to come, or was by the time this is asked.
                     if live.closed or writer is not None or last:
                         return
-                    record = await store.get(run_id)
-                    last = record is None or record.state.ended or record.state.status == "interrupted"
-                    if record is not None and not last and self.resume is not None:
+                    carrier = await store.carrier(run_id)
+                    last = carrier is None
+                    if carrier is None:
+                        continue
+                    answered = False
+                    async with aclosing(self.elsewhere.batches(run_id, cursor, carrier)) as batches:
+                        async for batch in batches:
+                            answered = True
+                            if not batch:  # it was silent for long: it may have lost the run
+                                break
+                            cursor = batch[-1].seq
+                            yield batch
+                            if batch[-1].final:
+                                return
+                    if not answered and self.resume is not None and (record := await store.get(run_id)) is not None:
                         await self.resume(record)
-                    await asyncio.sleep(0 if last or run_id in self._writers else STORE_POLL_S)
+                    if not answered and run_id not in self._writers:
+                        await live.wait(STORE_POLL_S)
                     continue
                 while not live.overflowed and not live.closed:
                     taken = await live.take()

@@ -20,6 +20,7 @@ from aiohttp import web
 from hermes import app as apps
 from hermes import home
 from hermes.agent import facade
+from hermes.bus.peers import Operation
 from hermes.config import Settings
 from hermes.guards.secrets import Secrets
 from hermes.limits import BODIES_MEMORY_BYTES_MAX
@@ -49,10 +50,11 @@ from hermes.server.idempotency import RECORDING, Once, RecordedStream, Work, _Id
 from hermes.server.keys import CALLER, Key, Keyring
 from hermes.server.middleware import CORS_HEADERS, security_headers_middleware
 from hermes.server.readiness import Probes
-from hermes.server.response_kept import level
+from hermes.server.response_kept import level, level_revived
 from hermes.server.routes import route_at
 from hermes.server.session_ids import _derive_chat_session_id
 from hermes.server.settings import Platform, PlatformConfig, api_server_options
+from hermes.server.shared_numbers import SharedNumbers
 from hermes.server.sse import EventStream
 from hermes.server.stored_result import result_at_end, said_until
 from hermes.server.wishes import session_key_fault, user_scope
@@ -185,7 +187,28 @@ class APIServerAdapter:
             app.also_closed.append(self._response_store)
         self._limit(app)
         app.engine.listeners += (self._spent, self.metrics.hear)
+        app.engine.revival_listeners.append(self._revived)
         app.services.background(level(self))
+
+    def _revived(self, spec: RunSpec) -> None:
+        """A run is taken up from a process that has left it: so is its response."""
+        if spec.response_id is not None and self._app is not None:
+            self._app.services.background(level_revived(self, spec.response_id))
+
+    @property
+    def peer_operations(self) -> dict[str, Operation]:
+        """What other workers may ask besides runs."""
+        return {"claimed": self._once.claimed, "metrics": self._metrics_for_peer}
+
+    async def _metrics_for_peer(self) -> dict[str, Any]:
+        return self.metrics.dump((await self.app()).engine)
+
+    def share(self, numbers: SharedNumbers) -> None:
+        """Count rates and turns together with the other workers of this server."""
+        assert self._app is not None
+        place = str(self._app.home.path)
+        self.keyring.share(numbers, place)
+        self._app.engine.permits.shared = self.keyring.counts(numbers, place)
 
     def drain(self) -> None:
         """The server is about to stop: what only waits for new work is told so."""

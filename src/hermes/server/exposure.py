@@ -228,13 +228,19 @@ def is_loopback(addresses: list[Address]) -> bool:
     return all(ip_address(str(where[0]).partition("%")[0]).is_loopback for _, where in addresses)
 
 
-def bind(home: Home, host: str, addresses: list[Address]) -> list[socket.socket]:
-    """Sockets that listen on these addresses, all on one port. Nothing stays bound when one is taken."""
+def bind(
+    home: Home, host: str, addresses: list[Address], *, shared: bool = False, listen: bool = True
+) -> list[socket.socket]:
+    """Sockets that listen on these addresses, all on one port. Nothing stays bound when one is taken.
+
+    Those that are `shared` do not mind others of this user's on the same port, which must be shared too; without
+    `listen` the port is only kept.
+    """
     port, bound, lacking = addresses[0][1][1], [], None
     with contextlib.ExitStack() as stack:
         for family, where in addresses:
             try:
-                sock = stack.enter_context(_listening(family, (where[0], port, *where[2:])))
+                sock = stack.enter_context(_bound(family, (where[0], port, *where[2:]), shared=shared, listen=listen))
             except OSError as error:
                 if error.errno not in _NOT_HERE:
                     raise _not_bound(home, host, port, error) from None
@@ -248,14 +254,17 @@ def bind(home: Home, host: str, addresses: list[Address]) -> list[socket.socket]
     return bound
 
 
-def _listening(family: socket.AddressFamily, where: tuple[Any, ...]) -> socket.socket:
+def _bound(family: socket.AddressFamily, where: tuple[Any, ...], *, shared: bool, listen: bool) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind(where)
-        sock.listen(BACKLOG)
+        if listen:
+            sock.listen(BACKLOG)
         sock.setblocking(False)
     except BaseException:
         sock.close()

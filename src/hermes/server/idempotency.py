@@ -10,6 +10,7 @@ import logging
 import re
 import time
 import traceback
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -30,12 +31,15 @@ from hermes.server.sse import ClientGone, EventStream
 from hermes.store.base import StoreError
 
 if TYPE_CHECKING:
+    from hermes.app import App
     from hermes.server.adapter import APIServerAdapter
+    from hermes.store.idempotency import Claim
 
 log = logging.getLogger(__name__)
 Work = Callable[["APIServerAdapter", web.Request], Awaitable[web.StreamResponse]]
 _KEY = re.compile(rf"[\x21-\x7e]{{1,{IDEMPOTENCY_KEY_CHARS_MAX}}}")
 _REPLAYED = "Idempotency-Replayed"
+_POLL_S = 0.05
 
 
 class _IdempotencyCache:
@@ -166,6 +170,7 @@ class Once:
     def __init__(self, adapter: APIServerAdapter) -> None:
         self._adapter = adapter
         self._under_way: dict[tuple[str, str], Recording] = {}
+        self._claiming: Counter[tuple[str, str]] = Counter()
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def answer(self, request: web.Request, key: str, work: Work) -> web.StreamResponse:
@@ -193,7 +198,16 @@ class Once:
         app = await self._adapter.app()
         ttl = self._adapter.option("idempotency.ttl_hours") * 3600
         run_id = new_run_id()
-        claim = await app.store.idempotency.claim(*place, fingerprint, ttl, run_id)
+        claim = await self._claimed_here(app, place, fingerprint, ttl, run_id)
+        # Another worker may be about to begin it: then there will be a run to join, or an answer, or nothing at all.
+        while (
+            claim.state == "running"
+            and place not in self._under_way
+            and any((await app.engine.peers.ask_all("claimed", *place)).values())
+            and await app.engine.get(claim.run_id or "") is None
+        ):
+            await asyncio.sleep(_POLL_S)
+            claim = await self._claimed_here(app, place, fingerprint, ttl, run_id)
         if claim.state == "conflict":
             raise _conflict()
         if claim.state == "done":
@@ -207,6 +221,20 @@ class Once:
         self._under_way[place] = recording
         self._begin(request, place, recording, work)
         return recording, cut_off
+
+    async def _claimed_here(self, app: App, place: tuple[str, str], fingerprint: str, ttl: float, run_id: str) -> Claim:
+        self._claiming[place] += 1
+        try:
+            claim: Claim = await app.store.idempotency.claim(*place, fingerprint, ttl, run_id)
+            return claim
+        finally:
+            self._claiming[place] -= 1
+            if not self._claiming[place]:
+                del self._claiming[place]
+
+    async def claimed(self, scope: str, key: str) -> bool:
+        """Whether this process works on this, or may be about to."""
+        return (scope, key) in self._under_way or (scope, key) in self._claiming
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.create_task(work)

@@ -7,11 +7,13 @@ import hmac
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 from hermes.runs.spec import RunKind, RunSpec
+from hermes.server.shared_numbers import SharedNumbers
 
 SCOPES = ("chat", "sessions:read", "sessions:write", "runs", "jobs", "admin")
 # A run is under the scope of the route that begins its kind, or under `runs`.
@@ -78,26 +80,42 @@ def _digest(key: bytes) -> bytes:
 CALLER: ContextVar[Key] = ContextVar("caller", default=Key())  # noqa: B039  (it cannot be changed)
 
 
+# What is left and when it was looked at last, held while it is looked at and changed.
+Level = Callable[[], AbstractContextManager[list[float]]]
+
+
 class Bucket:
     """So much per minute, saved up for a minute at most. More may be spent than there is; then it is waited for."""
 
-    __slots__ = ("_at", "_clock", "_left", "limit")
+    __slots__ = ("_clock", "_level", "limit")
 
-    def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
+    def __init__(self, per_minute: int, clock: Callable[[], float], level: Level | None = None) -> None:
         self.limit, self._clock = per_minute, clock
-        self._left, self._at = float(per_minute), clock()
+        own = [float(per_minute), clock()]
+        self._level = level or (lambda: nullcontext(own))
 
     @property
     def left(self) -> float:
         """What there is now."""
-        now = self._clock()
-        self._left = min(float(self.limit), self._left + (now - self._at) * self.limit / 60)
-        self._at = now
-        return self._left
+        return self._changed(0.0)
 
     def spend(self, amount: float) -> None:
         """Take so much."""
-        self._left = self.left - amount
+        self._changed(amount)
+
+    def take(self, amount: float) -> bool:
+        """Take so much if it is there."""
+        return self._changed(amount, at_least=amount) >= 0
+
+    def _changed(self, amount: float, at_least: float = -math.inf) -> float:
+        """What is left when so much is taken; below zero where less is there than that, which then stays."""
+        with self._level() as level:
+            now = self._clock()
+            level[:] = min(float(self.limit), level[0] + (now - level[1]) * self.limit / 60), now
+            if level[0] < at_least:
+                return level[0] - at_least
+            level[0] -= amount
+            return level[0] if at_least == -math.inf else 0.0
 
     def wait_s(self, wanted: float) -> float:
         """How long until there is so much."""
@@ -118,22 +136,60 @@ class RateExceeded:
     retry_after_s: int
 
 
+class SharedTurns:
+    """How many turns the workers have at work, each in its own column of a row."""
+
+    def __init__(self, numbers: SharedNumbers, rows: Mapping[str | None, int]) -> None:
+        self._numbers, self._rows = numbers, rows
+        numbers.forget(tuple(rows.values()))
+
+    def put(self, owner: str | None, count: int) -> None:
+        """This worker's."""
+        if owner in self._rows:
+            self._numbers.put(self._rows[owner], count)
+
+    def others(self, owner: str | None) -> int:
+        """Those of all others."""
+        return self._numbers.others(self._rows[owner]) if owner in self._rows else 0
+
+
 class Keyring:
     """Every key of a server, and how much each has left."""
 
     def __init__(
-        self, own: str, entries: Sequence[Mapping[str, Any]], clock: Callable[[], float] = time.monotonic
+        self,
+        own: str,
+        entries: Sequence[Mapping[str, Any]],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.keys = [Key(digest=_digest(own.encode()))] if own else []
         self.keys += map(key_of, entries)
         self.by_owner = {key.owner: key for key in self.keys}
         self.shared = bool(entries)
+        self._clock = clock
+        self._fill(lambda *_: None)
+
+    def _fill(self, level: Callable[[str, int, float], Level | None]) -> None:
         self._buckets = {
-            (key.owner, name): Bucket(per_minute, clock)
+            (key.owner, name): Bucket(per_minute, self._clock, level(f"{key.owner} {name}", per_minute, self._clock()))
             for key in self.keys
             for name, per_minute in (("requests", key.requests_per_minute), ("tokens", key.tokens_per_minute))
             if per_minute
         }
+
+    def share(self, numbers: SharedNumbers, place: str) -> None:
+        """Have the rates in common with the other workers of this place."""
+
+        def level(name: str, per_minute: int, now: float) -> Level:
+            row = numbers.row(f"{place} {name} {per_minute}", float(per_minute), now)
+            return lambda: numbers.pair(row)
+
+        self._fill(level)
+
+    def counts(self, numbers: SharedNumbers, place: str) -> SharedTurns:
+        """The turns of all workers of this place: of each key that has a bound, and together."""
+        owners = (None, *(key.owner for key in self.keys if key.max_concurrent))
+        return SharedTurns(numbers, {owner: numbers.row(f"{place} turns {owner or ''}") for owner in owners})
 
     def find(self, given: bytes) -> Key | None:
         """The key that was given. Every one is compared, in the same time."""
@@ -160,8 +216,8 @@ class Keyring:
             if bucket is not None and bucket.left < max(wanted, 1e-9):
                 message = f"This key may use {bucket.limit} {name} per minute, and has."
                 return RateExceeded(message, math.ceil(bucket.wait_s(wanted) or 1))
-        if requests is not None:
-            requests.spend(1)
+        if requests is not None and not requests.take(1):  # another worker was quicker
+            return self.charge(owner, begins_turn=begins_turn)
         return None
 
     def ceiling(self, spec: RunSpec) -> RunSpec:

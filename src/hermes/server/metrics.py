@@ -20,7 +20,7 @@ from aiohttp import web
 import hermes
 from hermes.agent.failures import code_of
 from hermes.limits import ROWS_COUNTED_S
-from hermes.runs.engine import LiveRun
+from hermes.runs.engine import LiveRun, RunEngine
 from hermes.runs.events import Event
 from hermes.runs.spec import RunKind
 from hermes.server.documents import check_on
@@ -87,7 +87,7 @@ class Metrics:
         self.counts: dict[str, Counter[Labels]] = {name: Counter() for name in _COUNTS}
         self.seconds = {name: _Spread() for name in _SECONDS}
         self.streams: set[EventStream] = set()
-        self._gauges: dict[str, Mapping[Labels, float]] = {}
+        self._gauges: dict[str, dict[Labels, float]] = {}
         self._rows: dict[Labels, float] = {}
         self._rows_at = float("-inf")
 
@@ -133,22 +133,45 @@ class Metrics:
     # --- telling --------------------------------------------------------------------------------------------------
 
     async def text(self, adapter: APIServerAdapter) -> bytes:
-        """All of it in the format of Prometheus."""
+        """All of it in the format of Prometheus, with what the other workers of the server have counted."""
         app = await adapter.app()
-        kinds = app.engine.kinds
         if time.monotonic() - self._rows_at > ROWS_COUNTED_S:
             self._rows_at = time.monotonic()
             with contextlib.suppress(StoreError):
                 self._rows |= await app.store.blocking.engine.read_soon(partial(_rows, _TABLES), slow=True)
                 self._rows |= await adapter.stored_responses.engine.read_soon(partial(_rows, ("responses",)), slow=True)
-        self._gauges = {
-            "build_info": {(hermes.__version__,): 1.0},
+        together = Metrics()
+        together._gauges |= {"build_info": {(hermes.__version__,): 1.0}, "store_rows": self._rows}
+        for dumped in (self.dump(app.engine), *(await app.engine.peers.ask_all("metrics")).values()):
+            together._add(dumped)
+        return await asyncio.to_thread(together._rendered)
+
+    def dump(self, engine: RunEngine) -> dict[str, Any]:
+        """What this process has counted, as it travels to another worker."""
+        kinds = engine.kinds
+        gauges: dict[str, Mapping[Labels, float]] = {
             "turns_active": {(kind,): float(kinds[kind]) for kind in get_args(RunKind)},
             "sse_streams_active": {(): float(len(self.streams))},
-            "store_rows": self._rows,
             "process_resident_bytes": _resident_bytes(),
         }
-        return await asyncio.to_thread(self._rendered)
+        return {
+            "counts": {name: list(found.items()) for name, found in self.counts.items()},
+            "seconds": {name: (spread.counts, spread.sum_s) for name, spread in self.seconds.items()},
+            "gauges": {name: list(found.items()) for name, found in gauges.items()},
+        }
+
+    def _add(self, dumped: Mapping[str, Any]) -> None:
+        for name, found in dumped["counts"].items():
+            for labels, count in found:
+                self.counts[name][tuple(labels)] += count
+        for name, (counts, sum_s) in dumped["seconds"].items():
+            spread = self.seconds[name]
+            spread.counts = [one + other for one, other in zip(spread.counts, counts, strict=True)]
+            spread.sum_s += sum_s
+        for name, found in dumped["gauges"].items():
+            gauge = self._gauges.setdefault(name, {})
+            for labels, value in found:
+                gauge[tuple(labels)] = gauge.get(tuple(labels), 0.0) + value
 
     def _rendered(self) -> bytes:
         from prometheus_client import CollectorRegistry, generate_latest

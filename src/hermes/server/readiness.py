@@ -144,8 +144,9 @@ async def _gateway(adapter: APIServerAdapter, state: Mapping[str, Any]) -> Facts
 async def _background_queues(adapter: APIServerAdapter, _: Mapping[str, Any]) -> Facts:
     engine = (await adapter.app()).engine
     most = engine.limits.runs_max
-    full = most and engine.active >= most
-    return {"active": engine.active, "limit": most, **({"error": "No further turn is taken now."} if full else {})}
+    active = engine.permits.everywhere
+    full = most and active >= most
+    return {"active": active, "limit": most, **({"error": "No further turn is taken now."} if full else {})}
 
 
 async def _bus(adapter: APIServerAdapter, _: Mapping[str, Any]) -> Facts:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from hermes.agent.media_tags import as_said
+from hermes.limits import LEASE_TTL_S
 from hermes.runs.engine import UNKEPT
 from hermes.runs.events import Event
 from hermes.server.outcome import Outcome, usage_object
@@ -242,13 +243,37 @@ async def follow(adapter: APIServerAdapter, kept: Kept) -> ResponseRenderer:
 
 
 async def level(adapter: APIServerAdapter) -> None:
-    """Bring responses that a server has left unfinished level with their runs."""
-    store = adapter.stored_responses
+    """Bring responses that a server has left unfinished level with their runs, where those have ended. All others follow
+    when their runs are taken up."""
     app = await adapter.app()
-    for response_id in await store.unfinished():
-        record = await store.get(response_id)
-        if record is not None and record.get("run_id"):
-            app.services.background(follow_until_kept(adapter, Kept.of(response_id, record)))
+    found = await adapter.stored_responses.unfinished()
+    if (unbegun := await _level_ended(adapter, found)) and app.engine.peers.names():
+        await asyncio.sleep(LEASE_TTL_S)  # another worker may have been about to begin their runs
+        unbegun = await _level_ended(adapter, unbegun)
+    for response_id in unbegun:
+        app.services.background(level_revived(adapter, response_id))
+
+
+async def _level_ended(adapter: APIServerAdapter, response_ids: list[str]) -> list[str]:
+    """Those of which there is no run are left."""
+    app, unbegun = await adapter.app(), list[str]()
+    for response_id in response_ids:
+        record = await adapter.stored_responses.get(response_id)
+        if record is None or not record.get("run_id"):
+            continue
+        run = await app.engine.get(record["run_id"])
+        if run is None:
+            unbegun.append(response_id)
+        elif run.state.ended:
+            app.services.background(level_revived(adapter, response_id))
+    return unbegun
+
+
+async def level_revived(adapter: APIServerAdapter, response_id: str) -> None:
+    """Follow the run of a response that is taken up here, or has ended."""
+    record = await adapter.stored_responses.get(response_id)
+    if record is not None and record.get("run_id"):
+        await follow_until_kept(adapter, Kept.of(response_id, record))
 
 
 async def follow_until_kept(adapter: APIServerAdapter, kept: Kept) -> None:

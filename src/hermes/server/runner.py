@@ -46,13 +46,14 @@ from hermes.store.bundle import address, path_of
 if TYPE_CHECKING:
     from hermes.app import App
     from hermes.server.adapter import APIServerAdapter
+    from hermes.server.worker import Worker
 
 log = logging.getLogger(__name__)
 EXIT_AT_ONCE = 130
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_STATE_EVERY_S = 2.0
+STATE_EVERY_S = 2.0
 _FILES_MAX = 65_536
-_DOOR_BYTES = 32
+DOOR_BYTES = 32
 # What a profile served below its name has of its own, if it has it at all.
 _NOT_OF_OTHERS: dict[str, Any] = {"key": "", "cors_origins": []}
 
@@ -126,11 +127,14 @@ class GatewayRunner:
         allow_local_exec: bool = False,
         verbose: bool = False,
         afterwards: Callable[[], None] | None = None,
+        worker: Worker | None = None,
     ) -> None:
-        """`afterwards` is done in a thread once the server listens."""
+        """`afterwards` is done in a thread once the server listens. A `worker` shares port and home with others, and has
+        a parent that holds them and tells how the server does."""
         self.home, self._given, self._verbose, self._afterwards = home, settings, verbose, afterwards
         self._host, self._port, self._allow_local_exec = host, port, allow_local_exec
-        self._supervisor = Supervisor(os.environ)
+        self._worker = worker
+        self._supervisor = worker or Supervisor(os.environ)
         self._app: App
         self._adapter: APIServerAdapter
         self._profiles: dict[str, tuple[App, APIServerAdapter]] = {}
@@ -152,8 +156,9 @@ class GatewayRunner:
         """Start, serve until `stop` or a signal, drain, end. Raises HermesError when it cannot start."""
         with contextlib.ExitStack() as held:
             if stop is None:
-                stop = held.enter_context(_signals())
-            held.enter_context(self._hold())
+                stop = held.enter_context(signals())
+            if self._worker is None:
+                held.enter_context(hold_home(self.home))
             failed = "startup_failed"
             try:
                 async with contextlib.AsyncExitStack() as stack:
@@ -167,21 +172,12 @@ class GatewayRunner:
             self._tell(gateway_state="stopped", active_agents=0, platforms={})
         return 0
 
-    def _hold(self) -> ServerLock:
-        try:
-            lock = hold(self.home)
-        except OSError as error:
-            message = f"The home cannot be written to: {error.strerror}."
-            raise Unavailable(message, where=str(self.home.path), hint="another HERMES_HOME") from error
-        self._tell(gateway_state="starting")
-        return lock
-
     def _tell(self, **fields: Any) -> None:
-        """Tell others how the server does. A disk that takes no more is no reason to stop."""
-        try:
-            write_runtime_status(self.home, **fields)
-        except OSError as error:
-            log.warning("the state of the server could not be written: %s", error)
+        """Tell others how the server does."""
+        if self._worker is not None:
+            self._worker.report(state=fields)
+        else:
+            tell_state(self.home, **fields)
 
     async def _tell_soon(self, **fields: Any) -> None:
         await self._app.services.files.call(partial(self._tell, **fields))
@@ -199,20 +195,22 @@ class GatewayRunner:
         await self._open_store(stack)
         host = settings.get("api_server.host") if self._host is None else self._host
         addresses = resolved(host, settings.get("api_server.port") if self._port is None else self._port)
-        served = {self.home.profile: settings, **_profiles_of(self.home, settings)}
+        served = {self.home.profile: settings, **profiles_of(self.home, settings)}
         for its in served.values():
             check_exposure(its, host, loopback=is_loopback(addresses), allow_local_exec=self._allow_local_exec)
         check_profiles(served)
         raise_file_limit()
-        sockets = bind(self.home, host, addresses)
+        sockets = bind(self.home, host, addresses, shared=self._worker is not None)
         for sock in sockets:
             stack.callback(sock.close)
         told = {"host": host, "port": sockets[0].getsockname()[1]}
         await self._listen(stack, served, sockets, told)
         connected = {Platform.API_SERVER.value: {"state": "connected"}}
         await self._tell_soon(gateway_state="running", platforms=connected, **told)
-        ready = f"Hermes {hermes.__version__} listening on {_address(told)} ({_facts(self.home, settings)})"
+        ready = f"Hermes {hermes.__version__} listening on {_address(told)} ({describe(self.home, settings)})"
         log.info("%s", ready)
+        if self._worker is not None:
+            return settings
         self._supervisor.tell("READY=1", f"STATUS=Listening on {_address(told)}")
         with contextlib.suppress(BrokenPipeError):
             print(ready, flush=True)  # noqa: T201  (whoever started the server waits for this line)
@@ -252,11 +250,22 @@ class GatewayRunner:
         server = Runner(build(self._adapter, adapters), shutdown_s=CLOSE_S_MAX)
         stack.push_async_callback(server.cleanup)
         await server.setup()
-        for app in self._apps:
+        orders = self._worker.orders if self._worker is not None else None
+        for app, adapter in ((self._app, self._adapter), *self._profiles.values()):
             app.own_ports = (told["port"],)
-            app.serve()
+            if self._worker is not None:
+                adapter.share(self._worker.numbers)
+            await app.answer_peers(adapter.peer_operations)
+            app.serve(leads=orders is None or orders.leads, begins=orders is None or orders.begins)
+        if self._worker is not None:
+            stack.enter_context(self._worker.listening(self._look))
         for sock in sockets:
             await web.SockSite(server, sock, backlog=BACKLOG).start()
+
+    def _look(self) -> None:
+        """Another worker has ended: its runs are taken up at once."""
+        for app in self._apps:
+            app.engine.look_now()
 
     @property
     def _apps(self) -> list[App]:
@@ -269,7 +278,8 @@ class GatewayRunner:
         from hermes.app import current
         from hermes.server.adapter import APIServerAdapter
 
-        stack.enter_context(hold(settings.home))
+        if self._worker is None:
+            stack.enter_context(hold(settings.home))
         app = await current(settings.home)
         stack.push_async_callback(app.close)
         await app.services.files.call(app.store.blocking.open)
@@ -281,7 +291,10 @@ class GatewayRunner:
 
     async def _open_door(self, stack: contextlib.AsyncExitStack) -> None:
         """Leave in the home what proves to this server that a request comes from the user whose home it is."""
-        self._adapter.door = secrets.token_urlsafe(_DOOR_BYTES)
+        if self._worker is not None:
+            self._adapter.door = self._worker.orders.door
+            return
+        self._adapter.door = secrets.token_urlsafe(DOOR_BYTES)
         write = partial(homes.write_private, self.home.door_file, self._adapter.door)
         await self._app.services.files.call(write)
         stack.callback(self.home.door_file.unlink, missing_ok=True)
@@ -297,7 +310,8 @@ class GatewayRunner:
                 adapter.drain()
             seconds = config.reload_if_changed(settings)[0].get("api_server.drain_seconds", float)
             log.info("draining for up to %g s", seconds)
-            self._supervisor.tell("STOPPING=1", f"STATUS=Draining for up to {seconds:g} s")
+            if self._worker is None:
+                self._supervisor.tell("STOPPING=1", f"STATUS=Draining for up to {seconds:g} s")
             drained = asyncio.gather(*(app.engine.drain(seconds) for app in self._apps))
             await self._tell_soon(gateway_state="draining")
             await drained
@@ -309,7 +323,7 @@ class GatewayRunner:
         """Tell how many turns are running, when that has changed."""
         told = 0
         while True:
-            await asyncio.sleep(_STATE_EVERY_S)
+            await asyncio.sleep(STATE_EVERY_S)
             if (running := sum(app.engine.active for app in self._apps)) != told:
                 await self._tell_soon(active_agents=running)
                 told = running
@@ -341,7 +355,26 @@ async def _answer(app: App) -> None:
         await app.store.blocking.engine.check()
 
 
-def _profiles_of(home: Home, settings: config.Settings) -> dict[str, config.Settings]:
+def hold_home(home: Home) -> ServerLock:
+    """Become the server of this home."""
+    try:
+        lock = hold(home)
+    except OSError as error:
+        message = f"The home cannot be written to: {error.strerror}."
+        raise Unavailable(message, where=str(home.path), hint="another HERMES_HOME") from error
+    tell_state(home, gateway_state="starting")
+    return lock
+
+
+def tell_state(home: Home, **fields: Any) -> None:
+    """Write how the server does. A disk that takes no more is no reason to stop."""
+    try:
+        write_runtime_status(home, **fields)
+    except OSError as error:
+        log.warning("the state of the server could not be written: %s", error)
+
+
+def profiles_of(home: Home, settings: config.Settings) -> dict[str, config.Settings]:
     """The settings of the profiles that are served below their names.
 
     The environment was given to the server's own profile: it makes no key and no origin of another.
@@ -371,7 +404,7 @@ def raise_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def _facts(home: Home, settings: config.Settings) -> str:
+def describe(home: Home, settings: config.Settings) -> str:
     """What a server works with, in a line."""
     keys, store = keys_of(settings), path_of(address(home, settings)) or "in memory"
     auth = f"{len(keys)} keys" if len(keys) > 1 else "key" if keys else "open: hermes gateway key makes a key"
@@ -397,13 +430,14 @@ def _model(settings: config.Settings) -> str:
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[asyncio.Event]:
+def signals(before_exit: Callable[[], None] = lambda: None) -> Iterator[asyncio.Event]:
     """An event that the first signal to end sets. A second one ends the process at once: what runs is on record."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     told: list[int] = []
 
     def end(number: int, _: object) -> None:
         if told:
+            before_exit()
             os._exit(EXIT_AT_ONCE)
         told.append(number)
         loop.call_soon_threadsafe(stop.set)

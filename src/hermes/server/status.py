@@ -46,6 +46,11 @@ class ServerLock:
         self._home = home
         self._fd = fd
 
+    @property
+    def fd(self) -> int:
+        """The file that is locked: whoever inherits it holds the home too."""
+        return self._fd
+
     def release(self) -> None:
         """Let others serve this home; a second time does nothing."""
         fd, self._fd = self._fd, -1

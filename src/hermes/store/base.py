@@ -277,6 +277,10 @@ class RunStore(Protocol):
 
     async def get(self, run_id: str) -> RunRecord | None: ...
 
+    async def carrier(self, run_id: str) -> str | None:
+        """The process that carries on a run; None where the run has an end, or waits for the next server."""
+        ...
+
     async def list(
         self,
         *,

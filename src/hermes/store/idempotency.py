@@ -57,8 +57,9 @@ class Idempotency(Part):
 
     @writes
     def finish(self, tx: Tx, scope: str, key: str, status: int, body: bytes) -> None:
-        """Keep the answer, to be given again byte for byte."""
+        """Keep the answer, to be given again byte for byte. The first one stands."""
         sql = "UPDATE idempotency SET state = 'done', status = ?, body = ? WHERE scope = ? AND key = ?"
+        sql += " AND state = 'running'"
         tx.execute(sql, (status, body, scope, key))
 
     @writes

@@ -246,6 +246,15 @@ class Runs(Part):
         return _record_of(found) if found else None
 
     @reads
+    def carrier(self, tx: Tx, run_id: str) -> str | None:
+        """The process that carries on a run; None where the run has an end, or waits for the next server."""
+        leased = "(SELECT holder FROM leases WHERE name = 'session:' || session_id AND until > ?)"
+        sql = f"SELECT iif(started_at IS NULL, holder, coalesce({leased}, holder)) FROM runs"
+        sql += " WHERE run_id = ? AND ended_at IS NULL AND status <> 'interrupted'"
+        found: str | None = tx.value(sql, (time.time(), run_id))
+        return found
+
+    @reads
     def list(
         self,
         tx: Tx,

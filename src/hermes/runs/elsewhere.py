@@ -1,0 +1,104 @@
+"""Runs that are at work in other processes of the home: their events, their records and their controls."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import asdict, replace
+from typing import Any
+
+import msgspec
+
+from hermes.bus.peers import PeerGone, Peers, name_of
+from hermes.limits import PEER_RUNS_KNOWN_MAX
+from hermes.processes import this_process
+from hermes.runs.events import Event, RunState
+from hermes.runs.spec import Applied, Control, RunSpec
+from hermes.store.base import Row, RunRecord
+
+EncodedEvent = tuple[int, float, str, int, dict[str, Any]]
+
+
+def encode_events(batch: list[Event]) -> list[EncodedEvent]:
+    """Events as they travel."""
+    return [(event.seq, event.ts, event.type, event.step, event.data) for event in batch]
+
+
+def encode_record(record: RunRecord) -> dict[str, Any]:
+    """A record as it travels: no credential is in it, as none is in the store."""
+    return {**{name: getattr(record, name) for name in _PLAIN}, "spec": record.spec.stored(), "state": record.state}
+
+
+def encode_row(row: Row) -> Row:
+    """A message as it travels."""
+    return replace(row, told=())
+
+
+_PLAIN = ("created_at", "updated_at", "resumes", "log_expired", "holder")
+
+
+def _events(run_id: str, encoded: list[EncodedEvent]) -> list[Event]:
+    return [Event(run_id, kind, step, data, seq, ts) for seq, ts, kind, step, data in encoded]
+
+
+def _record(encoded: Mapping[str, Any]) -> RunRecord:
+    state = msgspec.convert(encoded["state"], RunState)
+    return RunRecord(RunSpec.from_stored(encoded["spec"]), state, **{name: encoded[name] for name in _PLAIN})
+
+
+class Elsewhere:
+    """The other processes. What the store tells of a run is read there; here, who has it is asked for the rest."""
+
+    def __init__(self, peers: Peers) -> None:
+        self.peers = peers
+        # Which process has told of a run that is not in the store, the latest last.
+        self._known: dict[str, str] = {}
+
+    async def get(self, run_id: str) -> RunRecord | None:
+        """A run that is not in the store: one that is about to be put there, or that keeps nothing."""
+        for name, encoded in (await self.peers.ask_all("get", run_id)).items():
+            if encoded is not None:
+                self._known.pop(run_id, None)
+                self._known[run_id] = name
+                if len(self._known) > PEER_RUNS_KNOWN_MAX:
+                    del self._known[next(iter(self._known))]
+                return _record(encoded)
+        return None
+
+    async def has(self, run_id: str, holder: str) -> bool:
+        """Whether this process answers, and has the run at work."""
+        found = await self._ask(self._name(run_id, holder), "has", run_id)
+        return bool(found)
+
+    async def control(self, run_id: str, holder: str, control: Control) -> Applied:
+        """Tell the run something; `unknown` where nobody there knows it."""
+        found: Applied | None = await self._ask(self._name(run_id, holder), "control", run_id, asdict(control))
+        return found or "unknown"
+
+    async def durable(self, run_id: str) -> list[Event]:
+        """The events of a run that keeps nothing, without deltas."""
+        return _events(run_id, await self._ask(self._known.get(run_id, ""), "durable", run_id) or [])
+
+    async def row(self, run_id: str, row_id: int) -> Row | None:
+        """A message of a run that keeps nothing."""
+        found = await self._ask(self._known.get(run_id, ""), "row", run_id, row_id)
+        return None if found is None else msgspec.convert(found, Row)
+
+    async def batches(self, run_id: str, after: int, holder: str = "") -> AsyncGenerator[list[Event], None]:
+        """The run's log behind `after`, as far as the process that has it tells; nothing where it tells nothing."""
+        if not (name := self._name(run_id, holder)):
+            return
+        async with aclosing(self.peers.follow(name, "batches", run_id, after)) as found:
+            async for encoded in found:
+                yield _events(run_id, encoded)
+
+    def _name(self, run_id: str, holder: str) -> str:
+        return self._known.get(run_id, "") if holder in ("", this_process()) else name_of(holder)
+
+    async def _ask(self, name: str, operation: str, *arguments: Any) -> Any:
+        if not name:
+            return None
+        try:
+            return await self.peers.ask(name, operation, *arguments)
+        except PeerGone:
+            return None

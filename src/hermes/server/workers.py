@@ -1,0 +1,292 @@
+"""A server of several processes: the parent that starts its workers, watches them, starts them again, and ends them.
+
+Workers share the port and the home. The parent answers no request: it holds the home, keeps the port, writes the state
+that others read, and speaks to the service manager for all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+import hermes
+from hermes import config
+from hermes import home as homes
+from hermes.errors import ConfigError, HermesError
+from hermes.home import Home
+from hermes.limits import WORKER_RESTART_S, WORKER_RESTART_S_MAX, WORKER_STEADY_S
+from hermes.logs import logging_to
+from hermes.server import shared_numbers
+from hermes.server.exposure import bind, check_settings, resolved
+from hermes.server.runner import DOOR_BYTES, STATE_EVERY_S, describe, hold_home, profiles_of, signals, tell_state
+from hermes.server.settings import Platform
+from hermes.server.status import ServerLock, _address, hold
+from hermes.server.supervisor import Supervisor
+from hermes.server.worker import LOOK, Orders
+from hermes.store.bundle import address, path_of
+
+log = logging.getLogger(__name__)
+_LEADER = 0
+_NOT_FOR_WORKERS = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+
+
+class WorkerFailed(HermesError):
+    """A worker could not be started."""
+
+    def __init__(self, message: str, *, where: str = "", hint: str = "", exit_code: int = 1) -> None:
+        super().__init__(message, where=where, hint=hint)
+        self.exit_code = exit_code
+
+
+class _Child:
+    """A worker's process, and what it has told."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.began = time.monotonic()
+        self.listening: asyncio.Task[None]
+        self.is_ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.failed: dict[str, Any] = {}
+        self.running = 0
+        self.shows_life = False
+
+    def look(self) -> None:
+        """Have it look for runs that another worker has left."""
+        if self.process.stdin is not None and not self.process.stdin.is_closing():
+            self.process.stdin.write(LOOK)
+
+    def signal(self, number: int) -> None:
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(number)
+
+
+class Workers:
+    """The parent of a server's workers."""
+
+    def __init__(
+        self,
+        home: Home,
+        count: int,
+        *,
+        host: str | None = None,
+        port: int | None = None,
+        allow_local_exec: bool = False,
+        verbose: bool = False,
+    ) -> None:
+        self.home, self._count = home, count
+        self._host, self._port, self._allow_local_exec, self._verbose = host, port, allow_local_exec, verbose
+        self._supervisor = Supervisor(os.environ)
+        self._children: dict[int, _Child] = {}
+        self._stopping = asyncio.Event()
+        self._orders: Orders
+        self._tell = partial(tell_state, home)
+
+    async def serve(self, stop: asyncio.Event | None = None) -> int:
+        """Start the workers, keep them until `stop` or a signal, let them drain, end. Raises HermesError when they
+        cannot be started."""
+        with contextlib.ExitStack() as held:
+            if stop is None:
+                stop = held.enter_context(signals(self._kill))
+            lock = held.enter_context(hold_home(self.home))
+            failed = "startup_failed"
+            try:
+                async with contextlib.AsyncExitStack() as stack:
+                    settings = config.load(self.home)
+                    stack.enter_context(logging_to(self.home, settings, verbose=self._verbose))
+                    self._prepare(stack, settings, lock)
+                    keeping = await stack.enter_async_context(self._started())
+                    failed = "stopped"
+                    await self._run(settings, stop, keeping)
+            except BaseException as error:
+                reason = str(error) if isinstance(error, HermesError) else f"{type(error).__name__}: {error}"
+                self._tell(gateway_state=failed, exit_reason=reason, platforms={})
+                raise
+            self._tell(gateway_state="stopped", active_agents=0, platforms={})
+        return 0
+
+    def _prepare(self, stack: contextlib.AsyncExitStack, settings: config.Settings, lock: ServerLock) -> None:
+        """What is done once for all workers: the port, the homes of other profiles, and the orders."""
+        check_settings(settings)
+        if path_of(address(self.home, settings)) is None:
+            words = "Several workers need a database on disk, and storage.url names none."
+            raise ConfigError(words, where="storage.url", hint="api_server.workers 1")
+        locks = [lock, *(stack.enter_context(hold(its.home)) for its in profiles_of(self.home, settings).values())]
+        host = settings.get("api_server.host") if self._host is None else self._host
+        addresses = resolved(host, settings.get("api_server.port") if self._port is None else self._port)
+        # A shared port could be another server's, so whether it is free is found out without sharing.
+        taken = bind(self.home, host, addresses)
+        port = taken[0].getsockname()[1]
+        for sock in taken:
+            sock.close()
+        addresses = [(family, (where[0], port, *where[2:])) for family, where in addresses]
+        for sock in bind(self.home, host, addresses, shared=True, listen=False):
+            stack.callback(sock.close)
+        door = secrets.token_urlsafe(DOOR_BYTES)
+        homes.write_private(self.home.door_file, door)
+        stack.callback(self.home.door_file.unlink, missing_ok=True)
+        numbers = shared_numbers.make()
+        stack.callback(os.close, numbers)
+        self._orders = Orders(
+            number=_LEADER,
+            home=str(self.home.path),
+            profile=self.home.profile,
+            host=host,
+            port=port,
+            door=door,
+            allow_local_exec=self._allow_local_exec,
+            verbose=self._verbose,
+            leads=True,
+            begins=True,
+            watchdog_s=self._supervisor.period_s,
+            answers_fd=-1,
+            numbers_fd=numbers,
+            lock_fds=tuple(one.fd for one in locks),
+        )
+
+    @contextlib.asynccontextmanager
+    async def _started(self) -> AsyncIterator[Sequence[asyncio.Task[None]]]:
+        """All workers, ready: the first before the others, so that what is made or refused is so once."""
+        keeping: list[asyncio.Task[None]] = []
+        try:
+            for group in ([_LEADER], [number for number in range(self._count) if number != _LEADER]):
+                children = [(number, await self._start(number, begins=True)) for number in group]
+                keeping += (asyncio.create_task(self._keep(number, child)) for number, child in children)
+                await asyncio.gather(*(child.is_ready for _, child in children))
+            yield keeping
+        finally:
+            self._stopping.set()
+            for child in self._children.values():
+                child.signal(signal.SIGTERM)
+            if keeping:
+                await asyncio.wait(keeping)
+
+    async def _start(self, number: int, *, begins: bool) -> _Child:
+        """A worker's process, with its orders."""
+        answers, told = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "hermes.server.worker"),
+                stdin=asyncio.subprocess.PIPE,
+                pass_fds=(told, self._orders.numbers_fd, *self._orders.lock_fds),
+                env={name: value for name, value in os.environ.items() if name not in _NOT_FOR_WORKERS},
+                # What a terminal sends to all is for the parent, who tells the workers.
+                process_group=0,
+            )
+        except BaseException:
+            os.close(answers)
+            raise
+        finally:
+            os.close(told)
+        child = self._children[number] = _Child(process)
+        lead = number == _LEADER
+        orders = msgspec.structs.replace(self._orders, number=number, answers_fd=told, leads=lead, begins=begins)
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(orders) + b"\n")
+        reader = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader)
+        await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(answers, "rb"))
+        child.listening = asyncio.create_task(self._listen(child, reader))
+        return child
+
+    async def _keep(self, number: int, child: _Child) -> None:
+        """Start a worker again whenever it has ended, later each time, until the server stops."""
+        wait_s = WORKER_RESTART_S
+        while True:
+            code = await child.process.wait()
+            await asyncio.wait([child.listening])
+            if not child.is_ready.done():
+                reason = child.failed or {"message": f"A worker has ended with {code} before it was ready."}
+                child.is_ready.set_exception(WorkerFailed(**reason))
+                child.is_ready.exception()  # seen, also where nobody waits for it
+            child.running = 0
+            if self._stopping.is_set():
+                return
+            why = child.failed.get("message", "")
+            log.warning("worker %d (pid %d) has ended with %d. %s", number, child.process.pid, code, why)
+            for other in self._children.values():
+                other.look()
+            if time.monotonic() - child.began > WORKER_STEADY_S:
+                wait_s = WORKER_RESTART_S
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), wait_s)
+                return
+            wait_s = min(WORKER_RESTART_S_MAX, 2 * wait_s)
+            child = await self._start(number, begins=False)
+            if self._stopping.is_set():
+                child.signal(signal.SIGTERM)
+
+    async def _listen(self, child: _Child, reader: asyncio.StreamReader) -> None:
+        while line := await reader.readline():
+            told = json.loads(line)
+            if "failed" in told:
+                child.failed = told["failed"]
+            for field, value in told.get("state", {}).items():
+                if field == "active_agents":
+                    child.running = value
+                elif field == "gateway_state" and value == "running" and not child.is_ready.done():
+                    child.is_ready.set_result(None)
+            if "notify" in told:
+                self._forward(child, told["notify"])
+
+    def _forward(self, child: _Child, lines: list[str]) -> None:
+        """A sign of life is passed on when every worker has given one; what else is told of a worker, as it is."""
+        if "WATCHDOG=1" not in lines:
+            self._supervisor.tell(*lines)
+            return
+        child.shows_life = True
+        alive = [one for one in self._children.values() if one.process.returncode is None]
+        if all(one.shows_life for one in alive):
+            for one in alive:
+                one.shows_life = False
+            self._supervisor.tell("WATCHDOG=1")
+
+    async def _run(self, settings: config.Settings, stop: asyncio.Event, keeping: Sequence[asyncio.Task[None]]) -> None:
+        told = {"host": self._orders.host, "port": self._orders.port}
+        connected = {Platform.API_SERVER.value: {"state": "connected"}}
+        self._tell(gateway_state="running", platforms=connected, **told)
+        facts = f"{describe(self.home, settings)}, {self._count} workers"
+        ready = f"Hermes {hermes.__version__} listening on {_address(told)} ({facts})"
+        log.info("%s", ready)
+        self._supervisor.tell("READY=1", f"STATUS=Listening on {_address(told)}")
+        with contextlib.suppress(BrokenPipeError):
+            print(ready, flush=True)  # noqa: T201  (whoever started the server waits for this line)
+        counting = asyncio.create_task(self._keep_state())
+        try:
+            await stop.wait()
+            self._stopping.set()
+            seconds = config.reload_if_changed(settings)[0].get("api_server.drain_seconds", float)
+            log.info("draining for up to %g s", seconds)
+            self._supervisor.tell("STOPPING=1", f"STATUS=Draining for up to {seconds:g} s")
+            for child in self._children.values():
+                child.signal(signal.SIGTERM)
+            await asyncio.to_thread(self._tell, gateway_state="draining")
+            await asyncio.wait(keeping)
+        finally:
+            counting.cancel()
+
+    async def _keep_state(self) -> None:
+        """Tell how many turns are running, when that has changed."""
+        told = 0
+        while True:
+            await asyncio.sleep(STATE_EVERY_S)
+            if (running := sum(child.running for child in self._children.values())) != told:
+                await asyncio.to_thread(self._tell, active_agents=running)
+                told = running
+
+    def _kill(self) -> None:
+        """End all workers at once: what runs is on record."""
+        for child in self._children.values():
+            child.signal(signal.SIGKILL)

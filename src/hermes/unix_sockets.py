@@ -1,0 +1,35 @@
+"""Unix sockets in private folders: paths of any length, and who is at the other end."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hermes.limits import SOCKET_PATH_BYTES_MAX
+
+_CREDENTIALS = struct.Struct("3i")
+
+
+@contextmanager
+def reachable(path: Path) -> Iterator[str]:
+    """A path to a socket; one that is too long for the system goes by way of its folder."""
+    if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX:
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
+def is_same_user(fd: int) -> bool:
+    """Whether the process at the other end of a connected Unix socket is of this process's user."""
+    with socket.socket(fileno=os.dup(fd)) as sock:
+        told = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, uid, _ = _CREDENTIALS.unpack(told)
+    return bool(uid == os.geteuid())

@@ -1,0 +1,115 @@
+"""Processes of one home that ask each other over Unix sockets: what travels, and what becomes of it when one is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes import unix_sockets
+from hermes.bus import peers as module
+from hermes.bus.peers import PeerGone, Peers, PeerServer, name_of
+from hermes.processes import this_process
+
+VALUES = [None, 1, 1.5, "ä", "half \ud800 of a pair", {"a": [1, {"b": None}]}, 1 << 80, "x" * 3_000_000]
+
+
+class Place:
+    """A folder with a process that answers, and one that asks."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.name = folder, name_of(this_process())
+        self.closed = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self.server = PeerServer(folder, {"echo": self.echo, "fail": self.fail}, {"count": self.count})
+        self.peers = Peers(folder)
+
+    async def echo(self, value: Any) -> Any:
+        return value
+
+    async def fail(self) -> None:
+        raise RuntimeError("no")
+
+    async def count(self, to: int, hang: bool) -> AsyncGenerator[list[int], None]:
+        try:
+            for number in range(to):
+                yield [number]
+            if hang:
+                await self.go_on.wait()
+        finally:
+            self.closed.set()
+
+
+@pytest.fixture(params=["short", "long"])
+async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Place]:
+    found = Place(tmp_path / ("run" if request.param == "short" else "x" * 120) / "run")
+    await found.server.start()
+    yield found
+    await found.server.close()
+
+
+@pytest.mark.parametrize("at", range(len(VALUES)))
+async def test_a_value_comes_as_it_was_sent(place: Place, at: int) -> None:
+    assert await place.peers.ask(place.name, "echo", VALUES[at]) == VALUES[at]
+
+
+async def test_the_socket_is_private_and_gone_afterwards(place: Place) -> None:
+    [found] = place.folder.iterdir()
+    assert found.name == place.name and stat.S_IMODE(found.stat().st_mode) == 0o600
+    assert stat.S_IMODE(place.folder.stat().st_mode) == 0o700
+    await place.server.close()
+    assert not list(place.folder.iterdir())
+
+
+@pytest.mark.parametrize("operation", ["fail", "unknown"])
+async def test_what_fails_is_no_answer(place: Place, operation: str) -> None:
+    with pytest.raises(PeerGone):
+        await place.peers.ask(place.name, operation)
+    assert await place.peers.ask(place.name, "echo", 1) == 1
+
+
+async def test_another_user_gets_no_answer(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "is_same_user", lambda _: False)
+    with pytest.raises(PeerGone):
+        await place.peers.ask(place.name, "echo", 1)
+    monkeypatch.undo()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert unix_sockets.is_same_user(ours.fileno())
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        assert not unix_sockets.is_same_user(ours.fileno())
+
+
+async def test_what_a_dead_process_has_left_is_cleared_away(place: Place) -> None:
+    left = place.folder / name_of("elsewhere:1:2.00")
+    with socket.socket(socket.AF_UNIX) as sock, unix_sockets.reachable(left) as path:
+        sock.bind(path)
+    assert place.peers.names() == [left.name]
+    assert await place.peers.ask_all("echo", 1) == {}
+    assert not left.exists() and place.peers.names() == []
+
+
+async def test_a_stream_is_followed_to_its_end(place: Place) -> None:
+    assert [value async for value in place.peers.follow(place.name, "count", 3, False)] == [[0], [1], [2]]
+
+
+@pytest.mark.parametrize("ends", ["the reader", "the process"])
+async def test_a_stream_ends_with_either_side(place: Place, ends: str) -> None:
+    async with contextlib.aclosing(place.peers.follow(place.name, "count", 1, True)) as values:
+        assert await anext(values) == [0]
+        if ends == "the process":
+            await place.server.close()
+            assert [value async for value in values] == []
+    await place.closed.wait()
+
+
+async def test_a_long_silence_is_told(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PEER_IDLE_S", 0.01)
+    assert [value async for value in place.peers.follow(place.name, "count", 0, True)] == [[]]

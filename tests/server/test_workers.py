@@ -1,0 +1,308 @@
+"""A server of two workers: real processes on one port and one home, which a client cannot tell from one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import stat
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from crash.plans import answer
+from hermes.home import Home, is_served
+from hermes.processes import is_alive
+from hermes.server.status import read_runtime_status
+from support.gateway import SURELY_S, Gateway, until
+from support.model_server import Call, Reply
+from support.workers import Json, get, post, two_workers
+
+from .test_supervisor import Manager, manager  # noqa: F401  (a fixture)
+
+
+async def submitted(client: aiohttp.ClientSession, plan: str) -> str:
+    """The id of a run that this client's worker has."""
+    return str((await post(client, "/v1/runs", {"input": f"Turn {plan}."}, 202))["run_id"])
+
+
+async def stream(client: aiohttp.ClientSession, path: str) -> bytes:
+    """All bytes of a stream, without keepalives."""
+    async with asyncio.timeout(SURELY_S), client.get(path) as response:
+        assert response.status == 200, await response.text()
+        return (await response.read()).replace(b": keepalive\n\n", b"")
+
+
+async def has_seen(response: aiohttp.ClientResponse, event: bytes) -> None:
+    async with asyncio.timeout(SURELY_S):
+        while event not in (line := await response.content.readline()):
+            assert line, f"the stream has ended without {event!r}"
+
+
+async def has_status(client: aiohttp.ClientSession, run_id: str, *wanted: str) -> Json:
+    async with asyncio.timeout(SURELY_S):
+        while (run := await get(client, f"/v1/runs/{run_id}"))["status"] not in wanted:
+            await asyncio.sleep(0.01)
+    return run
+
+
+async def test_both_serve_and_look_like_one(home_folder: Path) -> None:
+    async with two_workers(home_folder, answer) as server:
+        await server.both()
+        state = read_runtime_status(server.home)
+        assert state is not None and state["pid"] == server.gateway.process.pid and state["gateway_state"] == "running"
+        assert len(server.pids) == 2 and server.gateway.process.pid not in server.pids
+        env = {**os.environ, "HERMES_HOME": str(home_folder)}
+        command = (sys.executable, "-m", "hermes", "gateway")
+        asked = await asyncio.create_subprocess_exec(
+            *command, "status", "--json", env=env, stdout=asyncio.subprocess.PIPE
+        )
+        told = json.loads((await asked.communicate())[0])
+        assert told["pid"] == server.gateway.process.pid and told["address"] == server.gateway.url
+        pids = server.pids
+        stopped = await asyncio.create_subprocess_exec(*command, "stop", env=env)
+        assert await stopped.wait() == 0 and await server.gateway.ended() == 0
+        assert not any(is_alive(pid, None) for pid in pids) and not is_served(server.home)
+        assert not list(server.home.run_folder.glob("peer-*")) and not server.home.door_file.exists()
+
+
+async def test_sockets_are_for_the_user_alone(home_folder: Path) -> None:
+    async with two_workers(home_folder, answer) as server:
+        sockets = list(server.home.run_folder.glob("peer-*.sock"))
+        assert len(sockets) == 2
+        assert {stat.S_IMODE(one.stat().st_mode) for one in sockets} == {0o600}
+        assert stat.S_IMODE(server.home.run_folder.stat().st_mode) == 0o700
+
+
+async def test_events_are_the_same_at_the_other_worker(home_folder: Path) -> None:
+    async with two_workers(home_folder, answer) as server:
+        pid, one = await server.client()
+        run_id = await submitted(one, "one: c/w")
+        _, reader = await server.client(pid)
+        _, other = await server.client(other_than=pid)
+        path = f"/v1/runs/{run_id}/events"
+        reading = [asyncio.ensure_future(stream(client, path)) for client in (reader, other)]
+        await has_status(one, run_id, "running")
+        await until(lambda: len(server.model.requests) == 2)
+        server.go()
+        at_owner, at_other = await asyncio.gather(*reading)
+        assert at_owner == at_other and b"run.completed" in at_owner
+        frames = at_owner.split(b"\n\n")
+        for at in (3, len(frames) // 2):
+            seq = frames[at].split(b"id: ")[1].split(b"\n")[0].decode()
+            assert await stream(other, f"{path}?starting_after={seq}") == b"\n\n".join(frames[at + 1 :])
+
+
+async def test_a_response_is_the_same_at_the_other_worker(home_folder: Path) -> None:
+    async with two_workers(home_folder, answer) as server:
+        pid, one = await server.client()
+        body = {"input": "Turn one: c/w.", "background": True}
+        response_id = (await post(one, "/v1/responses", body))["id"]
+        _, reader = await server.client(pid)
+        path = f"/v1/responses/{response_id}?stream=true"
+        reading = [asyncio.ensure_future(stream(reader, path))]
+        for after in ("", "&starting_after=0", "&starting_after=4"):
+            _, other = await server.client(other_than=pid)
+            reading.append(asyncio.ensure_future(stream(other, path + after)))
+        await until(lambda: len(server.model.requests) == 2)
+        server.go()
+        at_owner, whole, *rest = await asyncio.gather(*reading)
+        assert at_owner == whole and b"response.completed" in whole
+        frames = whole.split(b"\n\n")
+        assert rest == [b"\n\n".join(frames[1:]), b"\n\n".join(frames[5:])]
+
+
+async def test_a_run_is_controlled_through_the_other_worker(home_folder: Path) -> None:
+    async with two_workers(home_folder, answer) as server:
+        one, other = await server.both()
+        run_id = await submitted(one, "ask: a/q/w")
+        approval = (await has_status(other, run_id, "waiting_for_approval"))["pending_approvals"][0]["approval_id"]
+        told = {"choice": "once", "approval_id": approval}
+        assert (await post(other, f"/v1/runs/{run_id}/approval", told))["resolved"] == 1
+        await has_status(other, run_id, "waiting_for_input")
+        await post(other, f"/v1/runs/{run_id}/approval", told, 409)
+        await post(other, f"/v1/runs/{run_id}/clarify", {"answer": "The red one."})
+        await until(lambda: "The red one." in str(server.model.requests[-1].body))
+        await until(lambda: "call-ask-2-0" in (home_folder / "workspace" / "effects.txt").read_text())
+        await post(other, f"/v1/runs/{run_id}/steer", {"text": "Be brief."}, 202)
+        assert (await post(other, f"/v1/runs/{run_id}/stop", {}))["status"] == "stopping"
+        # What the owner has recorded when the other answers is there for everybody.
+        assert (await get(one, f"/v1/runs/{run_id}"))["status"] in ("stopping", "cancelled")
+        await has_status(other, run_id, "cancelled")
+        events = [
+            json.loads(line[6:])
+            for line in (await stream(other, f"/v1/runs/{run_id}/events")).splitlines()
+            if line.startswith(b"data: {")
+        ]
+        assert [event["event"] for event in events].count("run.cancelled") == 1
+
+
+async def test_a_response_is_cancelled_through_the_other_worker(home_folder: Path) -> None:
+    async with two_workers(home_folder, answer) as server:
+        one, other = await server.both()
+        made = await post(one, "/v1/responses", {"input": "Turn one: w.", "background": True})
+        await until((home_folder / "workspace" / "effects.txt").exists)
+        cancelled = await post(other, f"/v1/responses/{made['id']}/cancel", {})
+        assert cancelled["status"] == "cancelled"
+        assert (await get(one, f"/v1/responses/{made['id']}"))["status"] == "cancelled"
+
+
+async def test_a_run_that_keeps_nothing_is_known_at_the_other_worker(home_folder: Path) -> None:
+    async with two_workers(home_folder, answer) as server:
+        pid, one = await server.client()
+        other_pid, other = await server.client(other_than=pid)
+        body = {"messages": [{"role": "user", "content": "Turn one: w."}], "store": False, "stream": True}
+        async with one.post("/v1/chat/completions", json=body) as response:
+            run_id = response.headers["X-Hermes-Run-Id"]
+            await until((home_folder / "workspace" / "effects.txt").exists)
+            assert (await get(other, f"/v1/runs/{run_id}"))["status"] == "running"
+            _, reader = await server.client(other_pid)
+            async with reader.get(f"/v1/runs/{run_id}/events") as events:
+                await has_seen(events, b"tool.started")
+                assert (await post(other, f"/v1/runs/{run_id}/stop", {}))["status"] == "stopping"
+                await has_seen(events, b"run.cancelled")
+            await response.read()
+
+
+async def test_outputs_of_client_tools_are_taken_by_the_other_worker(home_folder: Path) -> None:
+    script = [Reply(tool_calls=[Call("weather", {"city": "Oslo"}, id="call-1")]), Reply(text="Rain.")]
+    async with two_workers(home_folder, lambda _: script.pop(0)) as server:
+        one, other = await server.both()
+        tools = [{"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}}]
+        first = await post(one, "/v1/responses", {"input": "Weather?", "tools": tools})
+        [call] = [item for item in first["output"] if item["type"] == "function_call"]
+        given = [{"type": "function_call_output", "call_id": call["call_id"], "output": "rain"}]
+        body = {"input": given, "previous_response_id": first["id"], "tools": tools}
+        assert "Rain." in json.dumps(await post(other, "/v1/responses", body))
+
+
+async def test_a_job_is_run_once(home_folder: Path) -> None:
+    async with two_workers(home_folder, answer, cron={"enabled": True}) as server:
+        one, other = await server.both()
+        at = datetime.fromtimestamp(time.time() + 1, UTC).isoformat()
+        job = (await post(one, "/api/jobs", {"name": "j", "prompt": "Turn job: c.", "schedule": at}, 201))["job"]
+        async with asyncio.timeout(SURELY_S):
+            while (await get(other, f"/api/jobs/{job['id']}"))["job"]["last_status"] != "completed":
+                await asyncio.sleep(0.05)
+        assert len((await get(other, f"/api/jobs/{job['id']}/runs"))["data"]) == 1
+        assert (home_folder / "workspace" / "effects.txt").read_text().split() == ["call-job-0-0"]
+
+
+WAYS = {
+    "a plain answer": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Turn one: w."}]}),
+    "a stream": ("/v1/responses", {"input": "Turn one: w.", "stream": True}),
+    "a run": ("/v1/runs", {"input": "Turn one: w."}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_key_is_worked_on_once_by_both_workers(home_folder: Path, way: str) -> None:
+    path, body = WAYS[way]
+    async with two_workers(home_folder, answer) as server:
+
+        async def ask(client: aiohttp.ClientSession) -> tuple[int, str, bytes]:
+            async with client.post(path, json=body, headers={"Idempotency-Key": "k"}) as response:
+                return response.status, response.headers["X-Hermes-Run-Id"], await response.read()
+
+        asked = [asyncio.ensure_future(ask(client)) for client in await server.both()]
+        effects = home_folder / "workspace" / "effects.txt"
+        await until(effects.exists)
+        server.go()
+        one, other = await asyncio.gather(*asked)
+        assert one == other
+        await has_status(await server.any(), one[1], "completed")
+        assert effects.read_text().split() == ["call-one-0-0"]
+
+
+KEY = "q7Zr-4fJ0_pW2xLs9TnB6vYc1HdK8mGa"
+
+
+async def test_rates_and_bounds_of_a_key_are_those_of_all_workers(home_folder: Path) -> None:
+    entry = {"name": "alice", "key": KEY, "scopes": ["runs"], "requests_per_minute": 6, "max_concurrent": 2}
+    async with two_workers(
+        home_folder, lambda _: Reply(text="Hi.", stall_at=1), api_server={"keys": [entry]}
+    ) as server:
+        clients = await server.both()
+        headers = {"Authorization": f"Bearer {KEY}"}
+
+        async def status(client: aiohttp.ClientSession, method: str, path: str, body: Json | None = None) -> int:
+            async with client.request(method, path, json=body, headers=headers) as response:
+                return response.status
+
+        runs = [await status(clients[at % 2], "POST", "/v1/runs", {"input": f"Hello {at}."}) for at in range(3)]
+        assert runs == [202, 202, 429]
+        lists = [await status(clients[at % 2], "GET", "/v1/runs") for at in range(4)]
+        assert lists == [200, 200, 200, 429]
+
+
+REFUSED: list[tuple[str, Json, int, str]] = [
+    ("an open server for all", {"api_server": {"host": "0.0.0.0", "workers": 2}}, 78, "api_server.key"),
+    ("a database in memory", {"storage": {"url": "sqlite://"}, "api_server": {"workers": 2}}, 78, "storage.url"),
+]
+
+
+@pytest.mark.parametrize(("_", "settings", "code", "words"), REFUSED)
+async def test_what_cannot_be_served_is_told_by_the_parent(
+    home_folder: Path, _: str, settings: Json, code: int, words: str
+) -> None:
+    gateway = Gateway(home_folder, **settings)
+    with pytest.raises(AssertionError, match=words):
+        await gateway.start()
+    assert await gateway.ended() == code
+    assert not is_served(Home(home_folder))
+
+
+async def test_a_port_that_another_server_shares_among_its_workers_is_taken(home_folder: Path, tmp_path: Path) -> None:
+    async with two_workers(home_folder, answer) as server:
+        port = int(server.gateway.url.rpartition(":")[2])
+        env = {**os.environ, "HERMES_HOME": str(tmp_path / "other")}
+        command = (sys.executable, "-m", "hermes", "gateway", "run", "--workers", "2", "--port", str(port))
+        other = await asyncio.create_subprocess_exec(*command, env=env, stderr=asyncio.subprocess.PIPE)
+        _, said = await asyncio.wait_for(other.communicate(), SURELY_S)
+        assert other.returncode == 69 and b"cannot be bound" in said
+
+
+async def test_processes_of_a_deleted_session_end_at_every_worker(home_folder: Path) -> None:
+    command = {"command": "echo $$ > pid; until [ -e go ]; do sleep 0.02; done", "background": True}
+    script = [Reply(tool_calls=[Call("terminal", command, id="call-1")]), Reply(text="Begun.")]
+    async with two_workers(home_folder, lambda _: script.pop(0)) as server:
+        one, other = await server.both()
+        await post(one, "/api/sessions", {"id": "s"}, 201)
+        await post(one, "/api/sessions/s/chat", {"message": "Begin."})
+        file = home_folder / "workspace" / "pid"
+        await until(lambda: file.exists() and file.read_text().strip())
+        async with other.delete("/api/sessions/s") as response:
+            assert response.status == 200
+        await until(lambda: not is_alive(int(file.read_text()), None))
+
+
+async def test_metrics_are_those_of_all_workers(home_folder: Path) -> None:
+    async with two_workers(home_folder, answer) as server:
+        one, other = await server.both()
+        for client in (one, other):
+            await post(client, "/v1/chat/completions", {"messages": [{"role": "user", "content": "Turn one: ."}]})
+        for client in (one, other):
+            async with client.get("/metrics") as response:
+                assert 'hermes_turns_total{kind="chat",outcome="completed"} 2.0' in await response.text()
+
+
+@pytest.mark.parametrize("manager", ["file"], indirect=True)
+async def test_the_parent_speaks_to_the_service_manager_for_all(
+    home_folder: Path,
+    manager: Manager,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", "100000")
+    async with two_workers(home_folder, answer) as server:
+        await until(lambda: manager.hears("READY=1"))
+        manager.heard.clear()
+        await until(lambda: manager.hears("WATCHDOG=1"))
+        assert await server.gateway.end(signal.SIGTERM) == 0
+        manager.hears("")
+        first = [lines[0] for lines in manager.heard]
+        assert first.count("STOPPING=1") == 1 and "READY=1" not in first
