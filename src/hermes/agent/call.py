@@ -42,6 +42,7 @@ class Attempt:
     facts: FailureFacts | None
 
 
+_LONG_CHARS = 64 * 1024
 _TOO_LONG = "The answer has more characters than it may have."
 
 
@@ -145,7 +146,7 @@ class Caller:
             silence.broken()
             last_part = loop.time()
             try:
-                for delta in assembler.feed(cut(text)):
+                for delta in assembler.feed(Text(text) if len(text) < _LONG_CHARS else cut(text)):
                     self._deliver(delta)
                 if assembler.chars > self._chars_max:
                     answer.fail(AnswerTooLong(_TOO_LONG))
