@@ -31,8 +31,9 @@ CREATED_WITH = (
     "workdir",
     "toolsets",
     "max_iterations",
+    "stateless",
 )
-_JSON, _FLAGS = ("model_config", "toolsets"), ("archived", "pinned")
+_JSON, _FLAGS = ("model_config", "toolsets"), ("archived", "pinned", "stateless")
 _KINDS = ("root", "branch", "delegate", "job")
 _TOKENS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
 _SESSION_USED = f"""UPDATE sessions SET api_call_count = api_call_count + 1, {", ".join(f"{n} = {n} + ?" for n in _TOKENS)},
@@ -98,6 +99,8 @@ def open_session(
             tx.execute("UPDATE sessions SET ended_at = NULL, end_reason = NULL WHERE id = ?", (session_id,))
         for name, value in empty.items():
             tx.execute(f"UPDATE sessions SET {name} = ? WHERE id = ?", (value, session_id))
+        if known["stateless"] and not fields.get("stateless"):
+            keep(tx, session_id)
         return False
     refuse_taken(tx, owner, title, session_id)
     given["title"] = title or free_title(tx, owner, fields.get("auto_title"))
@@ -107,6 +110,11 @@ def open_session(
     names = ", ".join(made)
     tx.execute(f"INSERT INTO sessions ({names}) VALUES ({', '.join('?' * len(made))})", list(made.values()))
     return True
+
+
+def keep(tx: Tx, session_id: str) -> None:
+    """Somebody has named the session: it is no longer one that goes by itself."""
+    tx.execute("UPDATE sessions SET stateless = 0 WHERE id = ? AND stateless", (session_id,))
 
 
 def count_usage(tx: Tx, session_id: str, usage: Mapping[str, Any], model: str, provider: str, task: str) -> None:
@@ -158,7 +166,8 @@ def refuse_taken(tx: Tx, owner: str, title: str | None, session_id: str) -> None
 def shown(found: sqlite3.Row) -> dict[str, Any]:
     shown = dict(found)
     for name in _FLAGS:
-        shown[name] = bool(shown[name])
+        if name in shown:
+            shown[name] = bool(shown[name])
     for name in _JSON:
         if name in shown:
             shown[name] = unpack(shown[name])

@@ -137,6 +137,12 @@ class ResponseStore(Part):
         return _remove(tx, response_id)
 
     @reads
+    def known(self, tx: Tx, response_ids: Collection[str]) -> set[str]:
+        """Which of these are kept."""
+        sql = "SELECT 1 FROM responses WHERE id = ?"
+        return {one for one in response_ids if tx.value(sql, (one,)) is not None}
+
+    @reads
     def unfinished(self, tx: Tx) -> list[str]:
         """Ids of records whose work has no end yet."""
         return [row[0] for row in tx.rows("SELECT id FROM responses WHERE status IN (?, ?)", _UNFINISHED)]

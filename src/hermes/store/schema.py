@@ -338,7 +338,10 @@ _PIECES = (
     "DROP TABLE run_partials_whole",
 )
 
-MIGRATIONS = (_SESSIONS, _RUNS, _WORK, _SEARCH, _GIVEN, _ONE_ROW_EACH, _PIECES)
+# Of a session from before nobody knows whether it was ever named: it stays.
+_GROWTH = ("ALTER TABLE sessions ADD COLUMN stateless INTEGER NOT NULL DEFAULT 0",)
+
+MIGRATIONS = (_SESSIONS, _RUNS, _WORK, _SEARCH, _GIVEN, _ONE_ROW_EACH, _PIECES, _GROWTH)
 # Set when something was deleted: until the index has been merged, its words can still be found in the file.
 PURGE_DUE = "purge_due"
 
