@@ -44,6 +44,7 @@ def _sweep(store: Store, settings: Settings) -> dict[str, Any]:
     done["idempotency"] = store.idempotency.sweep()
     done["responses"] = store.responses.sweep() if _has_responses(store) else 0
     done["sessions"] = _prune(store, settings) + _prune_stateless(store, settings)
+    done["prompts"] = store.sessions.remove_unused_prompts()
     done["unrecorded"] = store.sessions.remove_unrecorded_folders(time.time() - UNRECORDED_KEPT_S)
     store.sessions.set_meta("swept_at", repr(time.time()))
     log.info("swept: %s", done)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import random
 import sqlite3
@@ -174,7 +175,13 @@ def connect(where: str) -> Connection:
         cached_statements=256,
     )
     db.row_factory = sqlite3.Row
+    add_functions(db)
     return db
+
+
+def add_functions(db: sqlite3.Connection) -> None:
+    """What the steps of a schema use beside what SQLite has."""
+    db.create_function("sha256", 1, lambda text: hashlib.sha256(text.encode()).hexdigest(), deterministic=True)
 
 
 def uri(path: Path, mode: str) -> str:

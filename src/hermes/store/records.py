@@ -12,6 +12,7 @@ from hermes.store.base import LeaseLost, SessionNotFound
 from hermes.store.coding import BadSessionId, clean_or_none, numbered, pack, plain_title, unpack
 from hermes.store.connections import Tx
 from hermes.store.leases import is_current
+from hermes.store.prompts import put
 
 CREATED_WITH = (
     "model",
@@ -32,6 +33,11 @@ CREATED_WITH = (
     "toolsets",
     "max_iterations",
     "stateless",
+)
+# A session with its prompt, for `shown`.
+SESSION = (
+    "SELECT s.*, p.text AS system_prompt FROM sessions s LEFT JOIN prompts p ON p.sha256 = s.prompt_sha256 "
+    "WHERE s.id = ?"
 )
 _JSON, _FLAGS = ("model_config", "toolsets"), ("archived", "pinned", "stateless")
 _KINDS = ("root", "branch", "delegate", "job")
@@ -91,6 +97,9 @@ def open_session(
     known = tx.row("SELECT * FROM sessions WHERE id = ?", (session_id,))
     given = {name: column(name, fields[name]) for name in CREATED_WITH if fields.get(name) is not None}
     given["title"] = title
+    system_prompt = given.pop("system_prompt", None)
+    if system_prompt is not None and (known is None or known["prompt_sha256"] is None):
+        given["prompt_sha256"] = put(tx, system_prompt)
     if known is not None:
         if title is not None and known["title"] is None:
             refuse_taken(tx, known["owner"], title, session_id)
@@ -165,6 +174,7 @@ def refuse_taken(tx: Tx, owner: str, title: str | None, session_id: str) -> None
 
 def shown(found: sqlite3.Row) -> dict[str, Any]:
     shown = dict(found)
+    shown.pop("prompt_sha256", None)
     for name in _FLAGS:
         if name in shown:
             shown[name] = bool(shown[name])

@@ -339,7 +339,16 @@ _PIECES = (
 )
 
 # Of a session from before nobody knows whether it was ever named: it stays.
-_GROWTH = ("ALTER TABLE sessions ADD COLUMN stateless INTEGER NOT NULL DEFAULT 0",)
+_GROWTH = (
+    "ALTER TABLE sessions ADD COLUMN stateless INTEGER NOT NULL DEFAULT 0",
+    "CREATE TABLE prompts (sha256 TEXT PRIMARY KEY, used_at REAL NOT NULL, text TEXT NOT NULL) WITHOUT ROWID",
+    "ALTER TABLE sessions ADD COLUMN prompt_sha256 TEXT",
+    "INSERT OR IGNORE INTO prompts SELECT sha256(system_prompt), 0, system_prompt FROM sessions "
+    "WHERE system_prompt IS NOT NULL",
+    "UPDATE sessions SET prompt_sha256 = sha256(system_prompt) WHERE system_prompt IS NOT NULL",
+    "ALTER TABLE sessions DROP COLUMN system_prompt",
+    "ALTER TABLE runs ADD COLUMN instructions_sha256 TEXT",
+)
 
 MIGRATIONS = (_SESSIONS, _RUNS, _WORK, _SEARCH, _GIVEN, _ONE_ROW_EACH, _PIECES, _GROWTH)
 # Set when something was deleted: until the index has been merged, its words can still be found in the file.

@@ -25,8 +25,10 @@ from hermes.store.engine import Engine
 from hermes.store.leases import held_by
 from hermes.store.lists import INSIDE, Lists, escaped, folder_of
 from hermes.store.parts import reads, writes
+from hermes.store.prompts import Prompts, put
 from hermes.store.records import (
     CREATED_WITH,
+    SESSION,
     column,
     count_usage,
     exists,
@@ -70,7 +72,7 @@ def new_session_id() -> str:
     return f"{time.strftime('%Y%m%d_%H%M%S')}_{random_hex(6)}"
 
 
-class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):
+class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
     """The conversations of one database. Blocking, and safe from any thread."""
 
     def __init__(self, db_path: str | Path | None = None, read_only: bool = False) -> None:
@@ -132,7 +134,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):
     @reads
     def get_session(self, tx: Tx, session_id: str) -> dict[str, Any] | None:
         """The session's row."""
-        found = tx.row("SELECT * FROM sessions WHERE id = ?", (session_id,))
+        found = tx.row(SESSION, (session_id,))
         return shown(found) if found else None
 
     @reads
@@ -159,7 +161,10 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):
             raise ValueError(f"A session's {', '.join(sorted(unknown))} cannot be changed like this.")
         require(tx, session_id)
         for name, value in fields.items():
-            tx.execute(f"UPDATE sessions SET {name} = ? WHERE id = ?", (column(name, value), session_id))
+            kept = column(name, value)
+            if name == "system_prompt":
+                name, kept = "prompt_sha256", None if kept is None else put(tx, kept)
+            tx.execute(f"UPDATE sessions SET {name} = ? WHERE id = ?", (kept, session_id))
         if not set(fields) <= _CHANGED_BY_TURNS:
             keep(tx, session_id)
 
@@ -332,7 +337,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):
         **fields: Any,
     ) -> str:
         """A session of its own that begins like another, up to and with one message of it, or the last one of a run."""
-        found = tx.row("SELECT * FROM sessions WHERE id = ?", (source_id,))
+        found = tx.row(SESSION, (source_id,))
         if found is None:
             raise KeyError(f"There is no session '{source_id}'.")
         source = shown(found)
