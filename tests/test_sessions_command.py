@@ -456,6 +456,15 @@ def test_prune_removes_what_the_filters_choose(
     assert len(ids(db)) == 3 - len(gone)
 
 
+def test_prune_gives_the_space_back(home: Home, db: SessionDB) -> None:
+    for _ in range(400):
+        db.append_message("old", "tool", "x" * 4000, synthetic=True)
+    end(db, home, "old", 100)
+    before = db.engine.read(lambda tx: tx.value("PRAGMA page_count"))
+    assert run(home, "prune", "-y") == 0
+    assert db.engine.read(lambda tx: tx.value("PRAGMA page_count")) < before / 2
+
+
 def test_prune_without_a_terminal_names_the_flag(home: Home, db: SessionDB, capsys: Capture) -> None:
     end(db, home, "old", 100)
     assert run(home, "prune") == 2

@@ -65,7 +65,10 @@ def _prune_stateless(store: Store, settings: Settings) -> int:
     stored = {one for responses in found.values() for one in responses}
     stored = store.responses.known(stored) if stored and _has_responses(store) else set()
     old = [session_id for session_id, responses in found.items() if stored.isdisjoint(responses)]
-    return len(store.sessions.delete_stateless(old, before))
+    gone = store.sessions.delete_stateless(old, before)
+    if gone:
+        store.sessions.vacuum_if_worthwhile()
+    return len(gone)
 
 
 def _prune(store: Store, settings: Settings) -> int:

@@ -117,7 +117,10 @@ def stats(args: argparse.Namespace, home: Home) -> None:
 def _measured(tx: Tx) -> Json:
     page, pages, free = (int(tx.value(f"PRAGMA {name}")) for name in ("page_size", "page_count", "freelist_count"))
     counts = {name: int(tx.value(f"SELECT count(*) FROM {rows}")) for name, rows in _COUNTED.items()}  # noqa: S608
-    return {**counts, "bytes": pages * page, "parts": _part_sizes(tx, free * page)}
+    parts = _part_sizes(tx, free * page)
+    if parts:  # pages that say where others are belong to no table
+        parts["other"] += pages * page - sum(parts.values())
+    return {**counts, "bytes": pages * page, "parts": parts}
 
 
 def _part_sizes(tx: Tx, free: int) -> dict[str, int]:

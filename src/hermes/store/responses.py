@@ -18,6 +18,7 @@ from hermes.store.coding import pack
 from hermes.store.connections import Schema, Tx
 from hermes.store.engine import Engine
 from hermes.store.parts import Part, reads, reads_slowly, writes
+from hermes.store.space import give_back
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ _CONVERSATIONS = (
       PRIMARY KEY (owner, call_id)
     ) WITHOUT ROWID""",
 )
-RESPONSES = Schema((_TABLES, _CONVERSATIONS))
+RESPONSES = Schema((_TABLES, _CONVERSATIONS), upkeep=give_back)
 
 
 class ResponseStore(Part):

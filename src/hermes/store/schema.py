@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 
-from hermes.limits import SEARCHED_CHARS_MAX
-from hermes.store.connections import Schema, Tx
+from hermes.limits import MERGED_PAGES_AT_ONCE, SEARCHED_CHARS_MAX, UPKEEP_STEP_S
+from hermes.store.connections import Done, Schema, Tx
+from hermes.store.space import give_back
 
 _SESSIONS = (
     """CREATE TABLE sessions (
@@ -355,21 +357,33 @@ MIGRATIONS = (_SESSIONS, _RUNS, _WORK, _SEARCH, _GIVEN, _ONE_ROW_EACH, _PIECES, 
 PURGE_DUE = "purge_due"
 
 
-def _upkeep(tx: Tx) -> bool:
+def _upkeep(tx: Tx) -> Done:
     stage = tx.value("SELECT value FROM state_meta WHERE key = ?", (PURGE_DUE,))
-    if stage is None:
+    if stage is not None:
+        return _purge(tx, begun=stage != "1")
+    done = give_back(tx)
+    if done == "nothing":
         tx.execute("PRAGMA optimize")
-        return False
-    before = tx.changes
+    return done
+
+
+def _purge(tx: Tx, *, begun: bool) -> Done:
+    """Merge the index for a few milliseconds."""
+    until = time.monotonic() + UPKEEP_STEP_S
     # A negative number begins to merge everything into one; positive ones go on with it.
-    pages = -64 if stage == "1" else 64
-    tx.execute("INSERT INTO messages_fts(messages_fts, rank) VALUES ('merge', ?)", (pages,))
-    if tx.changes - before < 2:
-        tx.execute("DELETE FROM state_meta WHERE key = ?", (PURGE_DUE,))
-        tx.after(tx.empty_log)
-    elif stage == "1":
+    pages = MERGED_PAGES_AT_ONCE if begun else -MERGED_PAGES_AT_ONCE
+    while True:
+        before = tx.changes
+        tx.execute("INSERT INTO messages_fts(messages_fts, rank) VALUES ('merge', ?)", (pages,))
+        if tx.changes - before < 2:
+            tx.execute("DELETE FROM state_meta WHERE key = ?", (PURGE_DUE,))
+            return "all"
+        if time.monotonic() > until:
+            break
+        pages = MERGED_PAGES_AT_ONCE
+    if not begun:
         tx.execute("UPDATE state_meta SET value = '2' WHERE key = ?", (PURGE_DUE,))
-    return True
+    return "more"
 
 
 def _probe(tx: Tx) -> bool:

@@ -18,6 +18,7 @@ from hermes.store.connections import TimeUp, Tx
 from hermes.store.engine import Engine
 from hermes.store.parts import Part
 from hermes.store.schema import STATE
+from hermes.store.space import give_back, gives_back, vacuum
 
 Progress = Callable[[str], None]
 _VACUUM_SHARE = 0.25
@@ -72,15 +73,21 @@ class Upkeep(Part):
         return {"bytes_before": before, "bytes_after": self._size()}
 
     def vacuum_if_worthwhile(self) -> bool:
-        """Give free pages back when they are more than a quarter of the file."""
-        free, pages = (
-            self._engine.read(lambda tx, name=name: tx.value(f"PRAGMA {name}"))  # type: ignore[misc]
-            for name in ("freelist_count", "page_count")
-        )
-        if free <= pages * _VACUUM_SHARE:
+        """Write a file anew that does not give its free pages back by itself, when they are more than a quarter of it."""
+
+        def is_worthwhile(tx: Tx) -> bool:
+            free, pages = tx.value("PRAGMA freelist_count"), tx.value("PRAGMA page_count")
+            return not gives_back(tx) and bool(free > pages * _VACUUM_SHARE)
+
+        if not self._engine.read(is_worthwhile):
             return False
         self._engine.alone(_vacuum)
         return True
+
+    def give_back_space(self) -> None:
+        """Give free pages back now instead of in idle moments, in steps between which others write."""
+        while self._engine.write(give_back) == "more":
+            pass
 
     def _size(self) -> int:
         def pages(tx: Tx) -> int:
@@ -90,7 +97,7 @@ class Upkeep(Part):
 
 
 def _vacuum(db: sqlite3.Connection) -> None:
-    db.execute("VACUUM")
+    vacuum(db)
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
