@@ -184,7 +184,10 @@ def repair(args: argparse.Namespace, home: Home) -> int:
     left = _faults(home, deep=False)[0] if report["repaired"] else faults
     lines = [f"It could not be repaired: {report['error']}"]
     if report["repaired"]:
-        lines = [f"{_WAYS[report['strategy']]} It holds {counted(report['rows'], 'message')}."]
+        held = f"{counted(report['rows'], 'message')} in {counted(report['sessions'], 'session')}"
+        lines = [f"{_WAYS[report['strategy']]} It holds {held}."]
+    if report["damaged"]:
+        lines.append(f"Rows of these tables could not be read: {', '.join(report['damaged'])}.")
     if report["backup_path"]:
         lines.append(f"A copy of the database as it was: {report['backup_path']}")
     tell(args, document | {"repair": report, "left": left}, *lines)
