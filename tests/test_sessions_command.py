@@ -456,6 +456,15 @@ def test_prune_removes_what_the_filters_choose(
     assert len(ids(db)) == 3 - len(gone)
 
 
+def test_prune_gives_the_space_back(home: Home, db: SessionDB) -> None:
+    for _ in range(400):
+        db.append_message("old", "tool", "x" * 4000, synthetic=True)
+    end(db, home, "old", 100)
+    before = db.engine.read(lambda tx: tx.value("PRAGMA page_count"))
+    assert run(home, "prune", "-y") == 0
+    assert db.engine.read(lambda tx: tx.value("PRAGMA page_count")) < before / 2
+
+
 def test_prune_without_a_terminal_names_the_flag(home: Home, db: SessionDB, capsys: Capture) -> None:
     end(db, home, "old", 100)
     assert run(home, "prune") == 2
@@ -785,9 +794,10 @@ def test_repair_saves_what_can_be_read_and_reports(home: Home, capsys: Capture) 
 def test_repair_in_words(home: Home, capsys: Capture) -> None:
     spoil(home)
     assert run(home, "repair") == 0
-    first, second = lines(capsys)
-    assert first.startswith("What could be read is in a new file. It holds ")
-    assert second.startswith("A copy of the database as it was: ")
+    first, *missing, last = lines(capsys)
+    assert first.startswith("What could be read is in a new file. It holds ") and first.endswith("sessions.")
+    assert [line.partition(":")[0] for line in missing] == ["Rows of these tables could not be read"]
+    assert last.startswith("A copy of the database as it was: ")
 
 
 def test_repair_of_what_is_no_database_fails(home: Home, capsys: Capture) -> None:

@@ -291,7 +291,8 @@ class Survey:
         known: Tree | Key | None = {} if _leads_to_spelling(written) else at(path)
         name = ".".join(written)
         if isinstance(known, Key):
-            # An empty value is a setting that was left open.
+            # An empty value is a setting that was left open, unless null means something to it.
+            value = known.null if value is None else value
             if value is not None:
                 self.found.append(Entry(known, path, written, value, line))
         elif known is None:

@@ -25,7 +25,8 @@ class Key:
     """One setting. `*` in its name stands for any one name.
 
     `choices` are the words of an enum, or words that a number may be instead. `follows` names the setting whose value
-    is the default. `<home>` in a default stands for the home folder.
+    is the default. `<home>` in a default stands for the home folder. `null` is what a null in the file stands for; None:
+    for the default.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Key:
     env: str = ""
     secret: bool = False
     follows: str = ""
+    null: Any = None
 
     @property
     def path(self) -> KeyPath:
@@ -190,6 +192,7 @@ _TOOLS = (
 _STATE = (
     _flag("sessions.auto_prune", False),
     _number("sessions.retention_days", 90),
+    _number("sessions.api_retention_days", 7, null=0),
     _number("sessions.min_interval_hours", 24),
     _whole("sessions.turn_queue", 16, 0, 10_000),
     _number("runs.resume_within_seconds", 3600),

@@ -43,12 +43,33 @@ def _sweep(store: Store, settings: Settings) -> dict[str, Any]:
     done: dict[str, Any] = store.runs.sweep(days, _LOG_HOURS, get("api_server.runs.max_stored"))
     done["idempotency"] = store.idempotency.sweep()
     done["leases"] = store.leases.release_gone()
-    done["responses"] = store.responses.sweep() if store.responses_file and store.responses_file.exists() else 0
-    done["sessions"] = _prune(store, settings)
+    done["responses"] = store.responses.sweep() if _has_responses(store) else 0
+    done["sessions"] = _prune(store, settings) + _prune_stateless(store, settings)
+    done["prompts"] = store.sessions.remove_unused_prompts()
     done["unrecorded"] = store.sessions.remove_unrecorded_folders(time.time() - UNRECORDED_KEPT_S)
     store.sessions.set_meta("swept_at", repr(time.time()))
     log.info("swept: %s", done)
     return done
+
+
+def _has_responses(store: Store) -> bool:
+    return store.responses_file is not None and store.responses_file.exists()
+
+
+def _prune_stateless(store: Store, settings: Settings) -> int:
+    """Sessions of API calls that named none. One that holds a stored response stays as long as that."""
+    days = settings.get("sessions.api_retention_days")
+    if not days:
+        return 0
+    before = time.time() - days * 86_400
+    found = store.sessions.stateless_sessions(before)
+    stored = {one for responses in found.values() for one in responses}
+    stored = store.responses.known(stored) if stored and _has_responses(store) else set()
+    old = [session_id for session_id, responses in found.items() if stored.isdisjoint(responses)]
+    gone = store.sessions.delete_stateless(old, before)
+    if gone:
+        store.sessions.vacuum_if_worthwhile()
+    return len(gone)
 
 
 def _prune(store: Store, settings: Settings) -> int:

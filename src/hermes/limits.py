@@ -142,6 +142,17 @@ READER_CACHE_KB = 1_000
 UPKEEP_IDLE_S = 2.0
 UPKEEP_BATCHES = 500
 UPKEEP_STEP_S_MAX = 0.05
+# Work that is done in many steps: how long each goes on, the pause between two, and after how many of them the log of
+# changes is folded into the file.
+UPKEEP_STEP_S = 0.003
+UPKEEP_PAUSE_S = 0.02
+UPKEEP_STEPS_LOGGED = 32
+MERGED_PAGES_AT_ONCE = 4
+FREE_PAGES_KEPT_MIN = 64
+# A file of before that is no larger is written anew when it is opened, so that it gives space back from then on.
+VACUUM_AT_OPENING_BYTES_MAX = 16 * 1024 * 1024
+LOG_EMPTIED_TRIES = 20
+LOG_EMPTIED_WAIT_S = 0.5
 SESSION_ID_CHARS_MAX = 256
 SESSION_TITLE_CHARS_MAX = 100
 END_REASON_CHARS_MAX = 200
@@ -179,6 +190,7 @@ UNRECORDED_KEPT_S = 86_400.0
 IDEMPOTENCY_RECORDS_MAX = 100_000
 IDEMPOTENCY_KEY_CHARS_MAX = 255
 SWEEP_BATCH_ROWS = 500
+PROMPT_USE_NOTED_S = 3600.0
 QUICK_CHECK_S_MAX = 5.0
 RESUME_SEQ_STEP = 4096
 RESUME_SCAN_S = 30.0

@@ -6,6 +6,7 @@ import os
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -105,3 +106,115 @@ def test_folders_of_turns_that_are_not_stored_go_after_a_day(tmp_path: Path) -> 
         done = sweep_if_due(store, given)
         assert done is not None and done["unrecorded"] == 3
         assert {folder: folder.exists() for folder in folders} == folders
+
+
+# ---- sessions of calls that named none
+
+
+def stateless(store: Store, session_id: str, ago_s: float = 8 * DAY, **fields: object) -> None:
+    store.sessions.create_session(session_id, "api_server", stateless=True, **fields)
+    store.sessions.append_message(session_id, "user", f"about {session_id} zebra")
+    store.sessions.engine.write(
+        lambda tx: tx.execute("UPDATE sessions SET last_active = ? WHERE id = ?", (time.time() - ago_s, session_id))
+    )
+
+
+def run_in(store: Store, session_id: str, *, ends: bool = True, **fields: object) -> str:
+    spec = RunSpec("hi", session_id, kind="chat", **fields)  # type: ignore[arg-type]
+    store.runs.create(spec)
+    events = [Event(spec.run_id, "run.started", 0, {"model": "m", "provider": "p"}, 1, time.time())]
+    if ends:
+        events.append(Event(spec.run_id, "run.completed", 0, {}, 2, time.time()))
+    store.runs.append(spec.run_id, None, events)
+    return spec.run_id
+
+
+def named_by_turn(store: Store) -> None:
+    session = {"id": "s", "source": "api_server", "owner": "default", "stateless": False}
+    spec = RunSpec("again", "s", kind="session")
+    store.runs.create(spec)
+    event = Event(spec.run_id, "run.started", 0, {"model": "m", "provider": "p"}, 1, time.time())
+    store.runs.append(spec.run_id, None, [event], session=session)
+    store.runs.append(spec.run_id, None, [Event(spec.run_id, "run.completed", 0, {}, 2, time.time())])
+    store.sessions.engine.write(lambda tx: tx.execute("UPDATE sessions SET last_active = 1"))
+
+
+@pytest.mark.parametrize(
+    ("before", "stays"),
+    [
+        (lambda store: None, False),
+        (lambda store: store.sessions.set_auto_title_if_empty("s", "Ours"), False),
+        (lambda store: store.sessions.update_session("s", system_prompt="p", prompt_digest="d"), False),
+        (lambda store: store.sessions.end_session("s", "done"), False),
+        (lambda store: run_in(store, "s"), False),
+        (lambda store: store.sessions.set_session_title("s", "Mine"), True),
+        (lambda store: store.sessions.update_session("s", pinned=True), True),
+        (lambda store: store.sessions.update_session("s", model="m"), True),
+        (named_by_turn, True),
+        (lambda store: run_in(store, "s", ends=False), True),
+        (lambda store: store.leases.acquire("session:s", "another process", 60), True),
+    ],
+    ids=[
+        *("left alone", "titled by itself", "prompt by a turn", "ended", "had a run", "titled", "pinned", "changed"),
+        *("continued by name", "run without an end", "held"),
+    ],
+)
+def test_a_session_that_nobody_named_goes_after_a_week(store: Store, tmp_path: Path, before: Any, stays: bool) -> None:
+    stateless(store, "s")
+    before(store)
+    done = sweep_if_due(store, settings(tmp_path))
+    assert (store.sessions.get_session("s") is not None) is stays
+    assert done is not None and done["sessions"] == (0 if stays else 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "ago_days", "stays"),
+    [({}, 6.9, True), ({}, 7.1, False), (2, 2.1, False), (2, 1.9, True), (0, 9000, True), (None, 9000, True)],
+)
+def test_the_setting_says_when_they_go(
+    store: Store, tmp_path: Path, given: object, ago_days: float, stays: bool
+) -> None:
+    stateless(store, "s", ago_days * DAY)
+    sweep_if_due(store, settings(tmp_path, sessions={} if given == {} else {"api_retention_days": given}))
+    assert (store.sessions.get_session("s") is not None) is stays
+
+
+def test_all_that_belongs_to_it_goes_with_it_and_forks_stay(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    given = settings(home)
+    with closing(open_store(f"sqlite:///{home / 'state.db'}")) as store:
+        stateless(store, "s")
+        store.sessions.create_session("child", "subagent", parent_session_id="s", kind="delegate")
+        run_id = run_in(store, "s")
+        store.sessions.add_file("s", "a.txt", bytes=1, mime="text/plain", direction="received", path="/x")
+        fork = store.sessions.fork_session("s")
+        folders = [home / "uploads/s", home / "sandbox/s", home / "cache/tool_results" / run_id]
+        for folder in folders:
+            folder.mkdir(parents=True)
+        store.sessions.engine.write(lambda tx: tx.execute("UPDATE sessions SET last_active = 1"))
+        sweep_if_due(store, given)
+        assert [row["id"] for row in store.sessions.list_sessions(include_children=True)] == [fork]
+        assert [hit["session_id"] for hit in store.sessions.search_messages("zebra")] == [fork]
+        assert store.runs.get(run_id) is None and not any(folder.exists() for folder in folders)
+        left = {
+            table: store.engine.read(lambda tx, table=table: tx.value(f"SELECT count(*) FROM {table}"))
+            for table in ("run_events", "session_files", "messages")
+        }
+        assert left == {"run_events": 0, "session_files": 0, "messages": 1}
+
+
+def test_a_session_stays_as_long_as_a_response_stored_from_it(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    given = settings(home)
+    with closing(open_store(f"sqlite:///{home / 'state.db'}")) as store:
+        for name in ("kept", "gone"):
+            stateless(store, name)
+            run_in(store, name, response_id=f"resp_{name}")
+            store.responses.put(f"resp_{name}", {"response": {"status": "completed"}})
+        store.sessions.engine.write(lambda tx: tx.execute("UPDATE sessions SET last_active = 1"))
+        store.responses.delete("resp_gone")
+        sweep_if_due(store, given)
+        assert [row["id"] for row in store.sessions.list_sessions()] == ["kept"]
+        store.responses.delete("resp_kept")
+        sweep_if_due(store, given, every_s=0.0)
+        assert store.sessions.list_sessions() == []

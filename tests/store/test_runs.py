@@ -128,6 +128,7 @@ SAMPLES: dict[str, Any] = {
     "max_tool_calls": 0,
     "on_detach": "cancel",
     "persist": False,
+    "stateless": True,
     "compress": False,
     "compact": "the plan",
     "count_only": True,

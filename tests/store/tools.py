@@ -19,6 +19,7 @@ from typing import Any
 from hermes.runs.events import Cuts, Event
 from hermes.runs.spec import RunSpec
 from hermes.store.base import Partial, Row
+from hermes.store.connections import add_functions
 from hermes.store.schema import MIGRATIONS
 
 Json = dict[str, Any]
@@ -53,6 +54,7 @@ def side(path: Path, suffix: str) -> Path:
 def raw(path: Path) -> Iterator[sqlite3.Connection]:
     """A connection of one's own, past the store; what is done in it is committed."""
     with contextlib.closing(sqlite3.connect(path, timeout=PATIENCE_S)) as connection, connection:
+        add_functions(connection)
         yield connection
 
 

@@ -270,6 +270,7 @@ async def set_system_prompt(turn: Turn, session: Mapping[str, Any] | None, *, an
         "session_key": spec.session_key,
         "parent_session_id": spec.parent_session_id,
         "base_id": spec.base_id,
+        "stateless": spec.stateless,
         "cwd": spec.workdir or (os.getcwd() if spec.source == "cli" else None),
         "system_prompt": turn.system,
         "prompt_digest": digest,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _NEAR_MAX, _CANDIDATES_MAX, _FAULTS_MAX = 500, 20, 20
 # What the tables of the database are for; the others are small.
 _PARTS = {
-    "rows": ("sessions", "messages", "session_model_usage", "session_files", "pending_calls"),
+    "rows": ("sessions", "messages", "prompts", "session_model_usage", "session_files", "pending_calls"),
     "blobs": ("blobs", "message_blobs"),
     "logs": ("runs", "run_events", "run_partials", "run_controls"),
 }
@@ -117,7 +117,10 @@ def stats(args: argparse.Namespace, home: Home) -> None:
 def _measured(tx: Tx) -> Json:
     page, pages, free = (int(tx.value(f"PRAGMA {name}")) for name in ("page_size", "page_count", "freelist_count"))
     counts = {name: int(tx.value(f"SELECT count(*) FROM {rows}")) for name, rows in _COUNTED.items()}  # noqa: S608
-    return {**counts, "bytes": pages * page, "parts": _part_sizes(tx, free * page)}
+    parts = _part_sizes(tx, free * page)
+    if parts:  # pages that say where others are belong to no table
+        parts["other"] += pages * page - sum(parts.values())
+    return {**counts, "bytes": pages * page, "parts": parts}
 
 
 def _part_sizes(tx: Tx, free: int) -> dict[str, int]:
@@ -181,7 +184,10 @@ def repair(args: argparse.Namespace, home: Home) -> int:
     left = _faults(home, deep=False)[0] if report["repaired"] else faults
     lines = [f"It could not be repaired: {report['error']}"]
     if report["repaired"]:
-        lines = [f"{_WAYS[report['strategy']]} It holds {counted(report['rows'], 'message')}."]
+        held = f"{counted(report['rows'], 'message')} in {counted(report['sessions'], 'session')}"
+        lines = [f"{_WAYS[report['strategy']]} It holds {held}."]
+    if report["damaged"]:
+        lines.append(f"Rows of these tables could not be read: {', '.join(report['damaged'])}.")
     if report["backup_path"]:
         lines.append(f"A copy of the database as it was: {report['backup_path']}")
     tell(args, document | {"repair": report, "left": left}, *lines)

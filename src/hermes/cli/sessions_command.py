@@ -143,6 +143,7 @@ def _prune(args: Args, home: Home) -> int:
         return 1
     with opened(home, "change") as db:
         gone = _pruned(db, args, before, dry_run=False)
+        db.give_back_space()
     tell(args, {"dry_run": False, "sessions": gone}, f"{counted(len(gone), 'session')} deleted.")
     if stayed := len(set(ids) - set(gone)):
         note(f"{counted(stayed, 'session')} stayed: turns of them or near them are running.")

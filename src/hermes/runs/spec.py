@@ -51,7 +51,8 @@ class RunSpec(msgspec.Struct, frozen=True):
 
     With `verbatim` the model is given `history` whatever the session holds. With `continues` nothing new is said: the
     model goes on with the last message, which is its own. With `toolsets_by_default` nobody has asked for these toolsets:
-    those that the session keeps come first.
+    those that the session keeps come first. With `stateless` nobody has named the session, which goes after some days
+    unless somebody does.
 
     `tool_policy` (toolsets) and `allowed_models` (names) are ceilings: whatever else the spec asks for stays within
     them, after a restart too. None is no ceiling.
@@ -89,6 +90,7 @@ class RunSpec(msgspec.Struct, frozen=True):
     max_tool_calls: int | None = None
     on_detach: OnDetach = "continue"
     persist: bool = True
+    stateless: bool = False
     compress: bool = True
     compact: str | None = None
     count_only: bool = False

@@ -194,6 +194,7 @@ def _turn(adapter: APIServerAdapter, request: web.Request, body: Body[ChatReques
         allowed_tools=tools.allowed,
         results=said.results,
         persist=persist,
+        stateless=wished.session_id is None,
         continues=said.continues,
         verbatim=wished.session_id is None,
         **wished.fields(adapter, announces=announces),

@@ -101,7 +101,9 @@ class Work:
         if (chain.get("response") or {}).get("status") in ("queued", "in_progress"):
             chain = await self._ended(chain, busy)
         try:
-            made = await turn.adapter.database().fork_session(turn.session_id, after_run=chain["run_id"])
+            made = await turn.adapter.database().fork_session(
+                turn.session_id, after_run=chain["run_id"], stateless=turn.spec.stateless
+            )
             turn.spec = turn.spec.replace(session_id=made)
         except KeyError:  # its messages were compacted since; the response has kept them
             made, history = new_session_id(), list(chain.get("conversation_history") or ())
@@ -182,6 +184,7 @@ async def prepare(
         results=results,
         max_tool_calls=asked.max_tool_calls,
         persist=asked.store or bool(wished.session_id),
+        stateless=not wished.session_id,
         compress=asked.truncation != "disabled",
         response_id=response_id,
         **fields,

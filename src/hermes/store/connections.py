@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 import os
 import random
@@ -14,13 +15,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from hermes.limits import BUSY_S_MAX, BUSY_TIMEOUT_S, PROGRESS_STEPS
 from hermes.store.base import StoreError
 from hermes.text import whole_text
 
 R = TypeVar("R")
+# What upkeep has done: nothing that was due, a part of it, or all that was left.
+Done = Literal["nothing", "more", "all"]
 Params = Sequence[Any]
 # For a value whose type it does not know sqlite3 looks for two methods that nothing has, and it does not know None.
 sqlite3.register_adapter(type(None), {}.get)  # type: ignore[arg-type]
@@ -29,12 +32,12 @@ sqlite3.register_adapter(type(None), {}.get)  # type: ignore[arg-type]
 @dataclass(frozen=True)
 class Schema:
     """The tables of one kind of file. `migrations[i]` brings version i to i + 1; `index` is a table that can be made
-    anew from the others, `probe` a quick look at whether it is sound; `upkeep` does a little work in an idle moment and says whether there is more."""
+    anew from the others, `probe` a quick look at whether it is sound; `upkeep` does a little work in an idle moment and says how far it has come."""
 
     migrations: Sequence[Sequence[str]]
     index: str = ""
     probe: Callable[[Tx], bool] | None = None
-    upkeep: Callable[[Tx], bool] | None = None
+    upkeep: Callable[[Tx], Done] | None = None
 
     @property
     def version(self) -> int:
@@ -89,10 +92,6 @@ class Tx:
     def after(self, act: Callable[[], None]) -> None:
         """Have something done once the transaction counts; not at all if it is undone."""
         self.later.append(act)
-
-    def empty_log(self) -> None:
-        """After the transaction: what was deleted leaves the log of changes too."""
-        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def nested(self, work: Callable[[Tx], R]) -> R:
         """A part of a transaction that is undone alone when it fails."""
@@ -185,7 +184,13 @@ def connect(where: str) -> Connection:
         cached_statements=256,
     )
     db.row_factory = sqlite3.Row
+    add_functions(db)
     return db
+
+
+def add_functions(db: sqlite3.Connection) -> None:
+    """What the steps of a schema use beside what SQLite has."""
+    db.create_function("sha256", 1, lambda text: hashlib.sha256(text.encode()).hexdigest(), deterministic=True)
 
 
 def uri(path: Path, mode: str) -> str:

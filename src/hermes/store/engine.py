@@ -18,18 +18,23 @@ from weakref import WeakSet
 from hermes.limits import (
     BATCH_JOBS_MAX,
     CLOSE_S_MAX,
+    LOG_EMPTIED_TRIES,
+    LOG_EMPTIED_WAIT_S,
     SLOW_READ_S_MAX,
     SLOW_READERS_MAX,
     SLOW_READERS_NICENESS,
     UPKEEP_BATCHES,
     UPKEEP_IDLE_S,
+    UPKEEP_PAUSE_S,
     UPKEEP_STEP_S_MAX,
+    UPKEEP_STEPS_LOGGED,
     WAL_ROWS,
 )
 from hermes.store import opening
 from hermes.store.base import StoreError, StoreReadOnly, StoreTimeout
 from hermes.store.connections import (
     Connection,
+    Done,
     Schema,
     TimeUp,
     Tx,
@@ -108,11 +113,14 @@ class Engine:
         # The database and its log of changes, as they were when they were opened.
         self._files: dict[Path, tuple[int, int]] = {}
         self._closed = self._forked = False
+        self._closing = threading.Event()
         self._here = threading.local()
         self._readers = Readers(max(1, read_threads), self._reader, self._check_usable)
         self._slow_readers = Readers(SLOW_READERS_MAX, self._reader, self._check_usable, niceness=SLOW_READERS_NICENESS)
         self._callers = Threads(max(1, read_threads))
-        self._upkeep_due = False
+        self._upkeep_due = self._upkeep_goes_on = False
+        self._upkeep_steps = 0
+        self._log_is_to_be_emptied = False
         self._users = 0
         _all.add(self)
 
@@ -296,8 +304,9 @@ class Engine:
     def _serve(self) -> None:
         going, since_upkeep = True, 0
         while going:
+            pause = UPKEEP_PAUSE_S if self._upkeep_goes_on else UPKEEP_IDLE_S
             try:
-                job = self._queue.get(timeout=UPKEEP_IDLE_S if self._upkeep_due else None)
+                job = self._queue.get(timeout=pause if self._upkeep_due else None)
             except queue.Empty:
                 self._upkeep()
                 continue
@@ -318,6 +327,7 @@ class Engine:
                 going = False
             together = [one for one in batch if not one.bare]
             if together:
+                self._upkeep_goes_on = False  # the moment is not idle any more
                 self._carry_out(together)
                 self._tell(together)
                 self._fold_if_due()
@@ -334,22 +344,34 @@ class Engine:
 
     def _fold_if_due(self) -> None:
         """Have somebody else fold the log of changes into the file: that waits for the disk, and no turn should."""
-        if self._db is None or self._db.total_changes - self._folded_at < WAL_ROWS or self.path is None:
-            return
+        if self._db is not None and self._db.total_changes - self._folded_at >= WAL_ROWS:
+            self._start_folding()
+
+    def _start_folding(self) -> None:
         with self._lock:
-            if self._closed or (self._folding is not None and self._folding.is_alive()):
+            if self._db is None or self._closed or (self._folding is not None and self._folding.is_alive()):
                 return
             self._folded_at = self._db.total_changes
-            folding = threading.Thread(target=self._fold, args=(self.path,), name="hermes-fold", daemon=True)
+            empty, self._log_is_to_be_emptied = self._log_is_to_be_emptied, False
+            folding = threading.Thread(target=self._fold, args=(empty,), name="hermes-fold", daemon=True)
             folding.start()
             self._folding = folding
 
-    def _fold(self, path: Path) -> None:
-        with suppress(sqlite3.Error, OSError, StoreError):  # then whoever writes does it
-            self._check_files()
-            opening.fold(path)
-        # What has come meanwhile is little. With that the log can begin anew.
-        self._queue.put(_Job(lambda db: db.execute("PRAGMA wal_checkpoint(PASSIVE)").close(), bare=True))
+    def _fold(self, empty: bool) -> None:
+        assert self.path is not None
+        for _ in range(LOG_EMPTIED_TRIES if empty else 1):
+            with suppress(sqlite3.Error, OSError, StoreError):  # then whoever writes does it
+                self._check_files()
+                opening.fold(self.path)
+            # What has come meanwhile is little. With that the log can begin anew.
+            job = _Job(opening.empty_log if empty else opening.fold_rest, bare=True)
+            job.done = threading.Event()
+            self._queue.put(job)
+            if not empty:
+                return
+            job.done.wait(LOG_EMPTIED_WAIT_S)
+            if job.result or self._closing.wait(LOG_EMPTIED_WAIT_S):
+                return
 
     def _fail_left(self) -> None:
         """Whatever came after the end is told so."""
@@ -470,18 +492,25 @@ class Engine:
         if upkeep is None or self._db is None:
             return
 
-        def bounded(tx: Tx) -> bool:
+        def bounded(tx: Tx) -> Done:
             try:
                 with tx.within(UPKEEP_STEP_S_MAX):
                     return upkeep(tx)
             except TimeUp:
-                return False
+                return "nothing"
 
         job = _Job(bounded)
         self._carry_out([job])
         if job.error is not None:
             log.warning("upkeep of %s: %s", self.path, job.error)
-        self._upkeep_due = job.result is True
+        self._upkeep_goes_on = job.result in ("more", "all")
+        self._upkeep_steps += self._upkeep_goes_on
+        # What was given up leaves the file with the next fold, and the log of changes when it is emptied.
+        if job.result == "all":
+            self._log_is_to_be_emptied = True
+        if self._log_is_to_be_emptied or (self._upkeep_goes_on and self._upkeep_steps % UPKEEP_STEPS_LOGGED == 0):
+            self._start_folding()
+        self._upkeep_due = self._upkeep_goes_on or self._log_is_to_be_emptied
 
     # --- opening ------------------------------------------------------------------------------------------------
 
@@ -574,6 +603,7 @@ class Engine:
         with self._lock:
             self._closed = True
             writer = self._writer
+        self._closing.set()
         # The writer is the last to close: it folds what is left of the log of changes into the file.
         if self._folding is not None:
             self._folding.join()

@@ -10,8 +10,14 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from hermes.home import make_private_folder, private_opener
-from hermes.limits import READER_CACHE_KB, WAL_KEPT_BYTES_MAX, WAL_PAGES_MAX
-from hermes.store import connections
+from hermes.limits import (
+    BUSY_TIMEOUT_S,
+    READER_CACHE_KB,
+    VACUUM_AT_OPENING_BYTES_MAX,
+    WAL_KEPT_BYTES_MAX,
+    WAL_PAGES_MAX,
+)
+from hermes.store import connections, space
 from hermes.store.base import StoreError, StoreReadOnly, StoreTooNew
 from hermes.store.connections import Connection, Schema, connect, in_one, patiently, require_fts5, stamp_of, uri
 from hermes.store.faults import full
@@ -56,6 +62,20 @@ def fold(path: Path) -> None:
         db.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
 
+def fold_rest(db: sqlite3.Connection) -> None:
+    """The same with the connection that writes."""
+    db.execute("PRAGMA wal_checkpoint(PASSIVE)").close()
+
+
+def empty_log(db: sqlite3.Connection) -> bool:
+    """Cut the log of changes off when all of it is in the file. False: somebody still reads from it, and is not waited for."""
+    db.execute("PRAGMA busy_timeout=0")
+    try:
+        return bool(db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0)
+    finally:
+        db.execute(f"PRAGMA busy_timeout={int(BUSY_TIMEOUT_S * 1000)}")
+
+
 def connect_reader(path: Path, schema: Schema, *, alone: bool) -> Connection:
     """A connection that changes nothing. `alone`: there is no writer in this process that has looked at the file."""
     require_fts5()
@@ -79,11 +99,16 @@ def make_ready(db: sqlite3.Connection, path: Path | None, schema: Schema, notice
     """Bring the file up to date. One of a newer Hermes, or of another program, is not touched."""
     _check_version(db, path, schema)
     if path is not None:
+        if not path.stat().st_size:
+            space.prepare(db)
         _set_journal(db, path, notice)
     for pragma in _PRAGMAS:
         db.execute(f"PRAGMA {pragma}")
     while (version := db.execute("PRAGMA user_version").fetchone()[0]) < schema.version:
         _migrate(db, schema, version)
+    if path is not None and not space.gives_back(db) and path.stat().st_size <= VACUUM_AT_OPENING_BYTES_MAX:
+        with suppress(sqlite3.OperationalError):  # another process writes, or there is no room: then another time
+            space.vacuum(db)
 
 
 def try_write(db: sqlite3.Connection, path: Path | None, schema: Schema) -> None:

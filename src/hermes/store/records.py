@@ -12,6 +12,7 @@ from hermes.store.base import LeaseLost, SessionNotFound
 from hermes.store.coding import BadSessionId, clean_or_none, numbered, pack, plain_title, unpack
 from hermes.store.connections import Tx
 from hermes.store.leases import is_current
+from hermes.store.prompts import put
 
 CREATED_WITH = (
     "model",
@@ -31,8 +32,14 @@ CREATED_WITH = (
     "workdir",
     "toolsets",
     "max_iterations",
+    "stateless",
 )
-_JSON, _FLAGS = ("model_config", "toolsets"), ("archived", "pinned")
+# A session with its prompt, for `shown`.
+SESSION = (
+    "SELECT s.*, p.text AS system_prompt FROM sessions s LEFT JOIN prompts p ON p.sha256 = s.prompt_sha256 "
+    "WHERE s.id = ?"
+)
+_JSON, _FLAGS = ("model_config", "toolsets"), ("archived", "pinned", "stateless")
 _KINDS = ("root", "branch", "delegate", "job")
 _TOKENS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
 _SESSION_USED = f"""UPDATE sessions SET api_call_count = api_call_count + 1, {", ".join(f"{n} = {n} + ?" for n in _TOKENS)},
@@ -90,6 +97,9 @@ def open_session(
     known = tx.row("SELECT * FROM sessions WHERE id = ?", (session_id,))
     given = {name: column(name, fields[name]) for name in CREATED_WITH if fields.get(name) is not None}
     given["title"] = title
+    system_prompt = given.pop("system_prompt", None)
+    if system_prompt is not None and (known is None or known["prompt_sha256"] is None):
+        given["prompt_sha256"] = put(tx, system_prompt)
     if known is not None:
         if title is not None and known["title"] is None:
             refuse_taken(tx, known["owner"], title, session_id)
@@ -98,6 +108,8 @@ def open_session(
             tx.execute("UPDATE sessions SET ended_at = NULL, end_reason = NULL WHERE id = ?", (session_id,))
         for name, value in empty.items():
             tx.execute(f"UPDATE sessions SET {name} = ? WHERE id = ?", (value, session_id))
+        if known["stateless"] and not fields.get("stateless"):
+            keep(tx, session_id)
         return False
     refuse_taken(tx, owner, title, session_id)
     given["title"] = title or free_title(tx, owner, fields.get("auto_title"))
@@ -107,6 +119,11 @@ def open_session(
     names = ", ".join(made)
     tx.execute(f"INSERT INTO sessions ({names}) VALUES ({', '.join('?' * len(made))})", list(made.values()))
     return True
+
+
+def keep(tx: Tx, session_id: str) -> None:
+    """Somebody has named the session: it is no longer one that goes by itself."""
+    tx.execute("UPDATE sessions SET stateless = 0 WHERE id = ? AND stateless", (session_id,))
 
 
 def count_usage(tx: Tx, session_id: str, usage: Mapping[str, Any], model: str, provider: str, task: str) -> None:
@@ -157,8 +174,10 @@ def refuse_taken(tx: Tx, owner: str, title: str | None, session_id: str) -> None
 
 def shown(found: sqlite3.Row) -> dict[str, Any]:
     shown = dict(found)
+    shown.pop("prompt_sha256", None)
     for name in _FLAGS:
-        shown[name] = bool(shown[name])
+        if name in shown:
+            shown[name] = bool(shown[name])
     for name in _JSON:
         if name in shown:
             shown[name] = unpack(shown[name])

@@ -18,6 +18,7 @@ from hermes.store.coding import pack
 from hermes.store.connections import Schema, Tx
 from hermes.store.engine import Engine
 from hermes.store.parts import Part, reads, reads_slowly, writes
+from hermes.store.space import give_back
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ _CONVERSATIONS = (
       PRIMARY KEY (owner, call_id)
     ) WITHOUT ROWID""",
 )
-RESPONSES = Schema((_TABLES, _CONVERSATIONS))
+RESPONSES = Schema((_TABLES, _CONVERSATIONS), upkeep=give_back)
 
 
 class ResponseStore(Part):
@@ -135,6 +136,12 @@ class ResponseStore(Part):
     def delete(self, tx: Tx, response_id: str) -> bool:
         """Forget a record and the names that point to it."""
         return _remove(tx, response_id)
+
+    @reads
+    def known(self, tx: Tx, response_ids: Collection[str]) -> set[str]:
+        """Which of these are kept."""
+        sql = "SELECT 1 FROM responses WHERE id = ?"
+        return {one for one in response_ids if tx.value(sql, (one,)) is not None}
 
     @reads_slowly
     def unfinished(self, tx: Tx) -> list[str]:

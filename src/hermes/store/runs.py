@@ -21,6 +21,7 @@ from hermes.store.coding import clean, pack, pack_or_none, unpack
 from hermes.store.connections import Tx
 from hermes.store.leases import held, release
 from hermes.store.parts import Part, reads, writes
+from hermes.store.prompts import put
 from hermes.store.records import check_owner, count_usage, exists, open_session
 
 _EVENT = "INSERT INTO run_events VALUES (?, ?, ?, ?, ?, ?)"
@@ -53,10 +54,13 @@ _PUT_STATE, _PUT_PROGRESS = (
 )
 _CREATE = (
     "INSERT INTO runs (run_id, owner, kind, session_id, response_id, session_key, source, created_at, holder, job_id, "
-    f"parent_run_id, parent_call_id, spec, {', '.join(_KEPT)}) VALUES ({', '.join('?' * (13 + len(_KEPT)))})"
+    f"parent_run_id, parent_call_id, instructions_sha256, spec, {', '.join(_KEPT)}) "
+    f"VALUES ({', '.join('?' * (14 + len(_KEPT)))})"
 )
+# A run with what it was told by its caller, which older rows have in their spec.
+_WHOLE = "SELECT *, rowid, (SELECT text FROM prompts WHERE sha256 = instructions_sha256) AS instructions FROM runs"
 _LIGHT = (
-    f"run_id, {_STATE}, created_at, updated_at, resumes, holder, json_set(spec, '$.user_message', '', "
+    f"run_id, {_STATE}, created_at, updated_at, resumes, holder, NULL AS instructions, json_set(spec, '$.user_message', '', "
     "'$.history', json('null'), '$.results', json('[]'), '$.client_tools', json('[]')) AS spec"
 )
 _UNCLAIMED = "NOT EXISTS (SELECT 1 FROM idempotency i WHERE i.run_id = runs.run_id AND i.expires_at > ?)"
@@ -242,7 +246,7 @@ class Runs(Part):
     @reads
     def get(self, tx: Tx, run_id: str) -> RunRecord | None:
         """The run as it stands."""
-        found = tx.row("SELECT * FROM runs WHERE run_id = ?", (run_id,))
+        found = tx.row(f"{_WHOLE} WHERE run_id = ?", (run_id,))
         return _record_of(found) if found else None
 
     @reads
@@ -281,7 +285,7 @@ class Runs(Part):
         if before is not None:
             where += f" AND ({order}) < (SELECT {order} FROM runs WHERE run_id = ?)"
             params.append(before)
-        sql = f"SELECT * FROM runs {by} WHERE {where} ORDER BY {_descending(order)} LIMIT ?"
+        sql = f"{_WHOLE} {by} WHERE {where} ORDER BY {_descending(order)} LIMIT ?"
         return [_record_of(row) for row in tx.rows(sql, [*params, -1 if limit is None else limit])]
 
     @reads
@@ -342,7 +346,7 @@ class Runs(Part):
         """Runs without an end, oldest first."""
         where, params = ("AND session_id = ?", [session_id]) if session_id is not None else ("", [])
         # There are few of them: they are put in order here.
-        sql = f"SELECT *, rowid FROM runs INDEXED BY runs_unfinished WHERE ended_at IS NULL {where}"
+        sql = f"{_WHOLE} INDEXED BY runs_unfinished WHERE ended_at IS NULL {where}"
         found = sorted(tx.rows(sql, params), key=lambda row: (row["created_at"], row["rowid"]))
         return [_record_of(row) for row in found]
 
@@ -454,6 +458,8 @@ def _create(tx: Tx, spec: RunSpec, state: RunState | None = None, updated_at: fl
     check_owner(tx, spec.session_id, spec.owner)
     now = time.time()
     parent = spec.parent or (None, None)
+    stored = spec.stored()
+    instructions = clean(stored.pop("instructions")) if spec.instructions else ""
     values = (
         spec.run_id,
         spec.owner,
@@ -466,7 +472,8 @@ def _create(tx: Tx, spec: RunSpec, state: RunState | None = None, updated_at: fl
         this_process(),
         spec.job_id,
         *parent,
-        pack(spec.stored()),
+        put(tx, instructions) if instructions else None,
+        pack(stored),
         *_columns(state or RunState(), updated_at or now),
     )
     tx.execute(_CREATE, values)
@@ -555,8 +562,11 @@ def _columns(state: RunState, updated_at: float) -> tuple[Any, ...]:
 
 
 def _record_of(found: sqlite3.Row) -> RunRecord:
+    spec = unpack(found["spec"])
+    if found["instructions"] is not None:
+        spec["instructions"] = found["instructions"]
     return RunRecord(
-        RunSpec.from_stored(unpack(found["spec"])),
+        RunSpec.from_stored(spec),
         _state_of(found),
         found["created_at"],
         found["updated_at"],

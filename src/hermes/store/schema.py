@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 
-from hermes.limits import SEARCHED_CHARS_MAX
-from hermes.store.connections import Schema, Tx
+from hermes.limits import MERGED_PAGES_AT_ONCE, SEARCHED_CHARS_MAX, UPKEEP_STEP_S
+from hermes.store.connections import Done, Schema, Tx
+from hermes.store.space import give_back
 
 _SESSIONS = (
     """CREATE TABLE sessions (
@@ -354,26 +356,50 @@ _LIST_INDEXES = (
     "CREATE INDEX runs_unfinished ON runs(session_id, created_at) WHERE ended_at IS NULL",
 )
 
-MIGRATIONS = (_SESSIONS, _RUNS, _WORK, _SEARCH, _GIVEN, _ONE_ROW_EACH, _PIECES, _LIST_INDEXES)
+# Of a session from before nobody knows whether it was ever named: it stays.
+_GROWTH = (
+    "ALTER TABLE sessions ADD COLUMN stateless INTEGER NOT NULL DEFAULT 0",
+    "CREATE TABLE prompts (sha256 TEXT PRIMARY KEY, used_at REAL NOT NULL, text TEXT NOT NULL) WITHOUT ROWID",
+    "ALTER TABLE sessions ADD COLUMN prompt_sha256 TEXT",
+    "INSERT OR IGNORE INTO prompts SELECT sha256(system_prompt), 0, system_prompt FROM sessions "
+    "WHERE system_prompt IS NOT NULL",
+    "UPDATE sessions SET prompt_sha256 = sha256(system_prompt) WHERE system_prompt IS NOT NULL",
+    "ALTER TABLE sessions DROP COLUMN system_prompt",
+    "ALTER TABLE runs ADD COLUMN instructions_sha256 TEXT",
+)
+
+MIGRATIONS = (_SESSIONS, _RUNS, _WORK, _SEARCH, _GIVEN, _ONE_ROW_EACH, _PIECES, _LIST_INDEXES, _GROWTH)
 # Set when something was deleted: until the index has been merged, its words can still be found in the file.
 PURGE_DUE = "purge_due"
 
 
-def _upkeep(tx: Tx) -> bool:
+def _upkeep(tx: Tx) -> Done:
     stage = tx.value("SELECT value FROM state_meta WHERE key = ?", (PURGE_DUE,))
-    if stage is None:
+    if stage is not None:
+        return _purge(tx, begun=stage != "1")
+    done = give_back(tx)
+    if done == "nothing":
         tx.execute("PRAGMA optimize")
-        return False
-    before = tx.changes
+    return done
+
+
+def _purge(tx: Tx, *, begun: bool) -> Done:
+    """Merge the index for a few milliseconds."""
+    until = time.monotonic() + UPKEEP_STEP_S
     # A negative number begins to merge everything into one; positive ones go on with it.
-    pages = -64 if stage == "1" else 64
-    tx.execute("INSERT INTO messages_fts(messages_fts, rank) VALUES ('merge', ?)", (pages,))
-    if tx.changes - before < 2:
-        tx.execute("DELETE FROM state_meta WHERE key = ?", (PURGE_DUE,))
-        tx.after(tx.empty_log)
-    elif stage == "1":
+    pages = MERGED_PAGES_AT_ONCE if begun else -MERGED_PAGES_AT_ONCE
+    while True:
+        before = tx.changes
+        tx.execute("INSERT INTO messages_fts(messages_fts, rank) VALUES ('merge', ?)", (pages,))
+        if tx.changes - before < 2:
+            tx.execute("DELETE FROM state_meta WHERE key = ?", (PURGE_DUE,))
+            return "all"
+        if time.monotonic() > until:
+            break
+        pages = MERGED_PAGES_AT_ONCE
+    if not begun:
         tx.execute("UPDATE state_meta SET value = '2' WHERE key = ?", (PURGE_DUE,))
-    return True
+    return "more"
 
 
 def _probe(tx: Tx) -> bool:

@@ -25,12 +25,15 @@ from hermes.store.engine import Engine
 from hermes.store.leases import held_by
 from hermes.store.lists import INSIDE, Lists, escaped, folder_of
 from hermes.store.parts import reads, reads_slowly, writes
+from hermes.store.prompts import Prompts, put
 from hermes.store.records import (
     CREATED_WITH,
+    SESSION,
     column,
     count_usage,
     exists,
     free_title,
+    keep,
     next_title,
     open_session,
     refuse_foreign,
@@ -48,9 +51,18 @@ _CHANGED = (
     *("model", "model_config", "instructions", "cwd", "archived", "system_prompt", "prompt_digest"),
     *("pinned", "workdir", "toolsets", "max_iterations"),
 )
+# What turns change by themselves; all else is changed by somebody who names the session.
+_CHANGED_BY_TURNS = {"archived", "system_prompt", "prompt_digest"}
+# Sessions of calls that named none, with nothing under way in them.
+_STATELESS = (
+    "stateless AND NOT pinned AND last_active < ? AND NOT EXISTS "
+    "(SELECT 1 FROM runs r WHERE r.session_id = sessions.id AND r.ended_at IS NULL)"
+)
+_NOT_FORKED = ("title", "base_id", "kind", "pinned", "stateless")
 # Rows of turns that have come to their end.
 _FINISHED = "NOT EXISTS (SELECT 1 FROM runs r WHERE r.run_id = messages.run_id AND r.ended_at IS NULL)"
 _FILE_NAME = "state.db"
+_DELETED_AT_ONCE = 50
 # Folders of a session beside the database: received files and its sandbox; and of its runs: large results of tools.
 _FOLDERS, _RESULTS = ("uploads", "sandbox"), "cache/tool_results"
 
@@ -60,7 +72,7 @@ def new_session_id() -> str:
     return f"{time.strftime('%Y%m%d_%H%M%S')}_{random_hex(6)}"
 
 
-class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):
+class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
     """The conversations of one database. Blocking, and safe from any thread."""
 
     def __init__(self, db_path: str | Path | None = None, read_only: bool = False) -> None:
@@ -122,7 +134,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):
     @reads
     def get_session(self, tx: Tx, session_id: str) -> dict[str, Any] | None:
         """The session's row."""
-        found = tx.row("SELECT * FROM sessions WHERE id = ?", (session_id,))
+        found = tx.row(SESSION, (session_id,))
         return shown(found) if found else None
 
     @reads_slowly
@@ -149,7 +161,12 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):
             raise ValueError(f"A session's {', '.join(sorted(unknown))} cannot be changed like this.")
         require(tx, session_id)
         for name, value in fields.items():
-            tx.execute(f"UPDATE sessions SET {name} = ? WHERE id = ?", (column(name, value), session_id))
+            kept = column(name, value)
+            if name == "system_prompt":
+                name, kept = "prompt_sha256", None if kept is None else put(tx, kept)
+            tx.execute(f"UPDATE sessions SET {name} = ? WHERE id = ?", (kept, session_id))
+        if not set(fields) <= _CHANGED_BY_TURNS:
+            keep(tx, session_id)
 
     @writes
     def end_session(self, tx: Tx, session_id: str, reason: str) -> None:
@@ -175,6 +192,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):
             return False
         refuse_taken(tx, owner, wanted, session_id)
         tx.execute("UPDATE sessions SET title = ? WHERE id = ?", (wanted, session_id))
+        keep(tx, session_id)
         return True
 
     @writes
@@ -273,10 +291,30 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):
         if dry_run or not found:
             return found
         gone: list[str] = []
-        for at in range(0, len(found), 50):
-            gone += self._delete(found[at : at + 50], False, skip_busy=True)
+        for at in range(0, len(found), _DELETED_AT_ONCE):
+            gone += self._delete(found[at : at + _DELETED_AT_ONCE], False, skip_busy=True)
         self.vacuum_if_worthwhile()
         return [session_id for session_id in found if session_id in set(gone)]
+
+    @reads_slowly
+    def stateless_sessions(self, tx: Tx, before: float) -> dict[str, list[str]]:
+        """Sessions of calls that named none, left alone since `before`, each with the ids of its responses."""
+        found = tx.rows(f"SELECT id FROM sessions WHERE {_STATELESS} ORDER BY last_active, id", (before,))
+        sql = "SELECT response_id FROM runs WHERE session_id = ? AND response_id IS NOT NULL"
+        return {row[0]: [run[0] for run in tx.rows(sql, (row[0],))] for row in found}
+
+    def delete_stateless(self, session_ids: Sequence[str], before: float) -> list[str]:
+        """Remove those of these sessions that were named by nobody and left alone until now. Which."""
+        gone: list[str] = []
+        for at in range(0, len(session_ids), _DELETED_AT_ONCE):
+            gone += self._delete_stateless(session_ids[at : at + _DELETED_AT_ONCE], before)
+        return gone
+
+    @writes
+    def _delete_stateless(self, tx: Tx, session_ids: Sequence[str], before: float) -> list[str]:
+        marks = ", ".join("?" * len(session_ids))
+        found = tx.rows(f"SELECT id FROM sessions WHERE id IN ({marks}) AND {_STATELESS}", (*session_ids, before))
+        return self._delete([row[0] for row in found], False, skip_busy=True)
 
     @reads_slowly
     def _prunable(self, tx: Tx, where: str, params: Sequence[Any]) -> list[str]:
@@ -299,7 +337,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):
         **fields: Any,
     ) -> str:
         """A session of its own that begins like another, up to and with one message of it, or the last one of a run."""
-        found = tx.row("SELECT * FROM sessions WHERE id = ?", (source_id,))
+        found = tx.row(SESSION, (source_id,))
         if found is None:
             raise KeyError(f"There is no session '{source_id}'.")
         source = shown(found)
@@ -318,7 +356,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep):
         if after_run is not None:
             said = _up_to_run(said, after_run)
         live = messages.live_up_to(said, held[len(said) :], messages.live(tx, source_id, f"AND {_FINISHED}"))
-        kept = {name: source[name] for name in CREATED_WITH if name not in ("title", "base_id", "kind", "pinned")}
+        kept = {name: source[name] for name in CREATED_WITH if name not in _NOT_FORKED}
         kept |= {"owner": owner, **fields, "title": wanted, "kind": "branch", "parent_session_id": source_id}
         open_session(tx, made_id, source["source"], kept)
         tx.execute(

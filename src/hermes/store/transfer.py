@@ -11,7 +11,7 @@ from hermes.store.base import Row
 from hermes.store.coding import BadSessionId, checked_id, checked_role, clean_or_none, end_reason, pack, plain_title
 from hermes.store.connections import Tx
 from hermes.store.parts import Part, reads_slowly, writes
-from hermes.store.records import column, exists, next_title, owner_of, refuse_foreign, shown, title_holder
+from hermes.store.records import SESSION, column, exists, next_title, owner_of, refuse_foreign, shown, title_holder
 
 FORMAT = "hermes.session/1"
 Redact = Callable[[str], str]
@@ -104,7 +104,7 @@ class Transfer(Part):
     def export_session(self, tx: Tx, session_id: str, redact: Redact | None = None) -> dict[str, Any] | None:
         """A session with what was said in it, each message once, those taken back flagged. What only the model sees stands
         apart. `redact` is applied to every text of it."""
-        found = tx.row("SELECT * FROM sessions WHERE id = ?", (session_id,))
+        found = tx.row(SESSION, (session_id,))
         if found is None:
             return None
         session = shown(found)

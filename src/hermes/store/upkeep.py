@@ -6,19 +6,21 @@ import contextlib
 import os
 import sqlite3
 import time
-import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hermes.home import make_private_folder, private_opener
 from hermes.limits import QUICK_CHECK_S_MAX
 from hermes.store.base import StoreBusy, StoreError, StoreReadOnly
-from hermes.store.connections import TimeUp, Tx
+from hermes.store.connections import Schema, TimeUp, Tx
 from hermes.store.engine import Engine
 from hermes.store.parts import Part
+from hermes.store.salvage import copy_table, open_damaged
 from hermes.store.schema import STATE
+from hermes.store.space import give_back, gives_back, vacuum
 
+R = TypeVar("R")
 Progress = Callable[[str], None]
 _VACUUM_SHARE = 0.25
 _CHECKS = ("PRAGMA integrity_check", "PRAGMA foreign_key_check")
@@ -72,15 +74,21 @@ class Upkeep(Part):
         return {"bytes_before": before, "bytes_after": self._size()}
 
     def vacuum_if_worthwhile(self) -> bool:
-        """Give free pages back when they are more than a quarter of the file."""
-        free, pages = (
-            self._engine.read(lambda tx, name=name: tx.value(f"PRAGMA {name}"))  # type: ignore[misc]
-            for name in ("freelist_count", "page_count")
-        )
-        if free <= pages * _VACUUM_SHARE:
+        """Write a file anew that does not give its free pages back by itself, when they are more than a quarter of it."""
+
+        def is_worthwhile(tx: Tx) -> bool:
+            free, pages = tx.value("PRAGMA freelist_count"), tx.value("PRAGMA page_count")
+            return not gives_back(tx) and bool(free > pages * _VACUUM_SHARE)
+
+        if not self._engine.read(is_worthwhile):
             return False
         self._engine.alone(_vacuum)
         return True
+
+    def give_back_space(self) -> None:
+        """Give free pages back now instead of in idle moments, in steps between which others write."""
+        while self._engine.write(give_back) == "more":
+            pass
 
     def _size(self) -> int:
         def pages(tx: Tx) -> int:
@@ -90,7 +98,7 @@ class Upkeep(Part):
 
 
 def _vacuum(db: sqlite3.Connection) -> None:
-    db.execute("VACUUM")
+    vacuum(db)
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
@@ -121,6 +129,7 @@ def repair(path: str | Path) -> dict[str, Any]:
     if in_use(path):
         raise StoreBusy("The database is in use.", where=str(path), hint="stop the server and try again")
     report: dict[str, Any] = {"repaired": False, "strategy": None, "backup_path": None, "rows": 0, "error": None}
+    report |= {"sessions": 0, "damaged": []}
     backup = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(3).hex()}")
     try:
         for tail in ("", "-wal"):
@@ -130,8 +139,7 @@ def repair(path: str | Path) -> dict[str, Any]:
         report["backup_path"] = str(backup)
         for strategy, attempt in (("index", _rebuild), ("salvage", _salvage)):
             with contextlib.suppress(sqlite3.Error, StoreError):
-                report["rows"] = attempt(path)
-                return {**report, "repaired": True, "strategy": strategy}
+                return report | attempt(path) | {"repaired": True, "strategy": strategy}
         report["error"] = "Nothing in the file could be read."
     except OSError as error:
         report["error"] = f"{error.strerror}: {error.filename}"
@@ -160,7 +168,7 @@ def _copy_private(source: Path, target: Path) -> None:
         os.fsync(new.fileno())
 
 
-def _rebuild(path: Path) -> int:
+def _rebuild(path: Path) -> dict[str, Any]:
     """Enough when all but the index is sound."""
     engine = Engine(path, STATE)
     try:
@@ -171,62 +179,74 @@ def _rebuild(path: Path) -> int:
         faults += engine.alone(_index_fault)
         if faults:
             raise StoreError(faults[0])
-        return int(engine.read(lambda tx: tx.value("SELECT count(*) FROM messages")))
+        counts = {"rows": "SELECT count(*) FROM messages", "sessions": "SELECT count(*) FROM sessions"}
+        return engine.read(lambda tx: {name: int(tx.value(sql)) for name, sql in counts.items()})
     finally:
         engine._close()
 
 
-def _salvage(path: Path) -> int:
+def _salvage(path: Path) -> dict[str, Any]:
     """Every row that can be read, in a new file that takes the old one's place."""
     fresh = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
-    engine = Engine(fresh, STATE)
+    whole = path.with_name(f"{fresh.name}-whole")
     try:
-        with contextlib.closing(
-            sqlite3.connect(f"file:{urllib.parse.quote(str(path))}?mode=ro", uri=True, check_same_thread=False)
-        ) as old:
-            engine.open()
-            tables = [
-                name
-                for (name,) in engine.read(
-                    lambda tx: tx.rows(
-                        "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'messages_fts%' "
-                        "AND name NOT LIKE 'sqlite_%'"
-                    )
-                )
-            ]
-            engine.alone(lambda db: db.execute("PRAGMA foreign_keys=OFF"))
-            copied = {table: engine.write(lambda tx, table=table: _copy_table(old, tx, table)) for table in tables}  # type: ignore[misc]
-        engine.write(_drop_orphans)
-        engine.alone(engine.index.rebuild)
-        if not copied["sessions"]:
+        with contextlib.closing(open_damaged(_of_whole_pages(path, whole))) as old:
+            version = int(old.execute("PRAGMA user_version").fetchone()[0])
+            steps = STATE.migrations[:version] if version > 0 else STATE.migrations
+            # The tables as the old file has them, which are then brought up to date as that one would have been.
+            copied = _in_file(fresh, Schema(steps), lambda engine: _copy_tables(old, engine))
+        if not copied["sessions"][0] and not copied["messages"][0]:
             raise StoreError("No session could be read.")
+        _in_file(fresh, STATE, _put_in_order)
     except BaseException:
-        engine._close()
         _remove(fresh)
         raise
-    engine._close()
+    finally:
+        _remove(whole)
     _remove(path, keep_main=True)
     os.replace(fresh, path)
-    return copied["messages"]
+    damaged = sorted(table for table, (_, whole) in copied.items() if not whole)
+    return {"rows": copied["messages"][0], "sessions": copied["sessions"][0], "damaged": damaged}
 
 
-def _copy_table(old: sqlite3.Connection, tx: Tx, table: str) -> int:
-    """What can be read of a table, from both ends towards a damaged place."""
-    columns = [row[1] for row in tx.rows(f"PRAGMA table_info({table})")]
-    known = {row[1] for row in old.execute(f"PRAGMA table_info({table})")}
-    names = ", ".join(name for name in columns if name in known)
-    if not names:
-        return 0
-    sql = f"INSERT OR IGNORE INTO {table} ({names}) VALUES ({', '.join('?' * (names.count(',') + 1))})"
-    count = 0
-    for order in ("", "ORDER BY 1 DESC"):
-        try:
-            for row in old.execute(f"SELECT {names} FROM {table} {order}"):
-                count += tx.execute(sql, row)
-        except sqlite3.Error:
-            continue
-        break
-    return count
+def _of_whole_pages(path: Path, copy: Path) -> Path:
+    """The file, or a copy without the rest of a page that was cut through: SQLite would read zeros for what is missing."""
+    with open(path, "rb") as file:
+        page = int.from_bytes(file.read(18)[16:], "big")
+    page = 65_536 if page == 1 else page
+    if page < 512 or not (rest := path.stat().st_size % page):
+        return path
+    for tail in ("", "-wal"):
+        if (beside := path.with_name(path.name + tail)).exists():
+            _copy_private(beside, copy.with_name(copy.name + tail))
+    os.truncate(copy, path.stat().st_size - rest)
+    return copy
+
+
+def _in_file(path: Path, schema: Schema, work: Callable[[Engine], R]) -> R:
+    engine = Engine(path, schema)
+    try:
+        engine.open()
+        return work(engine)
+    finally:
+        engine._close()
+
+
+def _copy_tables(old: sqlite3.Connection, engine: Engine) -> dict[str, tuple[int, bool]]:
+    sql = (
+        "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'messages_fts%' "
+        "AND name NOT LIKE 'sqlite_%'"
+    )
+    found = [name for (name,) in engine.read(lambda tx: tx.rows(sql))]
+    # Tables that name the keys of others come first.
+    tables = sorted(found, key=lambda name: name not in ("sessions", "messages", "runs", "blobs"))
+    engine.alone(lambda db: db.execute("PRAGMA foreign_keys=OFF"))
+    return {table: engine.write(lambda tx, table=table: copy_table(old, tx, table)) for table in tables}  # type: ignore[misc]
+
+
+def _put_in_order(engine: Engine) -> None:
+    engine.write(_drop_orphans)
+    engine.alone(engine.index.rebuild)
 
 
 def _drop_orphans(tx: Tx) -> None:

@@ -1,0 +1,50 @@
+"""Prompts, each kept once by the hash of its text: sessions and runs name the hash."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+
+from hermes.limits import PROMPT_USE_NOTED_S, SWEEP_BATCH_ROWS
+from hermes.store.connections import Tx
+from hermes.store.parts import Part, reads_slowly, writes
+
+# Of a prompt that is there already nothing is written, unless its last use was noted long ago.
+_PUT = (
+    "INSERT INTO prompts VALUES (?, ?, ?) ON CONFLICT (sha256) DO UPDATE SET used_at = excluded.used_at "
+    "WHERE used_at < excluded.used_at - ?"
+)
+_UNUSED = (
+    "SELECT sha256 FROM prompts WHERE used_at < ? "
+    "AND sha256 NOT IN (SELECT prompt_sha256 FROM sessions WHERE prompt_sha256 IS NOT NULL) "
+    "AND sha256 NOT IN (SELECT instructions_sha256 FROM runs WHERE instructions_sha256 IS NOT NULL)"
+)
+
+
+class Prompts(Part):
+    """The prompts of all sessions and runs."""
+
+    def remove_unused_prompts(self, now: float | None = None) -> int:
+        """Remove prompts that nothing names any more. How many."""
+        # Whoever begins to name a prompt notes its use, so that nobody can have begun to name one of these since they
+        # were looked for.
+        before = (time.time() if now is None else now) - 2 * PROMPT_USE_NOTED_S
+        found = self._unused(before)
+        steps = range(0, len(found), SWEEP_BATCH_ROWS)
+        return sum(self._remove(found[at : at + SWEEP_BATCH_ROWS], before) for at in steps)
+
+    @reads_slowly
+    def _unused(self, tx: Tx, before: float) -> list[str]:
+        return [row[0] for row in tx.rows(_UNUSED, (before,))]
+
+    @writes
+    def _remove(self, tx: Tx, found: list[str], before: float) -> int:
+        marks = ", ".join("?" * len(found))
+        return tx.execute(f"DELETE FROM prompts WHERE sha256 IN ({marks}) AND used_at < ?", (*found, before))
+
+
+def put(tx: Tx, text: str) -> str:
+    """Keep a prompt; the hash to name it by."""
+    sha256 = hashlib.sha256(text.encode()).hexdigest()
+    tx.execute(_PUT, (sha256, time.time(), text, PROMPT_USE_NOTED_S))
+    return sha256

@@ -1,0 +1,87 @@
+"""Sessions of calls that name none: which they are, and what makes them stay."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from hermes.housekeeping import sweep_if_due
+from support.model_server import Reply
+
+from .conftest import Api, Start
+
+NAMED = {"X-Hermes-Session-Id": "kitchen"}
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+
+
+def asked(path: str, text: str) -> dict[str, Any]:
+    return {"input": text} if path == RESPONSES else {"messages": [{"role": "user", "content": text}]}
+
+
+async def session_made(api: Api, path: str, **headers: str) -> str:
+    async with api.post(path, asked(path, "Hello."), headers=headers) as response:
+        assert response.status == 200, await response.text()
+        return response.headers["X-Hermes-Session-Id"]
+
+
+def is_left_after_a_month(api: Api, session_id: str) -> bool:
+    store = api.app.store.blocking
+    store.engine.write(lambda tx: tx.execute("UPDATE sessions SET last_active = ?", (time.time() - 30 * 86_400,)))
+    store.responses._engine.write(lambda tx: tx.execute("DELETE FROM responses"))
+    assert sweep_if_due(store, api.app.settings, every_s=0.0) is not None
+    return store.sessions.get_session(session_id) is not None
+
+
+@pytest.fixture
+async def api(start: Start) -> Api:
+    return await start(*(Reply(text=text) for text in ("One.", "Two.", "Three.")))
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+@pytest.mark.parametrize(("headers", "stays"), [({}, False), (NAMED, True)], ids=["unnamed", "named"])
+async def test_the_session_of_a_call_goes_unless_the_call_names_it(
+    api: Api, path: str, headers: dict[str, str], stays: bool
+) -> None:
+    assert is_left_after_a_month(api, await session_made(api, path, **headers)) is stays
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, "session chat", "run", "title"])
+async def test_a_session_stays_once_it_is_named(api: Api, path: str) -> None:
+    session_id = await session_made(api, CHAT)
+    if path == "title":
+        request = api.patch(f"/api/sessions/{session_id}", {"title": "Mine"})
+    elif path == "session chat":
+        request = api.post(f"/api/sessions/{session_id}/chat", {"message": "And?"})
+    elif path == "run":
+        request = api.post("/v1/runs", {"input": "And?", "session_id": session_id})
+    else:
+        request = api.post(path, asked(path, "And?"), headers={"X-Hermes-Session-Id": session_id})
+    async with request as response:
+        assert response.status < 300, await response.text()
+        told = await response.json()
+    if path == "run":
+        await api.app.engine.wait(told["run_id"], 10)
+    assert is_left_after_a_month(api, session_id)
+
+
+async def test_a_conversation_that_is_found_by_its_content_is_not_named_by_that(api: Api) -> None:
+    session_id = await session_made(api, CHAT)
+    said = [("user", "Hello."), ("assistant", "One."), ("user", "And?")]
+    body = {"messages": [{"role": role, "content": text} for role, text in said]}
+    async with api.post(CHAT, body) as response:
+        assert response.headers["X-Hermes-Session-Id"] == session_id
+    assert not is_left_after_a_month(api, session_id)
+
+
+async def test_a_branch_of_a_response_goes_as_well(api: Api) -> None:
+    async with api.post(RESPONSES, {"input": "Hello."}) as response:
+        first = await response.json()
+    made = set()
+    for text in ("And?", "Or?"):
+        async with api.post(RESPONSES, {"input": text, "previous_response_id": first["id"]}) as response:
+            assert response.status == 200, await response.text()
+            made.add(response.headers["X-Hermes-Session-Id"])
+    assert len(made) == 2
+    assert [is_left_after_a_month(api, one) for one in sorted(made)] == [False, False]
