@@ -110,7 +110,7 @@ async def test_a_log_is_its_owners_and_ends_with_its_time(start: Start) -> None:
             assert (await told(response))["output"] == "".join(WORDS)
 
 
-async def test_a_run_can_be_followed_as_soon_as_its_number_is_told(api: Api, monkeypatch: Any) -> None:
+async def test_a_run_can_be_followed_while_it_is_put_on_record(api: Api, monkeypatch: Any) -> None:
     api.model.script = [Reply(text="Hello.")]
     runs, looked_for = api.app.store.runs, asyncio.Event()
     get = runs.get
@@ -130,8 +130,14 @@ async def test_a_run_can_be_followed_as_soon_as_its_number_is_told(api: Api, mon
     monkeypatch.setattr(runs, "create", late(runs.create), raising=False)
     monkeypatch.setattr(runs, "append", late(runs.append), raising=False)
     monkeypatch.setattr(runs, "get", look, raising=False)
-    async with api.post("/v1/chat/completions", user("hi", stream=True)) as stream:
-        run_id = stream.headers["X-Hermes-Run-Id"]
+    coming = api.app.engine._coming
+    asked = asyncio.ensure_future(api.post("/v1/chat/completions", user("hi", stream=True)).__aenter__())
+    async with asyncio.timeout(10):
+        while not coming:
+            await asyncio.sleep(0.001)
+        run_id = next(iter(coming))
         async with api.get(f"/v1/runs/{run_id}/events") as response:
             assert response.status == 200, await response.text()
             assert "run.completed" in await response.text()
+        async with await asked as stream:
+            assert stream.headers["X-Hermes-Run-Id"] == run_id
