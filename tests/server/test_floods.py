@@ -137,7 +137,9 @@ async def ask(gateway: Gateway) -> tuple[int, str]:
         return response.status, await response.text()
 
 
-@pytest.mark.parametrize("flood", FLOODS)
+@pytest.mark.parametrize(
+    "flood", [flood if not at % 4 else pytest.param(flood, marks=pytest.mark.long) for at, flood in enumerate(FLOODS)]
+)
 async def test_a_flood_from_a_provider_costs_little_and_is_told(tmp_path: Path, flood: str) -> None:
     kind, is_packed, pieces, words = FLOODS[flood]
     async with provider(kind, is_packed, pieces) as url:
@@ -163,7 +165,10 @@ async def share_of_a_core(pid: int, seconds: float) -> float:
     return (cpu_s(pid) - cpu) / (time.monotonic() - began)
 
 
-@pytest.mark.parametrize("mode", ["stderr", "stderr_lines", "stdout_lines", "notifications"])
+@pytest.mark.parametrize(
+    "mode",
+    ["stderr_lines", *(pytest.param(m, marks=pytest.mark.long) for m in ("stderr", "stdout_lines", "notifications"))],
+)
 async def test_a_flood_from_an_mcp_server_costs_little(tmp_path: Path, mode: str) -> None:
     pytest.importorskip("mcp")
     peaks = []

@@ -69,7 +69,10 @@ def store_messages(database: Path, session_id: str, count: int) -> None:
         db.execute("UPDATE sessions SET message_count = ? WHERE id = ?", (count, session_id))
 
 
-@pytest.mark.parametrize("window", [8_000_000, 32_000], ids=["all of it", "compacted"])
+@pytest.mark.parametrize(
+    "window",
+    [pytest.param(8_000_000, id="all of it", marks=pytest.mark.long), pytest.param(32_000, id="compacted")],
+)
 async def test_a_session_with_very_many_messages(start: Start, home_folder: Path, window: int) -> None:
     api = await start(FINE, FINE, FINE)
     config = yaml.safe_load((home_folder / "config.yaml").read_text())
