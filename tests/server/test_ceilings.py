@@ -243,7 +243,8 @@ async def test_tokens_of_a_subagent_are_counted_once(start: Start) -> None:
     api = await start(first, *[ANSWER] * 5, keys=key(tokens_per_minute=1000))
     bucket = api.adapter.keyring.bucket("limited", "tokens")
     assert bucket is not None
-    bucket._clock = lambda: bucket._at  # no time passes: nothing is filled up again
+    now = bucket._clock()
+    bucket._clock = lambda: now  # no time passes: nothing is filled up again
     await _chat_of(api)
     assert len(api.model.requests) == 3 and bucket.left == 1000 - 300
 

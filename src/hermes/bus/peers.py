@@ -191,7 +191,8 @@ class Peers:
 
     @contextlib.asynccontextmanager
     async def _connected(self, name: str, what: str, arguments: Any) -> AsyncGenerator[asyncio.StreamReader, None]:
-        assert self._folder is not None
+        if self._folder is None:
+            raise PeerGone("there are no others")
         path = self._folder / name
         try:
             with reachable(path) as short:

@@ -520,7 +520,7 @@ class Engine:
             if self._db is not None:
                 self._db.close()
             self._was_opened, self._synced, self._folded_at = True, None, 0
-            self._db = opening.connect_writer(self.path)
+            self._db = opening.connect_writer(self.path, self.schema)
             opening.make_ready(self._db, self.path, self.schema, self._notice)
             self.index.check(self._db)
             self._files = self._opened_files()

@@ -7,9 +7,11 @@ import os
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing, suppress
+from functools import lru_cache
 from pathlib import Path
 
 from hermes.home import make_private_folder, private_opener
+from hermes.ids import random_hex
 from hermes.limits import (
     BUSY_TIMEOUT_S,
     READER_CACHE_KB,
@@ -34,17 +36,28 @@ _PRAGMAS = (
 )
 
 
-def connect_writer(path: Path | None) -> Connection:
+@lru_cache(maxsize=4)
+def _new_database(schema: Schema) -> bytes:
+    """What a file of this schema holds that has no rows yet."""
+    with closing(connect(":memory:")) as db:
+        space.prepare(db)
+        _migrate_all(db, schema)
+        return db.serialize()
+
+
+def connect_writer(path: Path | None, schema: Schema) -> Connection:
     """A connection that may write, to a file that is made if need be."""
     require_fts5()
     if path is None:
-        return connect(":memory:")
+        db = connect(":memory:")
+        db.deserialize(_new_database(schema))
+        return db
     try:
         make_private_folder(path.parent)
         if not path.exists():
             # Closing a descriptor of a file in use would drop SQLite's locks; nobody uses this one yet.
             with suppress(FileExistsError):
-                os.close(private_opener(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
+                _make_file(path, _new_database(schema))
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise full(path) from error
@@ -54,6 +67,30 @@ def connect_writer(path: Path | None) -> Connection:
             hint="check the rights of the folder, or set HERMES_HOME to another one",
         ) from error
     return connect(uri(path, "rw"))
+
+
+def _make_file(path: Path, content: bytes) -> None:
+    """A new file, which others find with all of its content or not at all."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    draft = path.with_name(f".{path.name}.{random_hex(8)}")
+    fd = private_opener(draft, flags)
+    try:
+        if os.write(fd, content) != len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            raise
+        except OSError:  # no links there: its first user fills it
+            os.close(private_opener(path, flags))
+    finally:
+        os.close(fd)
+        os.unlink(draft)
+
+
+def _migrate_all(db: sqlite3.Connection, schema: Schema) -> None:
+    while (version := db.execute("PRAGMA user_version").fetchone()[0]) < schema.version:
+        _migrate(db, schema, version)
 
 
 def fold(path: Path) -> None:
@@ -104,8 +141,7 @@ def make_ready(db: sqlite3.Connection, path: Path | None, schema: Schema, notice
         _set_journal(db, path, notice)
     for pragma in _PRAGMAS:
         db.execute(f"PRAGMA {pragma}")
-    while (version := db.execute("PRAGMA user_version").fetchone()[0]) < schema.version:
-        _migrate(db, schema, version)
+    _migrate_all(db, schema)
     if path is not None and not space.gives_back(db) and path.stat().st_size <= VACUUM_AT_OPENING_BYTES_MAX:
         with suppress(sqlite3.OperationalError):  # another process writes, or there is no room: then another time
             space.vacuum(db)
