@@ -240,7 +240,14 @@ RunWriter.append = append_or_die
 """
 
 
-@pytest.mark.parametrize("kind", ["chat", "chat stream", "response", "session", "session stream"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "chat stream",
+        "session",
+        *(pytest.param(k, marks=pytest.mark.long) for k in ("chat", "response", "session stream")),
+    ],
+)
 async def test_a_turn_that_was_made_and_not_begun_is_carried_out_once(
     home_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

@@ -10,6 +10,7 @@ import sqlite3
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from hermes.home import is_served
 from hermes.processes import is_alive
@@ -123,6 +124,7 @@ def hanging() -> Handler:
     return reply
 
 
+@pytest.mark.long
 async def test_all_workers_drain(home_folder: Path) -> None:
     server_settings = {"drain_seconds": 0}
     async with two_workers(home_folder, hanging(), api_server=server_settings) as server:
@@ -136,6 +138,7 @@ async def test_all_workers_drain(home_folder: Path) -> None:
             assert (await get(client, f"/v1/runs/{run_id}"))["status"] == "running"
 
 
+@pytest.mark.long
 async def test_a_worker_that_keeps_dying_is_started_later_each_time(home_folder: Path) -> None:
     async with two_workers(home_folder, answer) as server:
         for _ in range(3):

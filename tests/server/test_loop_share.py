@@ -46,7 +46,10 @@ ROUTES: dict[str, tuple[str, Json]] = {
 }
 
 
-@pytest.mark.parametrize("window", [8_000_000, 32_000], ids=["all of it", "compacted"])
+@pytest.mark.parametrize(
+    "window",
+    [pytest.param(8_000_000, id="all of it", marks=pytest.mark.long), pytest.param(32_000, id="compacted")],
+)
 @pytest.mark.parametrize("route", ROUTES)
 async def test_a_request_with_very_many_messages(start: Start, home_folder: Path, route: str, window: int) -> None:
     api = await start(FINE, FINE, FINE)
