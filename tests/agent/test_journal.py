@@ -233,13 +233,13 @@ async def test_what_was_completed_is_not_taken_for_open(writing: Writing) -> Non
 
 
 async def test_an_answer_costs_at_most_three_times_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journaled: list[int] = []
-    write = os.write
-    monkeypatch.setattr(journal_module.os, "write", lambda fd, data: (journaled.append(len(data)), write(fd, data))[1])
     made = Writing(tmp_path / "journal", tmp_path / "state.db")
     await made.begin()
     log = tmp_path / "state.db-wal"
     before = log.stat().st_size
+    journaled: list[int] = []
+    write = os.write
+    monkeypatch.setattr(journal_module.os, "write", lambda fd, data: (journaled.append(len(data)), write(fd, data))[1])
     for number in range(60_000):
         made.writer.text("m1", f"{number % 1000:3} ")
         if number % 2:  # two tokens in a tick of the loop
