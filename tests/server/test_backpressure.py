@@ -21,7 +21,7 @@ DELTAS = 100_000
 # What may wait in a connection: the mark at which writing pauses, and the largest single write on top of it.
 BUFFERED_BYTES_MAX = 512 << 10
 # The stream has some 25 MB; kept as objects it would be several times that.
-GROWTH_BYTES_MAX = 64 << 20
+GROWTH_BYTES_MAX = 80 << 20
 BATCH = 500
 
 
