@@ -513,3 +513,28 @@ async def test_what_fits_is_left_whole(start: Start) -> None:
     last = object_of(await streamed(api))
     assert "truncated" not in json.dumps(last)
     assert plainly(last)["output"] == (await fetch(api, last["id"]))["output"]
+
+
+async def test_a_run_that_keeps_nothing_is_there_for_the_stream_that_asked_for_it(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the run has ended before its stream begins."""
+    api = await start(Reply(text="Hello.", reasoning="A greeting will do."))
+    begin = Kept.try_to_begin
+
+    async def late(kept: Kept, *arguments: Any) -> None:
+        await begin(kept, *arguments)
+
+        async def ended() -> bool:
+            return bool(api.model.requests) and not api.app.engine.kinds
+
+        await eventually(ended)
+
+    monkeypatch.setattr(Kept, "try_to_begin", late)
+    body = {"input": "hi", "store": False, "stream": True, "reasoning": {"summary": "auto"}}
+    async with api.post(PATH, body) as response:
+        stream = await stream_of(response)
+    assert [frame.data["text"] for frame in stream if frame.event == "response.reasoning_summary_text.done"] == [
+        "A greeting will do."
+    ]
+    assert not api.app.engine._unkept

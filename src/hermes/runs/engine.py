@@ -91,8 +91,10 @@ class Admission:
             await self.engine.give_back(self)
 
     async def give_up(self) -> None:
-        """Give it back, unless a run has taken it over."""
-        if not self.begun:
+        """Whoever asked for the run has read it: give it back, unless a run has taken it over."""
+        if self.begun:
+            await self.engine.read_by_its_client(self.run_id)
+        else:
             await self.release()
 
 
@@ -195,6 +197,7 @@ class RunEngine:
         self.limits = limits or EngineLimits()
         self._live: dict[str, LiveRun] = {}
         self._unkept: set[str] = set()
+        self._to_be_read: set[str] = set()  # by the request that asked for it, though it may not have come to it yet
         # Runs that were admitted and are not on record yet: their callers know their numbers already.
         self._coming: dict[str, asyncio.Event] = {}
         self.permits = Permits()
@@ -714,6 +717,7 @@ class RunEngine:
         live.task = self._spawn(self._carry_out(live, admission))
         admission.begun = True
         if admission.told is not None:
+            self._to_be_read.add(admission.run_id)
             admission.told()
 
     async def _carry_out(self, live: LiveRun, admission: Admission) -> Result:
@@ -795,12 +799,20 @@ class RunEngine:
             live.deadline_timer.cancel()
         await self._log.close(run_id)
         self._live.pop(run_id, None)
-        if not live.spec.persist and not self._log.watched(run_id):
-            await self._discard(run_id)
+        await self._discard_unread(run_id)
 
-    async def _discard(self, run_id: str) -> None:
-        self._unkept.discard(run_id)
-        await self._ephemeral.runs.discard(run_id)
+    async def read_by_its_client(self, run_id: str) -> None:
+        """The request that asked for a run reads no more of it."""
+        self._to_be_read.discard(run_id)
+        await self._discard_unread(run_id)
+
+    async def _discard_unread(self, run_id: str) -> None:
+        """Discard a run that keeps nothing once it has ended and nobody reads it, or is about to."""
+        if run_id not in self._unkept or run_id in self._live or run_id in self._to_be_read:
+            return
+        if not self._log.watched(run_id):
+            self._unkept.discard(run_id)
+            await self._ephemeral.runs.discard(run_id)
 
     def _spawn(self, work: Any) -> asyncio.Task[Any]:
         task = asyncio.create_task(work)
@@ -840,8 +852,7 @@ class RunEngine:
                 async for batch in batches:
                     yield batch
         finally:
-            if run_id in self._unkept and run_id not in self._live and not self._log.watched(run_id):
-                await self._discard(run_id)
+            await self._discard_unread(run_id)
 
     async def _known_here(self, run_id: str) -> RunRecord | None:
         coming = self._coming.get(run_id)
