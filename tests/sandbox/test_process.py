@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from hermes.sandbox import base
-from hermes.sandbox.base import Process, Sandbox, SandboxError
+from hermes.sandbox.base import Command, Handle, Parts, Process, Sandbox, SandboxError
 from hermes.sandbox.local import Local
 from hermes.sandbox.mounts import Place
 
@@ -242,3 +242,19 @@ def test_commands_end_with_the_loop_and_with_the_process(tmp_path: Path, backend
         while running(f"sleep\0{mark}"):
             assert time.monotonic() < until
             time.sleep(0.001)
+
+
+async def test_a_command_that_is_about_to_start_ends_with_the_others(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, mark: str
+) -> None:
+    start = sandbox._start
+
+    async def started(command: Command) -> tuple[Parts, Handle]:
+        begun = await start(command)
+        sandbox.kill_commands("The files it may not write were replaced.")
+        return begun
+
+    monkeypatch.setattr(sandbox, "_start", started)
+    async with asyncio.timeout(SURELY_S), await sandbox.spawn(["sleep", mark]) as process:
+        await process.wait()
+    assert process.reason == "The files it may not write were replaced."

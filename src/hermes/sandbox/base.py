@@ -227,6 +227,8 @@ class Sandbox:
         # How commands reach the network, where they have none of their own.
         self.egress: EgressProxy | None = None
         self._live: set[Process] = set()
+        # How often all commands were killed, and why the last time: those that were about to start are meant too.
+        self._kills, self._killed_because = 0, ""
 
     def mounts(self) -> list[Mount]:
         """What an isolated sandbox shows, each at its own path, and how. Blocks."""
@@ -256,8 +258,11 @@ class Sandbox:
     async def _begin(self, command: Command) -> Process:
         if self.quota is not None:
             await self.quota.check()
+        kills = self._kills
         process = Process(*await self._start(command), command.seconds, self._ended)
         self._live.add(process)
+        if self._kills != kills:
+            process.end_because(self._killed_because)
         if self.quota is not None:
             self.quota.started(process, process.end_because)
         return process
@@ -271,6 +276,8 @@ class Sandbox:
         raise NotImplementedError
 
     def kill_commands(self, reason: str = "") -> None:
+        """End every command that runs or is about to."""
+        self._kills, self._killed_because = self._kills + 1, reason
         for process in self._live:
             process.end_because(reason)
 
