@@ -77,7 +77,8 @@ def execute(options: dict[str, list[str]], rest: list[str]) -> int:
     env = ["env", "-i", f"PATH={os.environ['PATH']}", *lines, *options.get("--env", [])]
     os.closerange(3, 100)
     folder = options.get("--workdir", ["/"])[0]
-    # As a real one: a session of its own, which does not end with the client.
+    # As a real one: a session of its own, which does not end with the client nor ignores what that ignores.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.execvp(into[0], [*into, *env, SETSID, "/bin/sh", "-c", 'cd "$0" && exec "$@"', folder, *rest[1:]])
     raise AssertionError
 
