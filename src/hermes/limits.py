@@ -29,7 +29,10 @@ JOURNALED_S_MAX = 300.0
 PARTIAL_CHARS_MAX = 256 * 1024
 # Where a text was cut is compressed from this size on.
 CUTS_COMPRESSED_BYTES_MIN = 1024
+# How long the first events of a message or call may wait for those that follow; and the start of a turn whose client waits
+# for the whole answer and keeps the conversation itself.
 HELD_S_MAX = 0.005
+START_HELD_S_MAX = 0.1
 # A file of the journal: beyond the first size its texts are saved so that it can go, beyond the second it goes as soon
 # as nothing in it is needed.
 JOURNAL_FILE_BYTES_MAX = 4 * 1024 * 1024

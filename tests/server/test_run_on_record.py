@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from hermes.store.base import StoreError
 from hermes.store.bundle import AsyncStore
 from support.model_server import Reply
 
-from .clients import Json, told, user
+from .clients import Json, eventually, told, user
 from .conftest import Api
 
 STREAMS: dict[str, Json] = {
@@ -47,3 +48,95 @@ async def test_a_head_is_sent_when_its_run_is_on_record(
     async with await asked as response:
         assert await store.runs.get(response.headers["X-Hermes-Run-Id"]) is not None
         assert "Hello." in await response.text()
+
+
+class Appends:
+    """What is appended to the logs of runs: the types of the events of each transaction, of which some may fail."""
+
+    def __init__(self, store: AsyncStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.types: list[list[str]] = []
+        self.failing = 0
+        append = store.runs.append
+
+        async def noted(run_id: str, token: int | None, events: Any, *args: Any, **options: Any) -> Any:
+            self.types.append([event.type for event in events])
+            if self.failing:
+                self.failing -= 1
+                raise StoreError("The disk is full.")
+            return await append(run_id, token, events, *args, **options)
+
+        monkeypatch.setattr(store.runs, "append", noted, raising=False)
+
+
+WHOLE = ["run.started", "model.started", "message.completed", "usage", "run.completed"]
+
+
+async def test_a_plain_turn_is_one_transaction(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where its client keeps the conversation, and would ask again if there were no answer."""
+    api.model.handler = lambda _: Reply(text="Hello.", continues=False)
+    appends = Appends(api.app.store, monkeypatch)
+    async with api.post("/v1/chat/completions", user("hi")) as response:
+        await told(response)
+    assert appends.types == [WHOLE]
+    events = [event async for event in api.app.engine.subscribe(response.headers["X-Hermes-Run-Id"])]
+    assert [event.seq for event in events] == [1, 2, 3, 4, 5, 6]
+    assert [event.type for event in events] == [*WHOLE[:2], "text.delta", *WHOLE[2:]]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers"),
+    [
+        ("/v1/chat/completions", user("hi"), {"Idempotency-Key": "key-1"}),
+        ("/v1/chat/completions", user("hi"), {"X-Hermes-Session-Id": "hall"}),
+        ("/api/sessions/hall/chat", {"message": "hi"}, {}),
+    ],
+    ids=["keyed", "named", "session"],
+)
+async def test_other_turns_are_on_record_before_the_model_is_asked(
+    api: Api, path: str, body: Json, headers: dict[str, str]
+) -> None:
+    seen: list[int] = []
+
+    async def answer(_: Any) -> Reply:
+        seen.append(len(await api.app.store.runs.list()))
+        return Reply(text="Hello.", continues=False)
+
+    api.model.handler = answer
+    async with api.post("/api/sessions", {"id": "hall"}) as response:
+        await told(response, 201)
+    async with api.post(path, body, headers=headers) as response:
+        await told(response)
+    assert seen == [1]
+
+
+async def test_a_plain_turn_is_on_record_while_the_model_works(api: Api) -> None:
+    seen: list[str] = []
+
+    async def answer(_: Any) -> Reply:
+        found = await eventually(api.app.store.runs.list)
+        seen.append(found[0].state.status)
+        return Reply(text="Hello.", continues=False)
+
+    api.model.handler = answer
+    await api.ask("hi")
+    assert seen == ["running"]
+
+
+async def test_a_start_that_could_not_be_kept_is_kept_with_the_end(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    appends = Appends(api.app.store, monkeypatch)
+    appends.failing = 1
+
+    async def failed() -> bool:
+        return not appends.failing
+
+    async def answer(_: Any) -> Reply:
+        await eventually(failed)
+        return Reply(text="Hello.", continues=False)
+
+    api.model.handler = answer
+    async with api.post("/v1/chat/completions", user("hi")) as response:
+        await told(response)
+        assert "X-Hermes-Warning" not in response.headers
+    assert appends.types == [WHOLE[:2], WHOLE]
+    events = [event async for event in api.app.engine.subscribe(response.headers["X-Hermes-Run-Id"])]
+    assert [event.seq for event in events] == [1, 2, 3, 4, 5, 6]

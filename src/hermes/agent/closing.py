@@ -72,6 +72,7 @@ async def _record_completed(turn: Turn, answered: Answered, calls: list[dict[str
     if calls and turn.stored:
         spec = turn.live.spec
         ids = [call["id"] for call in calls]
+        await turn.live.log.put_on_record()
         await turn.live.store.sessions.put_pending_calls(spec.session_id, spec.run_id, ids, spec.owner)
 
     def steers() -> None:

@@ -77,6 +77,7 @@ async def compact(turn: Turn, reason: str, topic: str = "") -> bool:
     turn.messages, turn.counted_tokens = shorter, 0
     after = await turn.aside(turn.prompt_tokens)
     live = turn.live
+    await live.log.put_on_record()
     await set_system_prompt(turn, await live.store.sessions.get_session(live.transcript_id), anew=True)
     data = {"reason": reason, "method": method, "tokens_before": before, "tokens_after": after}
     events = [live.log.event("context.compacted", **data, messages_archived=archived)]

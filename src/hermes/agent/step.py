@@ -123,7 +123,7 @@ class ModelStep:
         request = self._prompt(before)
         self._offered = bool(request.tools)
         self._thought = bool(self._reasoning)
-        await self._log.emit(
+        started = self._log.event(
             "model.started",
             attempt=self._attempts,
             message_id=self._id,
@@ -133,6 +133,7 @@ class ModelStep:
             prompt_tokens=turn.prompt_tokens(),
             tools_count=len(request.tools),
         )
+        await self._log.append(started, hold=self._log.holds_start)
         identity = f"{turn.live.spec.run_id}:{self._log.step}"
         again = self._written_again(before) if request.prefill else ""
         # What looks like a call may be part of an answer in JSON.

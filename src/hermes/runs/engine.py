@@ -70,6 +70,8 @@ class Admission:
     lease: Lease
     engine: RunEngine = field(repr=False)
     begun: bool = False
+    # Somebody waits for the whole answer, and would ask again if there were none.
+    start_may_wait: bool = False
     told: Callable[[], None] | None = field(default=None, repr=False)
     released: bool = False
     waited_s: float = 0.0
@@ -710,6 +712,7 @@ class RunEngine:
         if live.spec.persist:
             live.log.token = admission.lease.token
         live.waited_s, live.begun = admission.waited_s, admission.lease.begun
+        live.log.start_may_wait = admission.start_may_wait
         if live.log.creates is None:
             self._has_come(admission)
         else:
@@ -882,7 +885,13 @@ class RunEngine:
         kind: str | None = None,
     ) -> list[RunRecord]:
         """Runs, newest first."""
+        await self.record_starts()
         return await self._store.runs.list(owner=owner, session_id=session_id, status=status, kind=kind)
+
+    async def record_starts(self) -> None:
+        """Put on record every run at work here whose start may wait for its end."""
+        with contextlib.suppress(StoreError):
+            await asyncio.gather(*(live.log.put_on_record() for live in self._live.values() if live.log.holds_start))
 
     async def durable(self, run_id: str) -> Sequence[Event]:
         """What of the run's log is on record as such, without deltas."""

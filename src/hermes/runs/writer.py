@@ -11,7 +11,7 @@ from typing import Any
 
 from hermes.bus.memory import MemoryBus
 from hermes.guards.secrets import Secrets, StreamMask
-from hermes.limits import HELD_S_MAX, JOURNALED_S_MAX, PARTIAL_CHARS_MAX, PARTIAL_S_MAX
+from hermes.limits import HELD_S_MAX, JOURNALED_S_MAX, PARTIAL_CHARS_MAX, PARTIAL_S_MAX, START_HELD_S_MAX
 from hermes.runs.events import DURABLE, Cuts, Event, RunState, packed_size
 from hermes.runs.journal import JournalFile, TailJournal
 from hermes.runs.spec import RunSpec
@@ -104,6 +104,12 @@ class _Commit:
         """Whether it may share a transaction with others."""
         return bool(self.events) and not self.options["replaces"] and self.options["annotate"] is None
 
+    @property
+    def follows(self) -> bool:
+        """Whether it may share a transaction with what is before it: no text comes between, or none that stays open."""
+        closes = self.options["closes"] if self.joins else ()
+        return self.joins and all(stream is not None and stream.id in closes for stream, _ in self.before)
+
 
 def _seen(done: asyncio.Future[None]) -> None:
     if not done.cancelled():
@@ -193,6 +199,8 @@ class RunWriter:
         self.heard: Callable[[Event], None] = lambda event: None
         # The run itself, until the first commit has put it on record; and who is told of that.
         self.creates: RunSpec | None = None
+        # Whether the start of the run may wait for its end, to be put on record with it.
+        self.start_may_wait = False
         self.recorded: Callable[[], None] = lambda: None
         self.store, self._bus, self._clock, self._window_s = store, bus, clock, window_s
         self._secrets = secrets or Secrets()
@@ -280,6 +288,11 @@ class RunWriter:
             pending, self._pending = self._pending, []
             self._give_out(pending)
 
+    @property
+    def holds_start(self) -> bool:
+        """Whether nothing of the run is on record yet, and need not be before more has happened."""
+        return self.start_may_wait and self.creates is not None
+
     def _open(self, id_: str, kind: str, type_: str, fixed: dict[str, Any]) -> Stream:
         if self.first_delta_at is None and kind != "tool":
             self.first_delta_at = self._clock()
@@ -324,7 +337,8 @@ class RunWriter:
             else:
                 self._delta(stream, content)
 
-    def _delta(self, stream: Stream, text: str) -> None:
+    def _numbered(self, stream: Stream, text: str, journal: TailJournal | None = None) -> Event:
+        """A piece of text in its place in the log, and in a journal."""
         self._seq += 1
         ts = self._now()
         event = Event(
@@ -335,11 +349,15 @@ class RunWriter:
             self._seq,
             ts,
         )
-        if self._journal is not None:
-            self._journal.add(stream, event)
+        if journal is not None:
+            journal.add(stream, event)
         stream.cuts.add(self._seq, len(text), ts)
         stream.length += len(text)
         stream.last_seq = self._seq
+        return event
+
+    def _delta(self, stream: Stream, text: str) -> None:
+        event = self._numbered(stream, text, self._journal)
         if self._journal is None:
             self._bus.publish(self.run_id, event)
         unsaved, self._unsaved = self._unsaved, self._unsaved + len(text)
@@ -370,6 +388,11 @@ class RunWriter:
         if self._grown():
             self._unsaved = 1
             self._saver.add(self)
+
+    async def put_on_record(self) -> None:
+        """Wait until the store knows of the run."""
+        if self.creates is not None:
+            await self.settle()
 
     async def settle(self) -> None:
         """Wait until the store knows all that was given out."""
@@ -438,7 +461,9 @@ class RunWriter:
         if not hold:
             self._begin_to_drain()
         elif self._held_timer is None:
-            self._held_timer = self._loop.call_later(HELD_S_MAX, self._begin_to_drain)
+            self._held_timer = self._loop.call_later(
+                START_HELD_S_MAX if self.holds_start else HELD_S_MAX, self._begin_to_drain
+            )
         return commit.done
 
     def _begin_to_drain(self) -> None:
@@ -506,6 +531,9 @@ class RunWriter:
                 try:
                     await (self._commit(batch) if batch[0].events else self._save_partials())
                 except Exception as error:  # noqa: BLE001  (whoever waits for it is told)
+                    if self._try_again(batch):
+                        self._awaited += len(batch)
+                        return
                     for commit in batch:
                         self._failed(commit, error)
                     if all(commit.held for commit in batch):
@@ -520,10 +548,19 @@ class RunWriter:
             self._draining = None
         self.flush()
 
+    def _try_again(self, batch: list[_Commit]) -> bool:
+        """Whether the start of a run that could not be put on record is tried again with what follows: nothing of the run
+        can be without it."""
+        again = self.creates is not None and not self._commits and all(one.held and not one.before for one in batch)
+        if again:
+            self._seq = batch[0].events[0].seq - 1
+            self._commits[:] = batch
+        return again
+
     def _batch(self) -> list[_Commit]:
         """The next commit, and those behind it that can be one transaction with it."""
         batch = [self._commits.pop(0)]
-        while self._commits and batch[-1].joins and self._commits[0].joins and not self._commits[0].before:
+        while self._commits and batch[-1].joins and self._commits[0].follows:
             batch.append(self._commits.pop(0))
         return batch
 
@@ -541,7 +578,11 @@ class RunWriter:
     async def _commit(self, batch: list[_Commit]) -> None:
         self._give_out(batch[0].before)
         options = dict(batch[0].options)
-        for commit in batch:
+        # Texts that begin and end within the transaction need no journal, and are given out with what is around them.
+        texts: dict[int, list[Event]] = {}
+        for at, commit in enumerate(batch):
+            if at:
+                texts[at] = [self._numbered(stream, text) for stream, text in commit.before if stream is not None]
             if commit.prepare is not None:
                 commit.prepare()
             for event in commit.events:
@@ -555,7 +596,12 @@ class RunWriter:
         rows = [row for commit in batch for row in commit.rows]
         if self.creates is not None:
             options["creates"] = self.creates
-        await self.store.append(self.run_id, self.token, events, rows, partials=partials, **options)
+        try:
+            await self.store.append(self.run_id, self.token, events, rows, partials=partials, **options)
+        except BaseException:
+            for event in (event for pieces in texts.values() for event in pieces):
+                self._deliver(event)
+            raise
         if self.creates is not None:
             self.creates = None
             self.recorded()
@@ -567,7 +613,9 @@ class RunWriter:
             if (stream := self._streams.pop(stream_id, None)) is not None:
                 self._release(stream, closed=True)
         self.saved(partials)
-        for commit in batch:
+        for at, commit in enumerate(batch):
+            for event in texts.get(at, ()):
+                self._deliver(event)
             for event in commit.events:
                 self.state.apply(event)
                 self._deliver(event)

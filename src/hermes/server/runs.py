@@ -216,6 +216,7 @@ async def list_runs(adapter: APIServerAdapter, request: web.Request) -> web.Stre
         return answer(listed([], None, 0))
     app = await adapter.app()
     try:
+        await app.engine.record_starts()
         found, texts, total = await app.store.runs.page(
             owner=adapter.seen_by(request),
             limit=limit + 1,

@@ -21,7 +21,7 @@ from hermes.runs.spec import RouteChoice, RunSpec
 from hermes.server import outcome
 from hermes.server.bodies import Body
 from hermes.server.errors import ApiError, invalid
-from hermes.server.idempotency import joined
+from hermes.server.idempotency import RECORDING, joined
 from hermes.server.keys import CALLER
 from hermes.server.models import ChatTool, Parameters
 from hermes.server.outcome import Outcome
@@ -315,6 +315,8 @@ class Turn:
     def arguments(self, *, streamed: bool, thoughts: bool = False) -> dict[str, Any]:
         """What `_run_agent` is called with."""
         queue, callbacks = self.queue, {}
+        if self.admission is not None:
+            self.admission.start_may_wait = self.bind and not streamed and RECORDING.get() is None
         if streamed:
             callbacks = {
                 "stream_delta_callback": lambda text: queue.put(text) if text is not None else None,
