@@ -184,7 +184,7 @@ class Running:
             self.events.append(event.as_dict())
             self._grown.set()
 
-    async def until(self, condition: Callable[[list[Json]], Any], timeout: float = 5.0) -> Any:
+    async def until(self, condition: Callable[[list[Json]], Any], timeout: float = 30.0) -> Any:
         """Wait until the events seen so far fulfil the condition."""
         async with asyncio.timeout(timeout):
             while not (met := condition(self.events)):

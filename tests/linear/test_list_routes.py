@@ -106,8 +106,12 @@ async def test_lists_take_work_in_proportion_to_what_there_is(start: Start, home
 
 
 async def steps(api: Api, route: str) -> int:
-    Steps.count = 0
-    async with api.get(route) as response:
-        assert response.status == 200, (route, await response.text())
-        await response.read()
-    return Steps.count
+    """The least of three times: the store may do other work meanwhile."""
+    found: list[int] = []
+    for _ in range(3):
+        Steps.count = 0
+        async with api.get(route) as response:
+            assert response.status == 200, (route, await response.text())
+            await response.read()
+        found.append(Steps.count)
+    return min(found)

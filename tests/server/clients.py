@@ -139,7 +139,7 @@ class Stream:
         self.comments: list[str] = []
         self._left = ""
 
-    async def block(self, timeout: float = 5.0) -> str | None:
+    async def block(self, timeout: float = 30.0) -> str | None:
         """The next block of lines, a comment or a frame; None at the end."""
         async with asyncio.timeout(timeout):
             while "\n\n" not in self._left:
@@ -151,7 +151,7 @@ class Stream:
         block, self._left = self._left.split("\n\n", 1)
         return block
 
-    async def next(self, timeout: float = 5.0) -> Frame:
+    async def next(self, timeout: float = 30.0) -> Frame:
         """The next frame."""
         while (block := await self.block(timeout)) is not None:
             if (made := frame(block)) is not None:
@@ -248,7 +248,7 @@ class Wire:
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
         await self.send("\r\n".join(lines).encode() + b"\r\n\r\n" + data)
 
-    async def head(self, timeout: float = 5.0) -> RawAnswer:
+    async def head(self, timeout: float = 30.0) -> RawAnswer:
         """Status and headers of the next answer."""
         async with asyncio.timeout(timeout):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
@@ -258,7 +258,7 @@ class Wire:
         assert len(names) == len(set(names)), f"a header twice: {head}"
         return RawAnswer(int(first.split(" ")[1]), dict(pairs))
 
-    async def answer(self, timeout: float = 5.0) -> RawAnswer:
+    async def answer(self, timeout: float = 30.0) -> RawAnswer:
         """The next answer whole, by its length."""
         made = await self.head(timeout)
         length = next(value for name, value in made.headers.items() if name.lower() == "content-length")
@@ -266,7 +266,7 @@ class Wire:
             made.body = await self.reader.readexactly(int(length))
         return made
 
-    async def read_until(self, marker: bytes, timeout: float = 5.0) -> bytes:
+    async def read_until(self, marker: bytes, timeout: float = 30.0) -> bytes:
         async with asyncio.timeout(timeout):
             return await self.reader.readuntil(marker)
 
@@ -333,7 +333,7 @@ class HeldModel(ModelServer):
 
 
 async def eventually(
-    look: Callable[[], Awaitable[Any]], good: Callable[[Any], Any] = bool, timeout: float = 5.0
+    look: Callable[[], Awaitable[Any]], good: Callable[[Any], Any] = bool, timeout: float = 30.0
 ) -> Any:
     """What a look shows as soon as it is good."""
     async with asyncio.timeout(timeout):
