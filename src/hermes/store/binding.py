@@ -108,9 +108,9 @@ def _waiting(tx: Tx, call_ids: Sequence[str], owner: str, session_key: str | Non
 
 
 def _free(tx: Tx, base_id: str) -> str:
-    taken = int(tx.value("SELECT count(*) FROM sessions WHERE base_id = ?", (base_id,)))
-    number, wanted = max(1, taken), base_id
+    number, wanted = 0, base_id
     while tx.value("SELECT 1 FROM sessions WHERE id = ?", (wanted,)) is not None or held_by(tx, f"session:{wanted}"):
+        number = number or max(1, int(tx.value("SELECT count(*) FROM sessions WHERE base_id = ?", (base_id,))))
         number += 1
         wanted = f"{base_id}-{number}"
     return wanted

@@ -138,11 +138,11 @@ class Runs(Part):
                         data.get("task", ""),
                     )
             if creates is not None:
-                _create(tx, creates, state, events[-1].ts)
+                _create(tx, creates, state, events[-1].ts, opened=session is not None)
             else:
                 _put_state(tx, run_id, state, events, moved=state.status != run["status"] or state.ended)
             tx.many(_EVENT, [(run_id, e.seq, e.ts, e.type, e.step, _packed(e)) for e in events])
-            if state.ended:  # nobody will take what was left for it
+            if state.ended and creates is None:  # nobody will take what was left for it
                 sql = "UPDATE run_controls SET taken_at = ? WHERE run_id = ? AND taken_at IS NULL"
                 tx.execute(sql, (state.ended_at, run_id))
             if token is not None and (state.ended or state.status == "interrupted"):
@@ -454,8 +454,12 @@ def _descending(order: str) -> str:
 # --- the fold and its columns ----------------------------------------------------------------------------------------
 
 
-def _create(tx: Tx, spec: RunSpec, state: RunState | None = None, updated_at: float | None = None) -> None:
-    check_owner(tx, spec.session_id, spec.owner)
+def _create(
+    tx: Tx, spec: RunSpec, state: RunState | None = None, updated_at: float | None = None, *, opened: bool = False
+) -> None:
+    """Put a run on record; `opened`: the owner of its session has been checked."""
+    if not opened:
+        check_owner(tx, spec.session_id, spec.owner)
     now = time.time()
     parent = spec.parent or (None, None)
     stored = spec.stored()
