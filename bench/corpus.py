@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from hermes.runs.spec import RunSpec
-from hermes.store.coding import pack
+from hermes.store.codec import pack
 from hermes.store.sessions import SessionDB
 
 # Raised when anything below changes what is generated.

@@ -33,7 +33,7 @@ from hermes.runs.events import Event
 from hermes.runs.spec import RunSpec
 from hermes.runs.writer import RunWriter
 from hermes.server.render_chat import ChatRenderer
-from hermes.store.bundle import AsyncStore, Store
+from hermes.store.stores import AsyncStore, Store
 
 FILE = Path(__file__).parent / "guard.json"
 CHUNKS, MORE_MAX = 1_000, 0.10

@@ -18,7 +18,7 @@ from bench.load import connect, get, post
 from bench.results import Figure, at, median
 from bench.servers import Server, hermes, provider
 from bench.serving import paced
-from hermes.store.bundle import Async, open_store
+from hermes.store.stores import Async, open_store
 
 STREAMS, PER_S, EXTRA_MS_MAX = 100, 20, 20.0
 READ_MS_MAX, SEARCH_MS_MAX = 10.0, 50.0

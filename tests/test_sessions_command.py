@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from hermes.cli import sessions_care, sessions_command, sessions_print, sessions_transfer, wording
+from hermes.cli import formatting, session_format, session_maintenance, sessions_command, sessions_transfer
 from hermes.errors import HermesError
 from hermes.home import Home, write_private
 from hermes.store.leases import Leases, this_process
@@ -194,8 +194,8 @@ def test_list_is_filtered(home: Home, db: SessionDB, capsys: Capture, words: lis
 
 def test_a_list_is_no_wider_than_the_terminal(db: SessionDB) -> None:
     talk(db, "long", title="A title that is much longer than there is room for")
-    wide = sessions_print.session_lines(db.list_sessions())
-    narrow = sessions_print.session_lines(db.list_sessions(), 80)
+    wide = session_format.session_lines(db.list_sessions())
+    narrow = session_format.session_lines(db.list_sessions(), 80)
     assert max(map(len, wide)) > 80 >= max(map(len, narrow))
     assert "A title that is much longer than there is room for" in wide[0]
 
@@ -214,7 +214,7 @@ def test_times_are_iso_in_json(home: Home, db: SessionDB, capsys: Capture) -> No
 
 
 def test_a_time_that_no_calendar_has_is_told_as_unknown() -> None:
-    assert (wording.local(1e300), wording.iso(float("inf"))) == ("?", None)
+    assert (formatting.local(1e300), formatting.iso(float("inf"))) == ("?", None)
 
 
 def test_show_prints_the_transcript(home: Home, db: SessionDB, capsys: Capture) -> None:
@@ -715,7 +715,7 @@ def test_stats_where_sqlite_does_not_tell_the_parts() -> None:
         def rows(self, sql: str) -> list[Any]:
             return sqlite3.connect(":memory:").execute(sql.replace("dbstat", "no_dbstat")).fetchall()
 
-    assert sessions_care._part_sizes(Plain(), 0) == {}  # type: ignore[arg-type]
+    assert session_maintenance._part_sizes(Plain(), 0) == {}  # type: ignore[arg-type]
 
 
 def test_stats_in_words(home: Home, db: SessionDB, capsys: Capture) -> None:

@@ -17,6 +17,7 @@ from hermes import config
 from hermes.agent.model_lists import ModelLists
 from hermes.agent.routes import primary
 from hermes.agent.turn import Services
+from hermes.burst_cache import Lately
 from hermes.bus.memory import MemoryBus
 from hermes.bus.peers import Operation, Peers
 from hermes.errors import ConfigError
@@ -25,25 +26,24 @@ from hermes.guards.secrets import Secrets
 from hermes.home import Home, resolve
 from hermes.housekeeping import SWEEP_EVERY_S, sweep_if_due
 from hermes.http import HttpClient
-from hermes.lately import Lately
 from hermes.limits import BUSY_TURNS
 from hermes.local import status
 from hermes.local.client import LocalModel
 from hermes.logs import known_secrets
-from hermes.runs.elsewhere import Elsewhere
 from hermes.runs.engine import EngineLimits, LiveRun, Result, RunEngine
 from hermes.runs.log import RunLog
+from hermes.runs.remote_runs import Elsewhere
 from hermes.runs.scheduler import Scheduler
 from hermes.runs.spec import RouteChoice, RunSpec
 from hermes.runs.traces import traces
 from hermes.sandbox.choose import Sandboxes
 from hermes.store.base import StoreError
-from hermes.store.bundle import AsyncStore, Store, address, store_at
 from hermes.store.engine import Engine
+from hermes.store.stores import AsyncStore, Store, address, store_at
 from hermes.threads import Threads
 from hermes.tools.mcp import Servers
+from hermes.tools.resources import Outside
 from hermes.tools.toolsets import builtin
-from hermes.tools.world import Outside
 
 log = logging.getLogger(__name__)
 FILE_THREADS = 4

@@ -11,7 +11,7 @@ from hermes.processes import this_process
 
 if TYPE_CHECKING:
     from hermes.config import Settings
-    from hermes.store.bundle import Store
+    from hermes.store.stores import Store
 
 log = logging.getLogger(__name__)
 

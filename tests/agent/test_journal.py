@@ -23,7 +23,7 @@ from hermes.runs.journal import JournalReader, left_behind
 from hermes.runs.log import RunLog
 from hermes.runs.spec import RunSpec
 from hermes.store.base import Row
-from hermes.store.bundle import AsyncStore, Store
+from hermes.store.stores import AsyncStore, Store
 
 SESSION = "the-session"
 
@@ -189,7 +189,7 @@ sys.path.insert(0, sys.argv[2])
 from hermes.bus.memory import MemoryBus
 from hermes.guards.secrets import Secrets
 from hermes.runs.log import RunLog
-from hermes.store.bundle import AsyncStore, Store
+from hermes.store.stores import AsyncStore, Store
 
 async def main():
     log = RunLog(MemoryBus(), window_s=0.0, journal=Path(sys.argv[1]))

@@ -16,7 +16,7 @@ from hermes.runs import leases as leases_module
 from hermes.runs.engine import LiveRun, Refused
 from hermes.runs.spec import Control
 from hermes.store.base import Begun, StoreError
-from hermes.store.bundle import AsyncLeases, AsyncRuns, AsyncStore, Store
+from hermes.store.stores import AsyncLeases, AsyncRuns, AsyncStore, Store
 from hermes.tools.round import ToolRound
 from support.model_server import Call, ModelServer, Reply, Request
 

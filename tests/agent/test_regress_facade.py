@@ -18,9 +18,9 @@ from hermes import app as app_module
 from hermes.app import App, current
 from hermes.runs import leases as leases_module
 from hermes.store.base import Begun, StoreError
-from hermes.store.bundle import Async, AsyncRuns, AsyncStore
 from hermes.store.leases import Leases
 from hermes.store.sessions import SessionDB
+from hermes.store.stores import Async, AsyncRuns, AsyncStore
 from run_agent import AIAgent
 from support.model_server import Call, ModelServer, Reply, Request
 from support.server_thread import serving

@@ -16,7 +16,7 @@ from hermes.runs.leases import Lease, SessionLeases
 from hermes.runs.log import RunLog
 from hermes.runs.spec import Control, RunSpec
 from hermes.store.base import Begun, Row, StoreError
-from hermes.store.bundle import AsyncRuns, AsyncStore, Store
+from hermes.store.stores import AsyncRuns, AsyncStore, Store
 from support.model_server import ModelServer, Reply
 
 from .house import FINAL, House, Json, check_laws, nothing_left

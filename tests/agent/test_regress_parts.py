@@ -15,7 +15,7 @@ import pytest
 from hermes import threads as threads_module
 from hermes.agent.assembler import Assembler
 from hermes.agent.failures import FailureFacts, classify, rejected_option
-from hermes.agent.parts import Opaque
+from hermes.agent.stream_parts import Opaque
 from hermes.guards.secrets import MARK
 from hermes.providers.base import WireEvent
 from hermes.providers.registry import provider_for

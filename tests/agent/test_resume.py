@@ -22,7 +22,7 @@ from hermes.runs.spec import Control
 from hermes.server.render_responses import ResponseRenderer, Shows
 from hermes.server.render_run import RunRenderer
 from hermes.store.base import Partial, Row
-from hermes.tools.asking import ApprovalRequest
+from hermes.tools.questions import ApprovalRequest
 from hermes.tools.registry import ToolContext
 from support.model_server import Call, ModelServer, Reply
 

@@ -459,11 +459,11 @@ async def test_instructions_of_one_turn_are_never_stored(house: House, server: M
 async def test_a_session_of_another_day_keeps_its_prompt(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hermes.agent import surroundings
+    from hermes.agent import prompt_context
 
     server.script = [Reply(text="One."), Reply(text="Two.")]
     await turn(house, server)
-    monkeypatch.setattr(surroundings, "_today", lambda _: "Monday, 2031-01-06")
+    monkeypatch.setattr(prompt_context, "_today", lambda _: "Monday, 2031-01-06")
     await turn(house, server, "and now?")
     assert system_of(server.requests[0]) == system_of(server.requests[1])
 

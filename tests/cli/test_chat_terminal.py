@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from hermes.store.bundle import Store
+from hermes.store.stores import Store
 from support.model_server import Call, Reply
 
 from .conftest import HERMES, Place

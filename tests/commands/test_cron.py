@@ -20,7 +20,7 @@ from hermes import app
 from hermes.home import Home, write_private
 from hermes.runs import engine
 from hermes.runs.spec import RunSpec
-from hermes.store.bundle import open_store
+from hermes.store.stores import open_store
 from support.model_server import ModelServer, Reply
 from support.server_thread import serving
 

@@ -23,10 +23,10 @@ from hermes.cli.doctor_command import CHECKS, Finding
 from hermes.cli.main import COMMANDS, parser_with
 from hermes.home import Home, write_private
 from hermes.runs.spec import RunSpec
-from hermes.store import upkeep
-from hermes.store.bundle import Store
+from hermes.store import maintenance
 from hermes.store.connections import Tx
 from hermes.store.sessions import SessionDB
+from hermes.store.stores import Store
 from support.model_server import ModelServer, Reply
 from support.server_thread import serving
 
@@ -127,9 +127,9 @@ def test_the_quick_check_has_one_bound_for_all_of_it(home: Home, monkeypatch: py
     now = iter([100.0, 100.0, 104.0])
     with closing(SessionDB(home.state_db)) as db:
         monkeypatch.setattr(Tx, "within", within)
-        monkeypatch.setattr(upkeep, "time", SimpleNamespace(monotonic=lambda: next(now)))
+        monkeypatch.setattr(maintenance, "time", SimpleNamespace(monotonic=lambda: next(now)))
         assert db.check() == []
-    assert given == [upkeep.QUICK_CHECK_S_MAX, upkeep.QUICK_CHECK_S_MAX - 4.0]
+    assert given == [maintenance.QUICK_CHECK_S_MAX, maintenance.QUICK_CHECK_S_MAX - 4.0]
 
 
 def test_a_run_that_nobody_carries_on_is_told(home: Home, hermes: Hermes) -> None:

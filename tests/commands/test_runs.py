@@ -20,7 +20,7 @@ from hermes.home import Home, write_private
 from hermes.runs.events import Event
 from hermes.runs.spec import RunSpec
 from hermes.store.base import Row
-from hermes.store.bundle import Store
+from hermes.store.stores import Store
 from support.model_server import Call, ModelServer, Reply
 from support.server_thread import serving
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from hermes.runs.events import Event, fold
-from hermes.store.bundle import open_store
 from hermes.store.responses import ResponseStore
+from hermes.store.stores import open_store
 from store.tools import Json, mode
 
 from .writer import TRUNK, TRUNK_ROWS, digest

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from hermes.runs.spec import Control
-from hermes.store.bundle import open_store
 from hermes.store.leases import this_process
 from hermes.store.responses import ResponseStore
+from hermes.store.stores import open_store
 from store.tools import Turn
 
 # The source of every fork: so many messages, made once.

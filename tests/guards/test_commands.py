@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hermes.guards import commands, rules
 from hermes.guards.commands import Facts, check, detaches, simple_forms
-from hermes.guards.words import UNKNOWN, plain
+from hermes.guards.shell_expansion import UNKNOWN, plain
 
 CWD = "/home/u/ws"
 FACTS = Facts((CWD,), "/home/u", "/home/u/.hermes")

@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hermes import config_check, config_files, config_splice, text
-from hermes.agent import alike, compress, content, failures, images, leaked_calls, media_tags, prompt, skills
+from hermes.agent import chunk_template, compress, content, failures, images, leaked_calls, media_tags, prompt, skills
 from hermes.agent.assembler import Assembler
 from hermes.agent.call import _decode, _runs
 from hermes.agent.inline import InlineMarkup
 from hermes.agent.media import Outgoing
-from hermes.agent.parts import Text, ToolDelta
+from hermes.agent.stream_parts import Text, ToolDelta
 from hermes.cli.markdown_lines import MarkdownLines
 from hermes.errors import HermesError
 from hermes.guards import commands, exfiltration, hosts, injection, path_lists, read_only, snippets, url_text
+from hermes.guards.findings import Facts
 from hermes.guards.secrets import Secrets, redact_tree
 from hermes.guards.url_text import UrlRefused
-from hermes.guards.verdict import Facts
 from hermes.inflate import InflateError, Inflater
 from hermes.providers.base import Prompt, Route, ToolSchema, WireEvent, refusal_facts
 from hermes.providers.registry import provider_for
@@ -37,7 +37,7 @@ from hermes.runs import schedule
 from hermes.runs.events import Event
 from hermes.runs.spec import RunSpec
 from hermes.sandbox import git_config
-from hermes.server import bodies, chat, models, response_items, response_tools, turns
+from hermes.server import chat, models, request_bodies, response_items, response_tools, turns
 from hermes.server.errors import ApiError
 from hermes.server.outcome import Outcome
 from hermes.server.render_chat import ChatRenderer
@@ -45,12 +45,12 @@ from hermes.server.render_responses import ResponseRenderer, Shows
 from hermes.server.render_run import RunRenderer
 from hermes.server.render_session import SessionRenderer, turn_messages
 from hermes.sse import SseDecoder
-from hermes.store import coding, digests, rows, search
+from hermes.store import codec, digests, rows, search
 from hermes.store.sessions import SessionDB
-from hermes.tools import arguments, markup, mcp_names, patching, plain_search
-from hermes.tools.captured import Ends, Readable
+from hermes.tools import arguments, html_to_markdown, mcp_names, patching, rg_fallback
+from hermes.tools.output_buffer import Ends, Readable
 from hermes.tools.registry import ToolError, render
-from hermes.tools.shaping import Shaper
+from hermes.tools.result_limits import Shaper
 
 Json = dict[str, Any]
 # What a case may end with: an input may well be refused.
@@ -209,7 +209,7 @@ texts(
 
 
 def decoded(pieces: Iterable[bytes]) -> None:
-    decoder, known = SseDecoder(), alike.Alike(provider_for("chat_completions").texts)  # type: ignore[arg-type]
+    decoder, known = SseDecoder(), chunk_template.Alike(provider_for("chat_completions").texts)  # type: ignore[arg-type]
     for piece in pieces:
         for _, _, wires in _runs(decoder, known, piece):
             for wire in wires:
@@ -524,9 +524,9 @@ case(
     size=60,
     large=10_000,
 )
-texts("a text to be kept", "store.coding", lambda said: coding.columns_of(said, {}), ["a", "\0", "\ud800", "data:", '"$blob"'],
+texts("a text to be kept", "store.coding", lambda said: codec.columns_of(said, {}), ["a", "\0", "\ud800", "data:", '"$blob"'],
       large=300_000)  # fmt: skip
-texts("words to be searched", "store.coding store.search", lambda said: coding.search_text(coding.spaced(said)),
+texts("words to be searched", "store.coding store.search", lambda said: codec.search_text(codec.spaced(said)),
       ["a ", "漢", "漢a", "a-b", "'"], large=200_000)  # fmt: skip
 QUERIES = ["a ", '"a', '"', "a OR ", "NOT ", "a* ", "(", "-a ", "a:b "]
 texts("a query", "store.search", search.fts_query, QUERIES, large=100_000)
@@ -599,7 +599,7 @@ case("messages of a session", "store.transcripts", lambda n: sessions(1, n), wit
 
 
 def parsed(kind: type[Any]) -> Callable[[bytes], Any]:
-    return lambda data: bodies.parse(bodies.as_object(data), kind)
+    return lambda data: request_bodies.parse(request_bodies.as_object(data), kind)
 
 
 def body(**fields: Any) -> bytes:
@@ -611,7 +611,9 @@ def chat_messages(n: int) -> bytes:
 
 
 def parted(data: bytes) -> Any:
-    return chat.parted(bodies.parse(bodies.as_object(data), models.ChatRequest).model.messages, 1_000_000)
+    return chat.parted(
+        request_bodies.parse(request_bodies.as_object(data), models.ChatRequest).model.messages, 1_000_000
+    )
 
 
 CHAT, RESPONSE = parsed(models.ChatRequest), parsed(models.ResponseRequest)
@@ -628,13 +630,21 @@ case(
 )
 case("unknown fields", "server.bodies", lambda n: json.dumps({f"f{at}": 1 for at in range(n)}).encode(),
      lambda data: CHAT(data).headers(), large=900)  # fmt: skip
-case("nested fields", "server.bodies", lambda n: b'{"a":' * n + b"1" + b"}" * n, bodies.as_object, large=100_000)
-case("nested lists", "server.bodies", lambda n: b'{"a":' + b"[" * n + b"]" * n + b"}", bodies.as_object, large=200_000)
+case(
+    "nested fields", "server.bodies", lambda n: b'{"a":' * n + b"1" + b"}" * n, request_bodies.as_object, large=100_000
+)
+case(
+    "nested lists",
+    "server.bodies",
+    lambda n: b'{"a":' + b"[" * n + b"]" * n + b"}",
+    request_bodies.as_object,
+    large=200_000,
+)
 case(
     "halves of characters",
     "server.bodies",
     lambda n: b'{"a":"' + rb"\ud800" * n + b'"}',
-    bodies.as_object,
+    request_bodies.as_object,
     large=200_000,
 )
 case("stop strings and metadata", "server.bodies", lambda n: body(messages=[], stop=["a"] * n, metadata={f"k{at}": "v" for at in range(n)}),
@@ -786,18 +796,20 @@ case("hunks of equal lines", "tools.patching", lambda n: ("a\n" * n, "*** Update
     f"@@ -{at + 1},1 +{at + 1},1 @@\n-a\n+b\n" for at in range(n)
 )), lambda both: patching.patched(both[0], patching.parsed(both[1])[0].hunks), large=100_000, linear=False)  # fmt: skip
 case("a glob", "tools.plain_search", lambda n: ("**/" * 20 + "*a*b*c", ["a"] * n),
-     lambda both: plain_search.Glob(both[0]).matches(both[1]), large=20_000)  # fmt: skip
+     lambda both: rg_fallback.Glob(both[0]).matches(both[1]), large=20_000)  # fmt: skip
 texts(
     "a rule of an ignore file",
     "tools.plain_search",
-    plain_search.rule_of,
+    rg_fallback.rule_of,
     ["*", "a/", "[", "\\", "?", "**/", "!"],
     size=100,
     large=500,
 )
 HTML = ["<p>a", "<div>", "</div>", "<a href='b'>c</a>", "<li>", "<ul><li>", "<table><tr><td>a", "<", "&", "&amp;", "<!--", "<script>",
         "<pre>", "a ", "\n", "<b>", "<h1>a</h1>", "<br>", "<img src=a>"]  # fmt: skip
-texts("a page", "tools.markup tools.pages", lambda said: markup.markdown(said, "http://a/"), HTML, large=60_000)
+texts(
+    "a page", "tools.markup tools.pages", lambda said: html_to_markdown.markdown(said, "http://a/"), HTML, large=60_000
+)
 case("tools of an MCP server", "tools.mcp_names", lambda n: [
     {"name": f"t{at}", "description": "d", "inputSchema": {"type": "object"}} for at in range(n)
 ], lambda found: mcp_names.fit("s", found), large=5_000)  # fmt: skip

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes.agent.alike import LOOKS_MAX, Alike
 from hermes.agent.assembler import Assembler, Delta, TextDelta
 from hermes.agent.call import Caller
+from hermes.agent.chunk_template import LOOKS_MAX, Alike
 from hermes.exchange import Timeouts
 from hermes.providers.base import WireRequest
 from hermes.providers.registry import provider_for

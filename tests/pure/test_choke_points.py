@@ -52,9 +52,9 @@ MAY_OPEN = {
     "server/peers.py": (1, _SYSTEM),
     "agent/content.py": (1, "an upload of the session, held against the same one that comes again"),
     "store/connections.py": (1, _SYSTEM),
-    "store/upkeep.py": (3, "a copy of the database, and the size of its pages"),
+    "store/maintenance.py": (3, "a copy of the database, and the size of its pages"),
     "server/documents.py": (1, "a page of the package"),
-    "server/wishes.py": (1, "a table of the package"),
+    "server/request_options.py": (1, "a table of the package"),
     "server/metrics.py": (1, _SYSTEM),
     "server/status.py": (2, _OWN),
     "server/session_routes.py": (1, "an export that was just written"),
@@ -77,8 +77,8 @@ MAY_OPEN = {
     "cli/logs_command.py": (1, _OWN),
     "cli/setup_command.py": (1, _OWN),
     "cli/sessions_transfer.py": (2, _USER),
-    "tools/plain_search.py": (2, "a program that is run inside the sandbox"),
-    "tools/captured.py": (1, "writes long output"),
+    "tools/rg_fallback.py": (2, "a program that is run inside the sandbox"),
+    "tools/output_buffer.py": (1, "writes long output"),
     "tools/code.py": (4, "writes the script into a folder of ours"),
 }
 

@@ -50,14 +50,14 @@ def test_the_version_is_told_again_at_next_to_no_cost(tmp_path: Path) -> None:
     assert printed == first and "sandbox local" in printed
     # The probe itself has loaded json.
     ours = {name for name in modules if name.partition(".")[0] == "hermes"}
-    assert ours == {"hermes", "hermes.cli", "hermes.remembered"}
+    assert ours == {"hermes", "hermes.cli", "hermes.version_cache"}
     assert not modules & {*HEAVY, "argparse", "dataclasses", "pathlib", "asyncio", "typing", "inspect"}
 
 
 def test_a_server_reads_no_certificates_before_it_needs_them() -> None:
     code = """
 import ssl
-from hermes.server.lean import begin
+from hermes.server.process_tuning import begin
 made = ssl.create_default_context
 begin()
 from aiohttp.connector import _SSL_CONTEXT_VERIFIED as context

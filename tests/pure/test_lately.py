@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hermes import lately
-from hermes.lately import Lately
+from hermes import burst_cache
+from hermes.burst_cache import Lately
 from hermes.limits import LATELY_MAX, SAME_MOMENT_S
 
 
@@ -14,7 +14,7 @@ class World:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.busy, self.asked = 100.0, True, 0
-        monkeypatch.setattr(lately.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(burst_cache.time, "monotonic", lambda: self.now)
         self.lately = Lately(lambda: self.busy)
 
     def ask(self, key: object = "key") -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import hermes
-from hermes import remembered
+from hermes import version_cache
 
 SETTINGS = "terminal: {backend: local}\n"
 
@@ -59,7 +59,7 @@ CHANGES: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
     "program for sandboxes": lambda home, _: (home.parent / "programs/bwrap").touch(),
     "kernel": lambda _, patch: patch.setattr(os, "uname", lambda: os.uname_result(("", "", "9.9", "", ""))),
     "user": lambda _, patch: patch.setattr(os, "getuid", lambda: 12345),
-    "rule of the kernel": lambda home, patch: patch.setattr(remembered, "_RULES", ("kernel/ostype",)),
+    "rule of the kernel": lambda home, patch: patch.setattr(version_cache, "_RULES", ("kernel/ostype",)),
 }
 
 
@@ -67,18 +67,18 @@ CHANGES: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
 def test_what_it_depends_on_changes_its_key(
     change: Callable[[Path, pytest.MonkeyPatch], object], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = remembered.version()[2]
-    assert remembered.version()[2] == before
+    before = version_cache.version()[2]
+    assert version_cache.version()[2] == before
     change(home, monkeypatch)
-    assert remembered.version()[2] != before
+    assert version_cache.version()[2] != before
 
 
 def test_what_it_does_not_depend_on_does_not(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = remembered.version()
+    before = version_cache.version()
     monkeypatch.setenv("SOMETHING_ELSE", "1")
     monkeypatch.chdir(home)
     (home / "config.yaml").write_bytes((home / "config.yaml").read_bytes())
-    assert remembered.version() == before
+    assert version_cache.version() == before
 
 
 def test_it_is_told_again_from_a_private_file_and_never_stale(home: Path) -> None:
@@ -105,9 +105,9 @@ def test_a_file_that_is_not_ours_to_read_is_ignored(home: Path, content: bytes) 
 
 def test_a_file_of_another_user_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("key\ntext")
-    assert remembered.known(str(tmp_path / "file"), "key") == "text"
+    assert version_cache.known(str(tmp_path / "file"), "key") == "text"
     monkeypatch.setattr(os, "getuid", lambda: 12345)
-    assert remembered.known(str(tmp_path / "file"), "key") is None
+    assert version_cache.known(str(tmp_path / "file"), "key") is None
 
 
 def test_a_home_that_cannot_be_written_is_told_of_all_the_same(home: Path) -> None:

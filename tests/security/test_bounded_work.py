@@ -11,9 +11,9 @@ import sys
 import pytest
 
 from hermes.agent import media, media_tags
-from hermes.guards import commands, snippets, verdict
+from hermes.guards import commands, findings, snippets
 from hermes.store import search
-from hermes.tools import approving, arguments, captured
+from hermes.tools import approvals, arguments, output_buffer
 from support.regex_attacks import attacks
 from support.regex_steps import steps_to_search
 
@@ -35,11 +35,11 @@ PATTERNS = {
     "commands of sed": commands._SED_RUNS,
     "modes that all may write": whole(commands._WORLD),
     "modes that set the user": whole(commands._SETUID),
-    "globs for anything": whole(verdict._ANYTHING),
+    "globs for anything": whole(findings._ANYTHING),
     "code that runs commands": shrunk(re.compile(snippets._RUNS.pattern.replace("64}", "100}"))),
-    "a fenced answer": approving._FENCE,
+    "a fenced answer": approvals._FENCE,
     "strings of JSON": arguments._STRING,
-    "escapes of a terminal": captured._ESCAPES,
+    "escapes of a terminal": output_buffer._ESCAPES,
     "a query": search._TOKEN,
     "terms of a query": search._TERM,
     "words of a message": search._WORD,
@@ -96,7 +96,7 @@ from hermes.guards.exfiltration import exfiltrates
 from hermes.guards.snippets import literals_of, rules_of
 from hermes.store.rows import _origins, in_call_order, row_of_message
 from hermes.store.sessions import SessionDB
-from hermes.server.bodies import Body, _told as fault_of
+from hermes.server.request_bodies import Body, _told as fault_of
 from hermes.tools.arguments import parse
 from hermes.tools.patching import blocks
 from guards.test_commands import FACTS

@@ -19,7 +19,7 @@ from hermes.sandbox import bubblewrap, docker
 from hermes.sandbox.choose import choice
 from hermes.server.discovery import _sandbox as capabilities_sandbox
 from hermes.tools import files, searching
-from hermes.tools.approving import counted
+from hermes.tools.approvals import counted
 from support.model_server import Call, ModelServer
 from tools.commanding import SURELY_S, Desk
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hermes.limits import JSON_DEPTH_MAX, JSON_FIELDS_MAX, JSON_VALUES_MAX
-from hermes.server import bodies
+from hermes.server import request_bodies
 from hermes.server.errors import ApiError
 from support.model_server import Reply
 
@@ -55,18 +55,18 @@ async def test_a_body_with_too_many_fields_is_refused(api: Api, path: str) -> No
 
 
 def test_too_many_objects_are_refused_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies.msgspec.json, "decode", lambda data: pytest.fail("it was read"))
+    monkeypatch.setattr(request_bodies.msgspec.json, "decode", lambda data: pytest.fail("it was read"))
     for item in (b"[]", b"{}", b'{"\\"[":"\\\\"}'):
         data = b'{"a": [' + b",".join([item] * (JSON_VALUES_MAX + 1)) + b"]}"
         for given in (data, data.decode()):
             with pytest.raises(ApiError) as caught:
-                bodies.as_object(given)
+                request_bodies.as_object(given)
             assert caught.value.code == "too_many_fields"
 
 
 def test_brackets_in_a_text_are_no_fields() -> None:
     text = '[{"' * (JSON_VALUES_MAX + 1) + "\\"
-    assert bodies.as_object(json.dumps({"a": text})) == {"a": text}
+    assert request_bodies.as_object(json.dumps({"a": text})) == {"a": text}
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_brackets_in_a_text_are_no_fields() -> None:
 )
 def test_half_pairs_of_surrogates_are_replaced(escaped: str, text: str) -> None:
     for data in (f'{{"a": "{escaped}"}}', f'{{"a": "{escaped}"}}'.encode()):
-        assert bodies.as_object(data) == {"a": text}
+        assert request_bodies.as_object(data) == {"a": text}
 
 
 def test_half_pairs_of_surrogates_are_not_looked_for_one_by_one() -> None:
@@ -96,7 +96,7 @@ def test_half_pairs_of_surrogates_are_not_looked_for_one_by_one() -> None:
     data = b'{"a": [' + b",".join([rb'"\ud800"'] * 5000) + b"]}"
     sys.setprofile(count)
     try:
-        bodies.as_object(data)
+        request_bodies.as_object(data)
     finally:
         sys.setprofile(None)
     assert calls < 100

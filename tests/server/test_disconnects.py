@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hermes.runs.spec import RunSpec
+from hermes.server.request_options import Wishes
 from hermes.server.turns import Turn
-from hermes.server.wishes import Wishes
 from support.model_server import Call, Reply
 
 from .clients import HeldModel, Json, Stream, Wire, chat_text, eventually, frames, told, user

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hermes.agent import decisions
-from hermes.server.response_kept import Kept
+from hermes.server.response_record import Kept
 from support.model_server import Call, Reply, Request
 from support.wire import body_bytes
 

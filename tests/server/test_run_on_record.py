@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hermes.store.base import StoreError
-from hermes.store.bundle import AsyncStore
+from hermes.store.stores import AsyncStore
 from support.model_server import Reply
 
 from .clients import Json, eventually, told, user

@@ -28,8 +28,8 @@ from hermes.logs import logging_to
 from hermes.runs.spec import RunSpec
 from hermes.sandbox.choose import choice
 from hermes.server import runner
-from hermes.server.exposure import bind, is_loopback, resolved
 from hermes.server.runner import GatewayRunner, raise_file_limit
+from hermes.server.startup_checks import bind, is_loopback, resolved
 from hermes.server.status import HomeServed, hold, read_runtime_status
 from support.model_server import ModelServer, Reply
 

@@ -11,7 +11,7 @@ import pytest
 
 from hermes.runs.events import Event
 from hermes.runs.spec import RunSpec
-from hermes.tools.asking import ApprovalRequest
+from hermes.tools.questions import ApprovalRequest
 from hermes.tools.registry import Registry, ToolContext, ToolDef
 from support.model_server import Call, Reply
 

@@ -686,7 +686,7 @@ async def test_a_question_in_a_stream_is_answered_through_the_run(api: Api) -> N
 
 
 async def test_the_output_of_a_tool_is_streamed_while_it_works(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hermes.tools.shaping._SHARE_OF_WINDOW", 1.0)
+    monkeypatch.setattr("hermes.tools.result_limits._SHARE_OF_WINDOW", 1.0)
 
     async def work(ctx: ToolContext, args: Json) -> Json:
         ctx.emit("stdout", "half way\n")

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from hermes.store.bundle import Store, open_store
 from hermes.store.sessions import SessionDB
+from hermes.store.stores import Store, open_store
 
 # Ids that nobody may bring along.
 BAD_IDS = [

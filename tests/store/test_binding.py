@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from hermes.limits import BOUND_TURN_ROWS_MAX
-from hermes.store import binding, rows
-from hermes.store.bundle import Store
+from hermes.store import history_match, rows
 from hermes.store.rows import row_of_message
 from hermes.store.sessions import SessionDB
+from hermes.store.stores import Store
 
 from .conftest import call, listed
 
@@ -322,10 +322,10 @@ def test_a_chosen_id_that_looks_derived_is_left_alone(db: SessionDB) -> None:
 
 def test_only_so_many_rows_of_one_turn_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[str] = []
-    plain = binding._text
-    monkeypatch.setattr(binding, "_text", lambda content: compared.append(content) or plain(content))
+    plain = history_match._text
+    monkeypatch.setattr(history_match, "_text", lambda content: compared.append(content) or plain(content))
     held = [row_of_message("", {"role": "assistant", "content": f"step {n}"}) for n in range(3 * BOUND_TURN_ROWS_MAX)]
-    assert binding.match([{"role": "assistant", "content": "never said"}], held) is None
+    assert history_match.match([{"role": "assistant", "content": "never said"}], held) is None
     assert len(compared) <= BOUND_TURN_ROWS_MAX + 1
 
 
@@ -335,6 +335,6 @@ def test_the_sessions_compared_share_one_budget_of_rows(db: SessionDB, monkeypat
     read: list[str] = []
     plain = rows.held
     monkeypatch.setattr(rows, "held", lambda tx, id, *more: read.append(id) or plain(tx, id, *more))
-    monkeypatch.setattr(binding, "BOUND_ROWS_MAX", 4, raising=False)
+    monkeypatch.setattr(history_match, "BOUND_ROWS_MAX", 4, raising=False)
     assert db.get_session(db.bind_session(BASE, turns("hi", "other"))) is None
     assert len(read) == 2

@@ -18,9 +18,9 @@ from hermes.limits import (
     PENDING_CALLS_KEPT_S,
     SEARCHED_CHARS_MAX,
 )
-from hermes.store.bundle import open_store
 from hermes.store.responses import RESPONSES
 from hermes.store.schema import STATE
+from hermes.store.stores import open_store
 
 from .conftest import talk
 from .tools import Turn, look, url

@@ -20,8 +20,8 @@ from hermes.limits import SLOW_READERS_MAX, SLOW_READERS_NICENESS
 from hermes.store import connections
 from hermes.store import engine as engine_module
 from hermes.store.base import LeaseLost, StoreBusy, StoreError, StoreTimeout
-from hermes.store.bundle import Async, open_store
 from hermes.store.sessions import SessionDB
+from hermes.store.stores import Async, open_store
 
 from .tools import PATIENCE_S, Turn, at_once, contents, look, mode, raw, run, side, texts, umask, url
 

@@ -16,9 +16,9 @@ import pytest
 
 from hermes.store import connections
 from hermes.store.base import StoreDamaged, StoreError, StoreReadOnly, StoreTooNew
-from hermes.store.bundle import open_store
+from hermes.store.maintenance import repair
 from hermes.store.sessions import SessionDB
-from hermes.store.upkeep import repair
+from hermes.store.stores import open_store
 
 from .tools import contents, look, mode, raw, run, texts, umask, url
 
@@ -396,7 +396,7 @@ FULL = """
     import json, os, subprocess, sys
     from pathlib import Path
     from hermes.store.base import StoreFull
-    from hermes.store.bundle import open_store
+    from hermes.store.stores import open_store
 
     folder = Path(sys.argv[1])
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", folder], check=True)

@@ -17,7 +17,7 @@ from hermes.housekeeping import sweep_if_due
 from hermes.runs.events import Event
 from hermes.runs.spec import RunSpec
 from hermes.store.base import EventsExpired
-from hermes.store.bundle import Store, open_store
+from hermes.store.stores import Store, open_store
 
 HOUR, DAY = 3600.0, 86_400.0
 

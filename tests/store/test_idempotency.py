@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from hermes.limits import IDEMPOTENCY_RECORDS_MAX
-from hermes.store.bundle import open_store
+from hermes.store.stores import open_store
 
 from .tools import Turn, at_once, look, raw, url
 

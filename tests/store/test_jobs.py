@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hermes.store.bundle import open_store
+from hermes.store.stores import open_store
 
 from .tools import Json, at_once, url
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from hermes.store.base import LeaseLost
-from hermes.store.bundle import open_store
 from hermes.store.leases import this_process
+from hermes.store.stores import open_store
 
 from .tools import Turn, at_once, look, texts, url
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes.store.base import LeaseLost
-from hermes.store.bundle import Store
 from hermes.store.rows import archive, row_of_message
 from hermes.store.sessions import SessionDB
+from hermes.store.stores import Store
 
 from .conftest import call, contents, raw, talk
 

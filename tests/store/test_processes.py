@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from hermes.store.base import LeaseLost, StoreError, StoreReadOnly
-from hermes.store.bundle import open_store
 from hermes.store.leases import this_process
 from hermes.store.sessions import SessionDB
+from hermes.store.stores import open_store
 
 from .tools import contents, finish, kill, look, start, texts, url
 
@@ -54,7 +54,7 @@ def together(source: str, *args: object) -> list[Any]:
 
 HAMMER = """
     import json, sys, threading
-    from hermes.store.bundle import open_store
+    from hermes.store.stores import open_store
 
     name, path, threads, turns, spread = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
     store = open_store("sqlite://" + path)
@@ -154,7 +154,7 @@ def test_a_writer_that_dies_holds_nobody_up(store: Any, path: Path) -> None:
 TAKERS = """
     import json, os, sys, threading
     from hermes.store.base import LeaseLost
-    from hermes.store.bundle import open_store
+    from hermes.store.stores import open_store
     from hermes.store.leases import this_process
 
     name, path, witness, threads, wanted, sessions = *sys.argv[1:4], *map(int, sys.argv[4:])
@@ -223,7 +223,7 @@ def test_a_lease_has_one_holder_among_all_threads_of_all_processes(path: Path, t
 
 HOLDER = """
     import sys
-    from hermes.store.bundle import open_store
+    from hermes.store.stores import open_store
     from hermes.store.leases import this_process
 
     store = open_store("sqlite://" + sys.argv[1])
@@ -299,7 +299,7 @@ def test_a_holder_that_names_no_process_of_this_host_never_counts_as_gone(store:
 
 CLAIMER = """
     import json, sys, threading
-    from hermes.store.bundle import open_store
+    from hermes.store.stores import open_store
 
     name, path = sys.argv[1:]
     store = open_store("sqlite://" + path)

@@ -15,9 +15,9 @@ from hermes.housekeeping import sweep_if_due
 from hermes.limits import PROMPT_USE_NOTED_S
 from hermes.runs.spec import RunSpec
 from hermes.store import prompts
-from hermes.store.bundle import Store, open_store
 from hermes.store.schema import MIGRATIONS
 from hermes.store.sessions import SessionDB
+from hermes.store.stores import Store, open_store
 
 from .tools import Turn, look, raw, side, url
 

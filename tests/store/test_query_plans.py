@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from hermes.store.bundle import Store, open_store
 from hermes.store.idempotency import Idempotency
 from hermes.store.jobs import Jobs
 from hermes.store.leases import Leases
 from hermes.store.responses import ResponseStore
 from hermes.store.runs import Runs
 from hermes.store.sessions import SessionDB
+from hermes.store.stores import Store, open_store
 
 from .conftest import talk
 from .tools import Turn, look, raw, url

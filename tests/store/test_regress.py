@@ -18,10 +18,10 @@ from hermes.runs.spec import RunSpec
 from hermes.store import connections
 from hermes.store import engine as engine_module
 from hermes.store.base import LeaseLost, SessionBusy, StoreBusy, StoreError
-from hermes.store.bundle import Async, Store, open_store, store_at
+from hermes.store.maintenance import repair
 from hermes.store.search import fts_query
 from hermes.store.sessions import SessionDB
-from hermes.store.upkeep import repair
+from hermes.store.stores import Async, Store, open_store, store_at
 
 
 @pytest.mark.parametrize("session_id", [".", "..", "a/..", "a..b"])
@@ -294,7 +294,7 @@ def test_a_child_may_open_what_its_parent_has_only_named(tmp_path: Path) -> None
     program = """
         import os, sys
         from pathlib import Path
-        from hermes.store.bundle import Store
+        from hermes.store.stores import Store
         from hermes.store.sessions import SessionDB
         named = Store(Path(sys.argv[1]) / "state.db")
         if os.fork() == 0:

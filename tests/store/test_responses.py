@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from hermes.store.bundle import Async, open_store
 from hermes.store.responses import ResponseStore
+from hermes.store.stores import Async, open_store
 
 from .tools import Json, at_once, contents, look, mode, raw, run, side, umask, url
 

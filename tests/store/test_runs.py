@@ -23,7 +23,7 @@ from hermes.runs.log import RunLog
 from hermes.runs.spec import Control, RouteChoice, RunSpec
 from hermes.runs.writer import RunWriter
 from hermes.store.base import EventsExpired, LeaseLost, Partial, Row
-from hermes.store.bundle import Async, Store, open_store
+from hermes.store.stores import Async, Store, open_store
 
 from .conftest import call
 from .tools import Turn, at_once, look, texts, url

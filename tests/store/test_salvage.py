@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from hermes.store.base import StoreDamaged
-from hermes.store.bundle import open_store
+from hermes.store.maintenance import repair
 from hermes.store.schema import MIGRATIONS
 from hermes.store.sessions import SessionDB
-from hermes.store.upkeep import repair
+from hermes.store.stores import open_store
 
 from .tools import Turn, look, raw, url
 

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes.limits import QUERY_TERMS_MAX
-from hermes.store.bundle import open_store
 from hermes.store.search import fts_query
 from hermes.store.sessions import SessionDB
+from hermes.store.stores import open_store
 
 from .conftest import call, raw, talk
 

@@ -11,10 +11,10 @@ import pytest
 
 from hermes.runs.events import Event
 from hermes.runs.spec import RunSpec
-from hermes.store import records
+from hermes.store import session_rows
 from hermes.store.base import Row, SessionBusy, SessionExists
-from hermes.store.bundle import Store
 from hermes.store.sessions import SessionDB
+from hermes.store.stores import Store
 
 from .conftest import BAD_IDS, contents, listed, raw, talk
 
@@ -590,9 +590,9 @@ def test_the_next_number_of_a_title_is_found_without_asking_for_each(
     titles = {db.get_session(f"n{number}")["title"] for number in range(200)}  # type: ignore[index]
     assert titles == {"Plans", *(f"Plans #{number}" for number in range(2, 201))}
     asked: list[str] = []
-    original = records.title_holder
+    original = session_rows.title_holder
     monkeypatch.setattr(
-        records, "title_holder", lambda tx, owner, title: asked.append(title) or original(tx, owner, title)
+        session_rows, "title_holder", lambda tx, owner, title: asked.append(title) or original(tx, owner, title)
     )
     db.create_session("last", "cli")
     db.set_auto_title_if_empty("last", "Plans")

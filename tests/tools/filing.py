@@ -18,8 +18,8 @@ from hermes.sandbox.local import Local
 from hermes.sandbox.mounts import Place
 from hermes.threads import Threads
 from hermes.tools import arguments
-from hermes.tools.desk import Desk
 from hermes.tools.registry import ToolContext, ToolDef, ToolError
+from hermes.tools.session_state import Desk
 
 Json = dict[str, Any]
 KNOWN = "planted-value-0123456789"

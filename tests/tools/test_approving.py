@@ -13,9 +13,9 @@ import yaml
 from agent.conftest import MakeHouse
 from agent.house import KEY, House, Json, Ran, Running, nothing_left, tool
 from agent.test_resume import Left
-from hermes.tools import approving
-from hermes.tools.approving import _mentions
-from hermes.tools.asking import ApprovalRequest
+from hermes.tools import approvals
+from hermes.tools.approvals import _mentions
+from hermes.tools.questions import ApprovalRequest
 from hermes.tools.registry import ToolContext
 from support.model_server import Call, ModelServer, Reply, Request
 
@@ -286,7 +286,7 @@ async def test_questions_come_one_at_a_time_and_hold_back_only_what_conflicts(
     desk = Desk(make_house, server)
 
     async def ask(ctx: ToolContext, args: Json) -> Json:
-        await approving.leave(ctx, "mcp", args["a"], "It may destroy something.", key="server tool")
+        await approvals.leave(ctx, "mcp", args["a"], "It may destroy something.", key="server tool")
         return {"done": args["a"]}
 
     desk.offer(tool("ask", ask, scope=lambda args: frozenset({args["a"]})), tool("look", scope=lambda _: frozenset()))
@@ -331,7 +331,7 @@ async def test_a_folder_outside_the_workspace(make_house: MakeHouse, server: Mod
     async def write(ctx: ToolContext, args: Json) -> Json:
         paths = await ctx.world.paths()
         if (folder := await ctx.blocking(lambda: paths.needs_grant(outside / "file"))) is not None:
-            await approving.folder(ctx, folder)
+            await approvals.folder(ctx, folder)
         return {"needs": str((await ctx.world.paths()).needs_grant(outside / "file"))}
 
     desk.offer(tool("write", write))
@@ -351,7 +351,7 @@ async def test_other_leave(make_house: MakeHouse, server: ModelServer, key: str,
     desk = Desk(make_house, server)
 
     async def ask(ctx: ToolContext, _: Json) -> Json:
-        await approving.leave(ctx, "skill", f"delete it {KEY}", "Skills are to be approved.", ("write",), key=key)
+        await approvals.leave(ctx, "skill", f"delete it {KEY}", "Skills are to be approved.", ("write",), key=key)
         return {"ok": True}
 
     desk.offer(tool("ask", ask))

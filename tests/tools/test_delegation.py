@@ -15,7 +15,7 @@ from agent.test_resume import SESSION, Left
 from hermes.runs.spec import Control
 from hermes.store.base import Row
 from hermes.tools import delegation
-from hermes.tools.asking import ApprovalRequest
+from hermes.tools.questions import ApprovalRequest
 from hermes.tools.registry import ToolContext, ToolDef
 from support.model_server import Call, ModelServer, Reply, Request
 

@@ -20,7 +20,7 @@ from agent.test_resume import Left
 from hermes.guards.secrets import Secrets
 from hermes.limits import LINE_CHARS_MAX, READ_LINES_MAX, SEEN_BYTES_MAX, WRITTEN_BYTES_MAX
 from hermes.sandbox.shell import Shell
-from hermes.tools import approving, file_access, files, patching, searching
+from hermes.tools import approvals, file_access, files, patching, searching
 from hermes.tools.diagnostics import diagnostics
 from hermes.tools.file_access import Lines
 from hermes.tools.registry import ToolError
@@ -402,8 +402,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         for entry in entries:
             (await ctx.world.paths()).grant_reserved(entry)
 
-    monkeypatch.setattr(approving, "folder", folder)
-    monkeypatch.setattr(approving, "reserved", reserved)
+    monkeypatch.setattr(approvals, "folder", folder)
+    monkeypatch.setattr(approvals, "reserved", reserved)
     return folders
 
 
@@ -417,9 +417,9 @@ async def test_outside_the_workspace_leave_is_asked_for_the_folder(filing: Filin
 
 async def test_without_leave_nothing_is_written(filing: Filing, monkeypatch: pytest.MonkeyPatch) -> None:
     async def folder(*_: Any) -> None:
-        raise approving.Blocked("user", "The user did not allow it.")
+        raise approvals.Blocked("user", "The user did not allow it.")
 
-    monkeypatch.setattr(approving, "folder", folder)
+    monkeypatch.setattr(approvals, "folder", folder)
     outside = filing.folder.parent / "x.txt"
     answer = await filing.call(WRITE, path=str(outside), content="x")
     assert answer["status"] == "blocked" and not outside.exists()

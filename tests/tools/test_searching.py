@@ -18,7 +18,7 @@ from hermes.sandbox.base import Sandbox, SandboxError
 from hermes.sandbox.bubblewrap import Bubblewrap
 from hermes.sandbox.local import Local
 from hermes.tools import searching
-from hermes.tools.plain_search import Glob
+from hermes.tools.rg_fallback import Glob
 from hermes.tools.searching import TOOL
 
 from .filing import KNOWN, Filing, Json

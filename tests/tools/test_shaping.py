@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes.tools.registry import Answer, render
-from hermes.tools.shaping import Shaper
+from hermes.tools.result_limits import Shaper
 
 
 async def at_once(work: Callable[[], Any]) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 from hermes.agent.inline import InlineMarkup, Piece
 from hermes.agent.leaked_calls import parse as parse_leaked_calls
-from hermes.agent.parts import (
+from hermes.agent.stream_parts import (
     Assembled,
     Finish,
     FinishReason,

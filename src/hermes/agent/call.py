@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from hermes.agent.alike import Alike
 from hermes.agent.assembler import Assembler, Delta
+from hermes.agent.chunk_template import Alike
 from hermes.agent.failures import FailureFacts
-from hermes.agent.parts import Finish, Text
+from hermes.agent.stream_parts import Finish, Text
 from hermes.exchange import Answer, StaleStream, StreamBroken, Timeouts, TransportError
 from hermes.http import Transport
 from hermes.limits import (

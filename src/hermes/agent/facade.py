@@ -14,8 +14,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from hermes.agent.blocking_calls import SingleCalls
 from hermes.agent.callbacks import Callback, Callbacks, answer_to
-from hermes.agent.single import SingleCalls
 from hermes.errors import HermesError
 from hermes.home import Home
 from hermes.limits import QUEUE_EVENTS_MAX
@@ -25,7 +25,7 @@ from hermes.runs.engine import Admission, LiveRun, Result, RunEngine
 from hermes.runs.events import Event
 from hermes.runs.spec import Content, Control, RouteChoice, RunSpec
 from hermes.store.engine import Engine
-from hermes.store.parts import Part
+from hermes.store.repository import Part
 from hermes.text import text_of
 
 _KINDS = {"cli": "cli", "api_server": "chat", "cron": "job", "subagent": "subagent"}

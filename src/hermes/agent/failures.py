@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from hermes.agent.parts import FinishReason
+from hermes.agent.stream_parts import FinishReason
 from hermes.limits import PROVIDER_WORDS_CHARS_MAX, REDACTED_AT_ONCE_CHARS_MAX
 
 Phase = Literal["connect", "headers", "stream", "body", "decode", "finish"]

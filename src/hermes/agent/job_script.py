@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from hermes.agent import prompt
-from hermes.agent.opening import may_use
-from hermes.agent.parts import ToolCall
+from hermes.agent.stream_parts import ToolCall
 from hermes.agent.turn import Turn
+from hermes.agent.turn_start import may_use
 from hermes.ids import random_hex
 from hermes.store.base import Row
 from hermes.text import text_of

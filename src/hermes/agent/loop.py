@@ -10,18 +10,18 @@ from functools import cached_property, partial
 
 from hermes.agent import prompt
 from hermes.agent.auxiliary import Auxiliary, first_words, names_session, plain_title
-from hermes.agent.closing import close_cancelled, close_completed, close_failed, close_without_store, open_answer
 from hermes.agent.compress import SUMMARY_MARK
 from hermes.agent.content import own_words
+from hermes.agent.context_fit import ASKED, compact, fit
 from hermes.agent.failures import Failure, Kind, explain
-from hermes.agent.fitting import ASKED, compact, fit
 from hermes.agent.job_script import run_script
 from hermes.agent.media import Deliverables
 from hermes.agent.media_tags import as_said
-from hermes.agent.opening import open_turn, reopen_turn
-from hermes.agent.parts import Assembled, ToolCall
 from hermes.agent.step import Answered, ModelStep
+from hermes.agent.stream_parts import Assembled, ToolCall
 from hermes.agent.turn import Services, Turn
+from hermes.agent.turn_end import close_cancelled, close_completed, close_failed, close_without_store, open_answer
+from hermes.agent.turn_start import open_turn, reopen_turn
 from hermes.guards.hosts import hosts_in
 from hermes.guards.secrets import redact_tree
 from hermes.ids import random_hex
@@ -32,11 +32,11 @@ from hermes.runs.resume import Resumption
 from hermes.runs.writer import LogEnded
 from hermes.store.base import LeaseLost, Row, StoreError
 from hermes.tools import arguments
-from hermes.tools.asking import Asking
+from hermes.tools.questions import Asking
 from hermes.tools.registry import Answer, ToolContext, ToolDef, redaction
+from hermes.tools.resources import World
+from hermes.tools.result_limits import Shaper
 from hermes.tools.round import Outcome, ToolRound, last_answer
-from hermes.tools.shaping import Shaper
-from hermes.tools.world import World
 
 log = logging.getLogger(__name__)
 _APPROVAL_S = {"api_server": "api_server.approval_timeout_seconds"}

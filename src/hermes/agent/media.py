@@ -30,7 +30,7 @@ from hermes.tools.file_access import located, shown
 if TYPE_CHECKING:
     from hermes.agent.turn import Services
     from hermes.runs.engine import LiveRun
-    from hermes.tools.world import World
+    from hermes.tools.resources import World
 
 _CHARS = MEDIA_TAG_CHARS_MAX - len(BEGIN)
 _QUOTED = rf""""[^"\n]{{1,{_CHARS}}}+"|'[^'\n]{{1,{_CHARS}}}+'|`[^`\n]{{1,{_CHARS}}}+`"""

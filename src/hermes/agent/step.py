@@ -18,7 +18,7 @@ from hermes.agent.decisions import ENDS, Action, CallState, Decision, decide
 from hermes.agent.failures import Failure, FailureFacts, Kind, classify, explain, rejected_option
 from hermes.agent.media import Outgoing
 from hermes.agent.media_tags import as_said
-from hermes.agent.parts import Assembled
+from hermes.agent.stream_parts import Assembled
 from hermes.agent.turn import Turn
 from hermes.limits import PRIMARY_REST_S, REASONING_EXCERPT_CHARS_MAX
 from hermes.providers.base import Credential, Message, Prompt

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hermes.agent.compress import estimate, size_of
 from hermes.agent.images import unseen
 from hermes.agent.model_lists import ModelLists
-from hermes.agent.parts import Usage
+from hermes.agent.stream_parts import Usage
 from hermes.exchange import Timeouts
 from hermes.http import HttpClient, Transport
 from hermes.limits import LARGE_PROMPT_TOKENS, STALE_LARGE_S, STALE_LOCAL_S
@@ -21,17 +21,17 @@ from hermes.providers.registry import capabilities_of, is_private, provider_for
 from hermes.runs.engine import LiveRun
 from hermes.store.base import Row
 from hermes.threads import Threads
-from hermes.tools.desk import Desks
 from hermes.tools.registry import Registry, ToolDef
+from hermes.tools.session_state import Desks
 
 if TYPE_CHECKING:
     from hermes.agent.content import Arrived
     from hermes.agent.media import Deliverables
+    from hermes.burst_cache import Lately
     from hermes.config import Settings
     from hermes.home import Home
-    from hermes.lately import Lately
     from hermes.tools.mcp import Servers
-    from hermes.tools.world import Outside
+    from hermes.tools.resources import Outside
 
 COUNTS = (
     "input_tokens",

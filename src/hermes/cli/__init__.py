@@ -6,9 +6,9 @@ import sys
 def entry() -> None:
     """The console script. What only wants to be told the version does not wait for the rest."""
     if sys.argv[1:] in (["-V"], ["--version"]):
-        from hermes import remembered
+        from hermes import version_cache
 
-        lines = remembered.known(*remembered.version()[1:])
+        lines = version_cache.known(*version_cache.version()[1:])
         if lines is not None:
             sys.stdout.write(lines)
             sys.exit(0)

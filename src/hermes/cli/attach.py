@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from hermes import home as homes
+from hermes.cli.formatting import size
 from hermes.cli.output import NotFound, Refused, UsageError
-from hermes.cli.wording import size
 from hermes.guards.path_lists import Lists
 from hermes.guards.paths import PathRefused, read_inside
 from hermes.limits import ATTACHED_BYTES_MAX

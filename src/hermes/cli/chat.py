@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from hermes.cli.chat_loop import Chat
     from hermes.cli.session import Conversation
-    from hermes.cli.talking import Chat
     from hermes.home import Home
 
 EXIT_INTERRUPTED = 130
@@ -72,9 +72,9 @@ async def _talk(args: argparse.Namespace, home: Home, at_terminal: bool) -> int:
 async def _lines(talk: Conversation, query: str | None) -> Chat:
     """A line, its answer, the next line, until the input ends."""
     from hermes.cli import attach
+    from hermes.cli.chat_loop import Chat
     from hermes.cli.oneshot import stopping
     from hermes.cli.screen import Lines
-    from hermes.cli.talking import Chat
 
     chat = Chat(talk, Lines(quiet=talk.args.quiet))
     if query is not None:

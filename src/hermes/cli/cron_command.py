@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hermes import config
 from hermes.cli.actions import FLAG, YES, Actions, Args, Arguments, command, number
+from hermes.cli.formatting import columns, iso, local, one_line, span, with_iso, words
 from hermes.cli.output import (
     Busy,
     Json,
@@ -26,17 +27,16 @@ from hermes.cli.output import (
     secrets,
     tell_said,
 )
-from hermes.cli.sessions_care import opened
-from hermes.cli.wording import columns, iso, local, one_line, span, with_iso, words
+from hermes.cli.session_maintenance import opened
 from hermes.config_keys import EFFORTS
 from hermes.errors import HermesError
 from hermes.home import Home, is_served
 
 if TYPE_CHECKING:
     from hermes.runs.spec import RunSpec
-    from hermes.store.bundle import Store
     from hermes.store.jobs import Jobs
     from hermes.store.sessions import SessionDB
+    from hermes.store.stores import Store
 
 EXIT_INTERRUPTED = 130
 _MORE = ("provider", "repeat", "session_id", "timezone", "schedule")

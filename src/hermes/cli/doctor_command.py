@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from hermes.cli.actions import FLAG, Args
+from hermes.cli.formatting import counted, size, span
 from hermes.cli.output import Json, hush, mask, note, settings_of, tell
-from hermes.cli.wording import counted, size, span
 from hermes.errors import ConfigError, HermesError
 from hermes.home import Home, is_served, tighten
 
@@ -217,7 +217,7 @@ def _sandbox(look: Look) -> Finding:
 
 
 def _database(look: Look) -> Finding:
-    from hermes.cli.sessions_care import database_file, opened
+    from hermes.cli.session_maintenance import database_file, opened
 
     file = database_file(look.home)
     if not file.exists():
@@ -238,7 +238,7 @@ def _database(look: Look) -> Finding:
 
 def _sizes(tx: Tx) -> dict[str, int]:
     """Bytes by part, as far as that is known soon."""
-    from hermes.cli.sessions_care import _part_sizes
+    from hermes.cli.session_maintenance import _part_sizes
     from hermes.store.connections import TimeUp
 
     try:
@@ -249,7 +249,7 @@ def _sizes(tx: Tx) -> dict[str, int]:
 
 
 def _left_over(look: Look) -> Finding:
-    from hermes.cli.sessions_care import opened
+    from hermes.cli.session_maintenance import opened
     from hermes.store.leases import Leases
 
     sql = "SELECT run_id, session_id FROM runs WHERE ended_at IS NULL"
@@ -270,7 +270,7 @@ def _disk(look: Look) -> Finding:
 
 
 def _clock(look: Look) -> Finding:
-    from hermes.cli.sessions_care import opened
+    from hermes.cli.session_maintenance import opened
     from hermes.runs.schedule import BadSchedule, zone_named
 
     with opened(look.home) as db:
@@ -322,7 +322,7 @@ def _web(look: Look) -> Finding:
 
 
 def _key(look: Look) -> Finding:
-    from hermes.server.exposure import _weakness, check_settings, keys_of
+    from hermes.server.startup_checks import _weakness, check_settings, keys_of
 
     check_settings(look.settings)
     keys = keys_of(look.settings)
@@ -334,7 +334,7 @@ def _key(look: Look) -> Finding:
 
 
 def _listener(look: Look) -> Finding:
-    from hermes.server.exposure import check_exposure, is_loopback, resolved
+    from hermes.server.startup_checks import check_exposure, is_loopback, resolved
 
     host, port = look.settings.get("api_server.host"), look.settings.get("api_server.port")
     near = is_loopback(resolved(host, port))

@@ -100,13 +100,13 @@ def _run(args: argparse.Namespace, home: Home) -> int:
         from hermes.server.workers import Workers
 
         return asyncio.run(Workers(home, count, **options).serve())
-    from hermes.server import lean
+    from hermes.server import process_tuning
 
-    lean.begin()
+    process_tuning.begin()
     from hermes.app import new_loop
     from hermes.server.runner import GatewayRunner
 
-    server = GatewayRunner(home, **options, afterwards=lean.settle)
+    server = GatewayRunner(home, **options, afterwards=process_tuning.settle)
     with asyncio.Runner(loop_factory=new_loop) as loop:
         return loop.run(server.serve())
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from hermes import config
 from hermes.cli.actions import FLAG, YES, Actions, Args, Arguments, command
+from hermes.cli.formatting import columns, counted
 from hermes.cli.output import Json, UsageError, confirmed, hush, meant, note, secrets, tell, tell_said
-from hermes.cli.wording import columns, counted
 from hermes.errors import ConfigError, HermesError
 from hermes.home import Home
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes.cli.actions import YES, Actions, Args, Arguments, command
+from hermes.cli.formatting import printable
 from hermes.cli.output import confirmed, note, plainly, secrets, tell, tell_said
-from hermes.cli.wording import printable
 from hermes.home import Home, locked
 
 if TYPE_CHECKING:

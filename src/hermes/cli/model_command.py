@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from hermes import config
 from hermes.cli.actions import FLAG, YES, Args
+from hermes.cli.formatting import columns, one_line
 from hermes.cli.output import Json, NotFound, UsageError, confirmed, hush, note, settings_of, tell, tell_said
-from hermes.cli.wording import columns, one_line
 from hermes.errors import HermesError
 from hermes.home import Home, write_private
 
@@ -220,7 +220,7 @@ def words_of(found: Json) -> str:
 
 
 def _set(args: Args, home: Home) -> int:
-    from hermes.cli.sessions_care import find, opened
+    from hermes.cli.session_maintenance import find, opened
 
     settings, provider = settings_of(args, home, ONCE), getattr(args, "provider", None)
     found = tried(home, settings, _choice(args, args.name))

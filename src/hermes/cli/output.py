@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from hermes.cli.formatting import one_line
 from hermes.cli.streams import as_json
-from hermes.cli.wording import one_line
 from hermes.errors import ConfigError, HermesError
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, get_args
 
 from hermes.cli.actions import Actions, Args, Arguments, command, number
+from hermes.cli.formatting import columns, local, one_line, with_iso
 from hermes.cli.output import Json, NotFound, UsageError, mask, meant, note, tell, tell_said
-from hermes.cli.sessions_care import find, opened
+from hermes.cli.session_maintenance import find, opened
 from hermes.cli.streams import as_json
-from hermes.cli.wording import columns, local, one_line, with_iso
 from hermes.errors import HermesError
 from hermes.home import Home
 from hermes.runs.events import Event, Status
@@ -116,8 +116,8 @@ def _show(args: Args, home: Home) -> None:
 def _tail(args: Args, home: Home) -> int:
     from hermes.bus.memory import MemoryBus
     from hermes.runs.log import RunLog
-    from hermes.store.bundle import AsyncRuns
     from hermes.store.runs import Runs
+    from hermes.store.stores import AsyncRuns
 
     with opened(home) as db:
         run_id = _record(db, args.id).spec.run_id

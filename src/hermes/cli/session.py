@@ -17,9 +17,9 @@ from hermes.agent import routes
 from hermes.agent.skills import Skill, find_skills, skill_text
 from hermes.app import App
 from hermes.cli.door import Door, Json, open_door
+from hermes.cli.formatting import words
 from hermes.cli.output import NotFound, UsageError
-from hermes.cli.sessions_care import find
-from hermes.cli.wording import words
+from hermes.cli.session_maintenance import find
 from hermes.errors import ConfigError, HermesError
 from hermes.guards.injection import fenced
 from hermes.home import Home, tighten

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from hermes.cli import sessions_care, sessions_transfer
-from hermes.cli import sessions_print as words
+from hermes.cli import session_format as words
+from hermes.cli import session_maintenance, sessions_transfer
 from hermes.cli.actions import FLAG, YES, Actions, Args, Arguments, age, command, folder, number
+from hermes.cli.formatting import counted
 from hermes.cli.output import Json, NotFound, UsageError, confirmed, mask, note, tell, tell_said
-from hermes.cli.sessions_care import find, opened, session_of
-from hermes.cli.sessions_print import tell_sessions
-from hermes.cli.wording import counted
+from hermes.cli.session_format import tell_sessions
+from hermes.cli.session_maintenance import find, opened, session_of
 from hermes.home import Home
 
 if TYPE_CHECKING:
@@ -213,9 +213,9 @@ _ACTIONS: Actions = {
     "prune": (_prune, "remove sessions that ended and have long been left alone", f"{_FILTERS} --dry-run -y/--yes"),
     "export": (sessions_transfer.export, "write sessions out, all or those that are named", _EXPORT),
     "import": (sessions_transfer.import_, "take exported sessions in; those that are there already stay", "file"),
-    "stats": (sessions_care.stats, "how many there are, and the size of each part of the database", ""),
-    "optimize": (sessions_care.optimize, "merge the search index and give free space back", ""),
-    "backup": (sessions_care.backup, "copy the database while it is in use", "file"),
-    "repair": (sessions_care.repair, "check the database, and save what can be saved of a damaged one", "--deep"),
+    "stats": (session_maintenance.stats, "how many there are, and the size of each part of the database", ""),
+    "optimize": (session_maintenance.optimize, "merge the search index and give free space back", ""),
+    "backup": (session_maintenance.backup, "copy the database while it is in use", "file"),
+    "repair": (session_maintenance.repair, "check the database, and save what can be saved of a damaged one", "--deep"),
 }
 add_arguments, run = command(_ACTIONS, _ARGUMENTS)

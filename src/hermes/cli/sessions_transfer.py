@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from hermes.cli.formatting import counted
 from hermes.cli.output import Json, NotFound, UsageError, note, secrets, tell
-from hermes.cli.sessions_care import find, opened
-from hermes.cli.sessions_print import markdown
+from hermes.cli.session_format import markdown
+from hermes.cli.session_maintenance import find, opened
 from hermes.cli.streams import as_json
-from hermes.cli.wording import counted
 from hermes.errors import HermesError
 from hermes.home import Home, private_opener
 

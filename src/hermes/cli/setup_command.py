@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from hermes import config
 from hermes.cli import model_command as models
 from hermes.cli.actions import FLAG, Args
+from hermes.cli.formatting import one_line, words
 from hermes.cli.model_command import NoModel
 from hermes.cli.output import Json, UsageError, asked, hush, note, tell_said
-from hermes.cli.wording import one_line, words
 from hermes.home import Home, write_private
 
 if TYPE_CHECKING:

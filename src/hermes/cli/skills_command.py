@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hermes import config
 from hermes.cli.actions import FLAG, YES, Actions, Args, Arguments, command
+from hermes.cli.formatting import columns, counted, size
 from hermes.cli.output import (
     NotFound,
     Refused,
@@ -28,7 +29,6 @@ from hermes.cli.output import (
     tell,
     tell_said,
 )
-from hermes.cli.wording import columns, counted, size
 from hermes.errors import HermesError
 from hermes.home import Home, locked, make_private_folder, write_private
 

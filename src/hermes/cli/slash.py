@@ -15,10 +15,10 @@ from hermes.agent import routes
 from hermes.agent.skills import find_skills, skill_text
 from hermes.cli.actions import folder
 from hermes.cli.door import Door
+from hermes.cli.formatting import columns, counted, one_line, width
 from hermes.cli.output import UsageError
 from hermes.cli.session import here, near
-from hermes.cli.sessions_print import text_of
-from hermes.cli.wording import columns, counted, one_line, width
+from hermes.cli.session_format import text_of
 from hermes.config_keys import EFFORTS
 from hermes.processes import is_alive
 from hermes.providers.registry import capabilities_of
@@ -27,7 +27,7 @@ from hermes.sandbox.choose import choice
 from hermes.store.sessions import new_session_id
 
 if TYPE_CHECKING:
-    from hermes.cli.talking import Chat
+    from hermes.cli.chat_loop import Chat
 
 GLOBAL = "--global"
 

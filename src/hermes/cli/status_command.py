@@ -6,8 +6,8 @@ import argparse
 import time
 
 from hermes.cli.actions import Args
+from hermes.cli.formatting import size
 from hermes.cli.output import Json, settings_of, tell_said
-from hermes.cli.wording import size
 from hermes.errors import HermesError
 from hermes.home import Home, is_served
 
@@ -45,7 +45,7 @@ def _route(args: Args, home: Home) -> str:
 
 
 def _store(home: Home) -> Json:
-    from hermes.cli.sessions_care import database_file, opened
+    from hermes.cli.session_maintenance import database_file, opened
     from hermes.store.jobs import Jobs
 
     file = database_file(home)

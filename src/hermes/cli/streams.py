@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from hermes.cli.wording import printable
+from hermes.cli.formatting import printable
 
 _BEYOND_ASCII_CONTROL = re.compile("[\x7f-\x9f]")
 

@@ -7,10 +7,10 @@ import signal
 from contextlib import suppress
 
 from hermes.cli import slash
+from hermes.cli.chat_loop import Chat
 from hermes.cli.prompt_line import PromptLine
 from hermes.cli.screen import Screen
 from hermes.cli.session import Conversation
-from hermes.cli.talking import Chat
 
 
 async def converse(talk: Conversation, query: str | None) -> Chat:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hermes.cli.actions import Actions, Args, Arguments, command
+from hermes.cli.formatting import columns
 from hermes.cli.output import Json, meant, note, settings_of, tell, tell_said
-from hermes.cli.wording import columns
 from hermes.home import Home
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def verdict(settings: Settings, line: str, cwd: Path) -> Json:
     from hermes.guards.commands import Facts, check, simple_forms
     from hermes.sandbox.choose import child_env, choice, workspace_of
     from hermes.sandbox.proxy_env import PROXIED
-    from hermes.tools import approving
+    from hermes.tools import approvals
 
     get, home, sandbox = settings.get, settings.home, choice(settings)
     workspace = str(workspace_of(home, settings, "default", None, here=cwd))
@@ -131,18 +131,18 @@ def verdict(settings: Settings, line: str, cwd: Path) -> Json:
     facts = Facts((workspace, *get("terminal.sandbox_rw")), env["HOME"], str(home.path), env)
     hits, forms = check(line, workspace, facts, os.path.exists), simple_forms(line, workspace, facts)
     online = get("terminal.network") or sandbox.name in PROXIED  # at a terminal somebody can be asked for a host
-    kept = approving.counted(line, hits, forms, isolated=sandbox.isolated, network=online)
+    kept = approvals.counted(line, hits, forms, isolated=sandbox.isolated, network=online)
     hard = ["hard"] * any(hit.rule == "hard" for hit in hits)
-    hard += ["denied"] * any(approving._mentions(text, one) for one in get("approvals.deny") for text in (line, *forms))
-    allowed = all(approving._covered(approving._pieces(hit, forms), get("command_allowlist")) for hit in kept)
+    hard += ["denied"] * any(approvals._mentions(text, one) for one in get("approvals.deny") for text in (line, *forms))
+    allowed = all(approvals._covered(approvals._pieces(hit, forms), get("command_allowlist")) for hit in kept)
     answers: list[tuple[Any, str, str]] = [
-        (hard, "blocked", approving._reason(hard)),
+        (hard, "blocked", approvals._reason(hard)),
         (sandbox.reason, "blocked", f"No command can be run: {sandbox.failure}"),
         (not hits and not kept, "free", "No rule is met."),
         (not kept, "free", f"It can do no harm outside its sandbox ({sandbox.name})."),
         (get("approvals.mode") == "off", "free", "Approvals are off."),
         (allowed, "free", "command_allowlist allows it."),
-        (True, "asked", approving._reason(dict.fromkeys(hit.rule for hit in kept))),
+        (True, "asked", approvals._reason(dict.fromkeys(hit.rule for hit in kept))),
     ]
     found, reason = next((word, why) for holds, word, why in answers if holds)
     every = dict.fromkeys([*hits, *kept])

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import hermes
-from hermes import config, remembered
+from hermes import config, version_cache
 from hermes.errors import HermesError
 from hermes.sandbox.remembered import told
 
@@ -24,11 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, home: Home) -> int:
     from hermes.cli.output import tell
 
-    subject, path, key = remembered.version()
+    subject, path, key = version_cache.version()
     facts, runtime, lasting = _facts(home)
     lines = _lines(facts, runtime)
     if lasting and subject == str(home.path):
-        remembered.remember(path, key, "\n".join([*lines, ""]))
+        version_cache.remember(path, key, "\n".join([*lines, ""]))
     tell(args, {**facts, "local_runtime": runtime}, *lines)
     return 0
 

@@ -8,9 +8,9 @@ import shlex
 from collections.abc import Callable
 
 from hermes.guards import rules, snippets
+from hermes.guards.findings import BARE, DECODER, KILL, LOOSE, NET, PIDS, SINK, Facts, Hit, Verdict, covered, form
 from hermes.guards.shell import HERE
-from hermes.guards.verdict import BARE, DECODER, KILL, LOOSE, NET, PIDS, SINK, Facts, Hit, Verdict, covered, form
-from hermes.guards.words import GLOBS, UNKNOWN, Unparsable, Value, clean, plain
+from hermes.guards.shell_expansion import GLOBS, UNKNOWN, Unparsable, Value, clean, plain
 
 __all__ = ["Facts", "Hit", "check", "detaches", "simple_forms"]
 

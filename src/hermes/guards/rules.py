@@ -6,7 +6,7 @@ import re
 from fnmatch import translate
 from functools import cache
 
-from hermes.guards.words import plain
+from hermes.guards.shell_expansion import plain
 
 CLASSES = {
     **dict.fromkeys(("perms", "system", "creds", "procs", "containers", "opaque"), "S"),

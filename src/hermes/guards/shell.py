@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from hermes.guards.shell_expansion import GLOBS, UNKNOWN, Unparsable, Value, Words, plain
 from hermes.guards.snippets import printed
-from hermes.guards.words import GLOBS, UNKNOWN, Unparsable, Value, Words, plain
 
 HERE = "."  # the working directory among the variables, by a name that none can have
 ROUNDS_MAX = 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from hermes.guards.words import GLOBS, UNKNOWN, clean, unescape
+from hermes.guards.shell_expansion import GLOBS, UNKNOWN, clean, unescape
 
 _SQL = re.compile(
     r"\bdrop\s+(?:table|database|schema|view|index|column|user|role|keyspace|materialized|type|function|owned)\b"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hermes.agent.failures import FailureFacts
-from hermes.agent.parts import Finish, FinishReason, Model, Opaque, Part, Reasoning, Text, ToolDelta, Usage
+from hermes.agent.stream_parts import Finish, FinishReason, Model, Opaque, Part, Reasoning, Text, ToolDelta, Usage
 from hermes.providers.base import (
     Capabilities,
     Credential,

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import msgspec
 
 from hermes.agent.failures import FailureFacts
-from hermes.agent.parts import Part, ServerError
+from hermes.agent.stream_parts import Part, ServerError
 from hermes.limits import PROVIDER_WORDS_CHARS_MAX
 
 Message = dict[str, Any]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from hermes.agent.failures import FailureFacts
-from hermes.agent.parts import (
+from hermes.agent.stream_parts import (
     Finish,
     FinishReason,
     Model,

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from hermes.agent.failures import FailureFacts
-from hermes.agent.parts import Finish, FinishReason, Model, Opaque, Part, Reasoning, Text, ToolDelta, Usage
+from hermes.agent.stream_parts import Finish, FinishReason, Model, Opaque, Part, Reasoning, Text, ToolDelta, Usage
 from hermes.providers.base import (
     Capabilities,
     Credential,

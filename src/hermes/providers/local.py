@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 from hermes.agent.failures import FailureFacts
-from hermes.agent.parts import Part
+from hermes.agent.stream_parts import Part
 from hermes.limits import LOCAL_OUTPUT_TOKENS_MAX
 from hermes.local import CHOOSES
 from hermes.providers import chat_completions

@@ -11,9 +11,9 @@ from hermes.bus.memory import MemoryBus, Sink
 from hermes.bus.peers import Peers
 from hermes.guards.secrets import Secrets
 from hermes.limits import PAGE_EVENTS_MAX, STORE_POLL_S
-from hermes.runs.elsewhere import Elsewhere
 from hermes.runs.events import Event, RunState
 from hermes.runs.journal import JournalReader, TailJournal, left_behind
+from hermes.runs.remote_runs import Elsewhere
 from hermes.runs.writer import RunWriter, Saver
 from hermes.store.base import RunRecord, RunStore
 

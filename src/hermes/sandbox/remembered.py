@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hermes import remembered
+from hermes import version_cache
 
 if TYPE_CHECKING:
     from hermes.config import Settings
@@ -15,15 +15,15 @@ def told(settings: Settings) -> str | None:
 
     What did not work is tried again: it may have been mended in a way that cannot be seen from here.
     """
-    found = remembered.known(*_place(settings))
+    found = version_cache.known(*_place(settings))
     return None if found is None or "(" in found else found
 
 
 def remember(settings: Settings, name: str) -> None:
     """Keep what was found out."""
-    remembered.remember(*_place(settings), name)
+    version_cache.remember(*_place(settings), name)
 
 
 def _place(settings: Settings) -> tuple[str, str]:
     wanted = [settings.get(f"terminal.{name}") for name in ("backend", "docker_image", "allow_local")]
-    return str(settings.home.cache / "sandbox"), remembered.key_of(wanted, remembered.machine())
+    return str(settings.home.cache / "sandbox"), version_cache.key_of(wanted, version_cache.machine())

@@ -50,19 +50,19 @@ from hermes.server.idempotency import RECORDING, Once, RecordedStream, Work, _Id
 from hermes.server.keys import CALLER, Key, Keyring
 from hermes.server.middleware import CORS_HEADERS, security_headers_middleware
 from hermes.server.readiness import Probes
-from hermes.server.response_kept import level, level_revived
+from hermes.server.request_options import session_key_fault, user_scope
+from hermes.server.response_record import level, level_revived
 from hermes.server.routes import route_at
 from hermes.server.session_ids import _derive_chat_session_id
 from hermes.server.settings import Platform, PlatformConfig, api_server_options
-from hermes.server.shared_numbers import SharedNumbers
+from hermes.server.shared_counters import SharedNumbers
 from hermes.server.sse import EventStream
 from hermes.server.stored_result import result_at_end, said_until
-from hermes.server.wishes import session_key_fault, user_scope
 from hermes.store import sessions
 from hermes.store.base import StoreError
-from hermes.store.bundle import Async
-from hermes.store.parts import Part
+from hermes.store.repository import Part
 from hermes.store.responses import ResponseStore
+from hermes.store.stores import Async
 from hermes.tools import toolsets
 
 __all__ = [

@@ -11,17 +11,17 @@ from aiohttp import web
 
 from hermes.providers.chat_completions import reasoning_of
 from hermes.runs.spec import RunSpec
-from hermes.server.bodies import Body, read
 from hermes.server.content import check_said, content, newest, result, text_of
 from hermes.server.errors import ApiError, answer, invalid
 from hermes.server.idempotency import asked_at
 from hermes.server.models import ChatMessage, ChatRequest
 from hermes.server.outcome import Outcome
 from hermes.server.render_chat import ChatRenderer
+from hermes.server.request_bodies import Body, read
+from hermes.server.request_options import wishes
 from hermes.server.session_ids import _derive_chat_session_id
 from hermes.server.sse import ClientGone, direct, items, pump
 from hermes.server.turns import Message, Turn, client_tools, ended_of, leave, parameters, with_unseen
-from hermes.server.wishes import wishes
 from hermes.store.sessions import new_session_id
 from hermes.tools.arguments import unusable
 

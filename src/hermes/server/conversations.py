@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from hermes.server.bodies import read
 from hermes.server.errors import ApiError, answer
 from hermes.server.models import ConversationItems, ConversationRequest, ConversationUpdate
-from hermes.server.response_work import reader
+from hermes.server.prepared_response import reader
+from hermes.server.request_bodies import read
 from hermes.server.responses import page
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from hermes.ids import random_hex
-from hermes.server.bodies import give_back_room
 from hermes.server.errors import ApiError
+from hermes.server.request_bodies import give_back_room
 from hermes.store.base import StoreBusy, StoreError, StoreTimeout
 
 if TYPE_CHECKING:

@@ -22,11 +22,11 @@ from aiohttp import web
 from hermes.limits import IDEMPOTENCY_KEY_CHARS_MAX
 from hermes.runs.engine import Admission, Refused
 from hermes.runs.spec import new_run_id
-from hermes.server.bodies import read_object
 from hermes.server.endpoint import request_id
 from hermes.server.errors import ApiError, invalid
 from hermes.server.outcome import refusal
 from hermes.server.render_run import code_of
+from hermes.server.request_bodies import read_object
 from hermes.server.sse import ClientGone, EventStream
 from hermes.store.base import StoreError
 

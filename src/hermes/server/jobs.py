@@ -17,22 +17,22 @@ from hermes.runs.jobs import begun, spec_of
 from hermes.sandbox.base import SandboxError
 from hermes.sandbox.choose import workspace_of
 from hermes.server import outcome
-from hermes.server.bodies import read
 from hermes.server.errors import ApiError, answer, invalid
 from hermes.server.idempotency import asked_at, joined, own_run_id
 from hermes.server.keys import CALLER
 from hermes.server.models import JobPatch, JobRequest
-from hermes.server.queries import bad_cursor, cursor_of, flag, listed, whole
+from hermes.server.query_params import bad_cursor, cursor_of, flag, listed, whole
+from hermes.server.request_bodies import read
+from hermes.server.request_options import session_id_of, toolsets_of
 from hermes.server.runs import shown
 from hermes.server.session_routes import unknown_session
 from hermes.server.turns import check_model, route_of
-from hermes.server.wishes import session_id_of, toolsets_of
 from hermes.tools import cronjob
 from hermes.tools.registry import ToolError
 
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
-    from hermes.store.bundle import AsyncStore
+    from hermes.store.stores import AsyncStore
 
 Job = dict[str, Any]
 _ID = re.compile(r"[0-9a-f]{12}")

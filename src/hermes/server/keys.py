@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hermes.runs.spec import RunKind, RunSpec
-from hermes.server.shared_numbers import SharedNumbers
+from hermes.server.shared_counters import SharedNumbers
 
 SCOPES = ("chat", "sessions:read", "sessions:write", "runs", "jobs", "admin")
 # A run is under the scope of the route that begins its kind, or under `runs`.

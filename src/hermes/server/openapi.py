@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 import hermes
-from hermes.server import chat, models, response_work, shapes
+from hermes.server import chat, models, prepared_response, shapes
 from hermes.server import shapes_kept as kept
 from hermes.server.openapi_parameters import EXAMPLES, HEADERS, PATHS, QUERIES, REQUEST_ID, parameter
 from hermes.server.routes import ROUTES, Route
@@ -228,7 +228,7 @@ def _operation(route: Route) -> Json:
 _BODIES = tuple(dict.fromkeys(route.body for route in ROUTES if route.body is not None))
 _REFUSED: dict[type[msgspec.Struct], tuple[str, ...]] = {
     models.ChatRequest: chat._UNSUPPORTED,
-    models.ResponseRequest: response_work._UNSUPPORTED,
+    models.ResponseRequest: prepared_response._UNSUPPORTED,
     models.RunRequest: ("tools",),
 }
 

@@ -14,7 +14,7 @@ from hermes.agent import routes
 from hermes.errors import ConfigError
 from hermes.providers.registry import EXAMPLE_PROVIDER, available
 from hermes.runs.spec import RouteChoice
-from hermes.store.parts import Part
+from hermes.store.repository import Part
 
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter

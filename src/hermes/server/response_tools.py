@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hermes.limits import CLIENT_TOOLS_MAX
-from hermes.server.bodies import parse
 from hermes.server.errors import ApiError, invalid
 from hermes.server.models import AdditionalTools, NamespacedTool, ResponseTool
+from hermes.server.request_bodies import parse
 from hermes.server.tool_types import CLIENT_TYPES, HOSTED_TYPES, flat_name, is_hosted
 from hermes.server.turns import Message, Tools, choice_of
 

@@ -15,21 +15,21 @@ from hermes.limits import CLOSE_S_MAX
 from hermes.runs.engine import Refused
 from hermes.runs.spec import Control, RunSpec
 from hermes.server import outcome
-from hermes.server.bodies import flag_of, read
 from hermes.server.errors import ApiError, answer, invalid
 from hermes.server.idempotency import joined
 from hermes.server.models import CompactRequest, ResponseRequest
 from hermes.server.outcome import Outcome
-from hermes.server.queries import ID_MAX, whole, word
+from hermes.server.prepared_response import Work, prepare, reader
+from hermes.server.query_params import ID_MAX, whole, word
 from hermes.server.render_responses import ROWS, ResponseRenderer
+from hermes.server.request_bodies import flag_of, read
+from hermes.server.request_options import wishes
 from hermes.server.response_items import Json
-from hermes.server.response_kept import Kept, blank, follow, follow_until_kept, reported, turn_messages
-from hermes.server.response_work import Work, prepare, reader
+from hermes.server.response_record import Kept, blank, follow, follow_until_kept, reported, turn_messages
 from hermes.server.sealing import seal_of
 from hermes.server.session_routes import unknown_session
 from hermes.server.sse import ClientGone, EventStream, Item, direct, items, logged_to_its_end
 from hermes.server.turns import Turn, check_model, ended_of, leave, route_of, to_its_end
-from hermes.server.wishes import wishes
 from hermes.store.base import StoreError
 from hermes.store.sessions import new_session_id
 

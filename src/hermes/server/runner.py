@@ -25,7 +25,8 @@ from hermes.home import Home
 from hermes.limits import CLOSE_S_MAX
 from hermes.logs import logging_to
 from hermes.providers.registry import EXAMPLE_PROVIDER, available
-from hermes.server.exposure import (
+from hermes.server.settings import Platform, PlatformConfig, load_gateway_config
+from hermes.server.startup_checks import (
     BACKLOG,
     Unavailable,
     bind,
@@ -37,11 +38,10 @@ from hermes.server.exposure import (
     resolved,
     sandbox_backend,
 )
-from hermes.server.settings import Platform, PlatformConfig, load_gateway_config
 from hermes.server.status import ServerLock, _address, hold, write_runtime_status
 from hermes.server.supervisor import Supervisor
 from hermes.store.base import StoreBusy
-from hermes.store.bundle import address, path_of
+from hermes.store.stores import address, path_of
 
 if TYPE_CHECKING:
     from hermes.app import App

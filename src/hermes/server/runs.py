@@ -15,20 +15,28 @@ from hermes.runs.engine import Refused
 from hermes.runs.events import Status
 from hermes.runs.spec import Control, ControlKind, RouteChoice, RunKind, RunSpec
 from hermes.server import outcome
-from hermes.server.bodies import Body, read
 from hermes.server.chat import message_of
 from hermes.server.content import text_of
 from hermes.server.errors import ApiError, answer, invalid
 from hermes.server.idempotency import joined, own_run_id
 from hermes.server.keys import CALLER, RUN_SCOPES
 from hermes.server.models import ApprovalRequest, ClarifyRequest, RunRequest, SteerRequest
-from hermes.server.queries import bad_cursor, cursor_of, flag, listed, number_of, shows_reasoning, whole, word
+from hermes.server.prepared_response import reader
+from hermes.server.query_params import bad_cursor, cursor_of, flag, listed, number_of, shows_reasoning, whole, word
 from hermes.server.render_run import CLOSED, ROWS, THOUGHTS, RunRenderer, run_object, used_until
-from hermes.server.response_work import reader
+from hermes.server.request_bodies import Body, read
+from hermes.server.request_options import (
+    Wishes,
+    at_door,
+    max_iterations_of,
+    session_id_of,
+    toolsets_of,
+    wishes,
+    workdir_of,
+)
 from hermes.server.session_routes import unknown_session
 from hermes.server.sse import ClientGone, direct, logged_to_its_end, pump
 from hermes.server.turns import Message, check_model, open_calls, parameters
-from hermes.server.wishes import Wishes, at_door, max_iterations_of, session_id_of, toolsets_of, wishes, workdir_of
 from hermes.store.base import EventsExpired, RunRecord
 
 if TYPE_CHECKING:

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from hermes.runs.spec import RunSpec
-from hermes.server.bodies import Body, read
 from hermes.server.content import check_said, content
 from hermes.server.errors import ApiError, answer, invalid
 from hermes.server.models import SessionChatRequest, SessionCompactRequest
 from hermes.server.outcome import Outcome
 from hermes.server.render_run import THOUGHTS
 from hermes.server.render_session import ROWS, SessionRenderer
+from hermes.server.request_bodies import Body, read
+from hermes.server.request_options import wishes
 from hermes.server.session_routes import session_of
 from hermes.server.sse import ClientGone, direct, items, pump
 from hermes.server.turns import Turn, ended_of, parameters
-from hermes.server.wishes import wishes
 
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter

@@ -14,10 +14,9 @@ from aiohttp import web
 
 from hermes.limits import QUERY_CHARS_MAX
 from hermes.server import middleware
-from hermes.server.bodies import parse, read, read_object
 from hermes.server.errors import ApiError, answer, invalid, refused
 from hermes.server.models import ForkRequest, ImportRequest, SessionPatch, SessionRequest
-from hermes.server.queries import (
+from hermes.server.query_params import (
     OFFSET_MAX,
     bad_cursor,
     cursor_of,
@@ -37,10 +36,11 @@ from hermes.server.render_session import (
     session_object,
     title_match,
 )
+from hermes.server.request_bodies import parse, read, read_object
+from hermes.server.request_options import max_iterations_of, session_id_of, toolsets_of, workdir_of
 from hermes.server.turns import route_of
-from hermes.server.wishes import max_iterations_of, session_id_of, toolsets_of, workdir_of
 from hermes.store.base import SessionBusy, SessionExists
-from hermes.store.coding import BadSessionId, plain_title
+from hermes.store.codec import BadSessionId, plain_title
 from hermes.store.search import words_of
 
 if TYPE_CHECKING:
@@ -304,7 +304,7 @@ async def export(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
 
 def _written(item: Json, form: str) -> bytes:
     if form == "markdown":
-        from hermes.cli.sessions_print import markdown
+        from hermes.cli.session_format import markdown
 
         return markdown(item).encode()
     return msgspec.json.encode(item) + (b"\n" if form == "jsonl" else b"")

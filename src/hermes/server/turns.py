@@ -19,16 +19,16 @@ from hermes.runs.engine import Admission, Refused
 from hermes.runs.events import Event
 from hermes.runs.spec import RouteChoice, RunSpec
 from hermes.server import outcome
-from hermes.server.bodies import Body
 from hermes.server.errors import ApiError, invalid
 from hermes.server.idempotency import RECORDING, joined
 from hermes.server.keys import CALLER
 from hermes.server.models import ChatTool, Parameters
 from hermes.server.outcome import Outcome
+from hermes.server.request_bodies import Body
+from hermes.server.request_options import Wishes
 from hermes.server.sse import EventStream, TurnQueue
-from hermes.server.wishes import Wishes
 from hermes.store.base import StoreError
-from hermes.store.binding import match
+from hermes.store.history_match import match
 from hermes.store.rows import row_of_message
 
 if TYPE_CHECKING:

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
 
 from hermes.limits import BODY_MEMORY_BYTES_MAX, SOCKET_PING_S, SOCKET_QUEUE_MAX, SOCKET_S_MAX
-from hermes.server.bodies import as_object, flag_of, parse
 from hermes.server.errors import ApiError
 from hermes.server.keys import CALLER
 from hermes.server.middleware import own_headers
 from hermes.server.models import ResponseRequest
 from hermes.server.outcome import Outcome
+from hermes.server.prepared_response import Work, prepare
 from hermes.server.render_responses import socket_frame
-from hermes.server.response_kept import transcript
-from hermes.server.response_work import Work, prepare
+from hermes.server.request_bodies import as_object, flag_of, parse
+from hermes.server.response_record import transcript
 from hermes.server.responses import run
 from hermes.server.sse import ClientGone
 from hermes.store.base import StoreError

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from hermes.errors import HermesError
-from hermes.server.shared_numbers import SharedNumbers
+from hermes.server.shared_counters import SharedNumbers
 
 LOOK = b"look\n"
 EXIT_PARENT_GONE = 130
@@ -86,9 +86,9 @@ class Worker:
 
 def main() -> int:
     """Serve as the parent says."""
-    from hermes.server import lean
+    from hermes.server import process_tuning
 
-    lean.begin()
+    process_tuning.begin()
     from hermes.app import new_loop
     from hermes.home import Home
     from hermes.server.runner import GatewayRunner
@@ -101,7 +101,7 @@ def main() -> int:
         port=orders.port,
         allow_local_exec=orders.allow_local_exec,
         verbose=orders.verbose,
-        afterwards=lean.settle,
+        afterwards=process_tuning.settle,
         worker=worker,
     )
     try:

@@ -28,14 +28,14 @@ from hermes.errors import ConfigError, HermesError
 from hermes.home import Home
 from hermes.limits import WORKER_RESTART_S, WORKER_RESTART_S_MAX, WORKER_STEADY_S
 from hermes.logs import logging_to
-from hermes.server import shared_numbers
-from hermes.server.exposure import bind, check_settings, resolved
+from hermes.server import shared_counters
 from hermes.server.runner import DOOR_BYTES, STATE_EVERY_S, describe, hold_home, profiles_of, signals, tell_state
 from hermes.server.settings import Platform
+from hermes.server.startup_checks import bind, check_settings, resolved
 from hermes.server.status import ServerLock, _address, hold
 from hermes.server.supervisor import Supervisor
 from hermes.server.worker import LOOK, Orders
-from hermes.store.bundle import address, path_of
+from hermes.store.stores import address, path_of
 
 log = logging.getLogger(__name__)
 _LEADER = 0
@@ -137,7 +137,7 @@ class Workers:
         door = secrets.token_urlsafe(DOOR_BYTES)
         homes.write_private(self.home.door_file, door)
         stack.callback(self.home.door_file.unlink, missing_ok=True)
-        numbers = shared_numbers.make()
+        numbers = shared_counters.make()
         stack.callback(os.close, numbers)
         self._orders = Orders(
             number=_LEADER,

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from hermes.store.coding import clean, cleaned, pack, text_of
+from hermes.store.codec import clean, cleaned, pack, text_of
 
 # Hashes without it were made of the user's texts alone.
 VERSION = "2:"

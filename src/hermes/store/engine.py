@@ -43,7 +43,7 @@ from hermes.store.connections import (
     patiently,
     watch,
 )
-from hermes.store.faults import Index, explained
+from hermes.store.errors import Index, explained
 from hermes.store.readers import Readers
 from hermes.threads import Threads
 

@@ -9,9 +9,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from hermes.store.coding import clean, pack, unpack
+from hermes.store.codec import clean, pack, unpack
 from hermes.store.connections import Tx
-from hermes.store.parts import Part, reads, writes
+from hermes.store.repository import Part, reads, writes
 
 _COLUMNS = ("id", "owner", "name", "enabled", "state", "created_at", "next_run_at")
 

@@ -6,7 +6,7 @@ import time
 
 from hermes.processes import is_gone, this_process
 from hermes.store.connections import Tx
-from hermes.store.parts import Part, reads, writes
+from hermes.store.repository import Part, reads, writes
 
 __all__ = ["Leases", "acquire", "held", "held_by", "is_current", "release", "this_process"]
 

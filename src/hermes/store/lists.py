@@ -9,8 +9,8 @@ from typing import Any
 
 from hermes.limits import SESSION_ID_CHARS_MAX
 from hermes.store.connections import Tx
-from hermes.store.parts import Part, reads, reads_slowly_with
-from hermes.store.records import shown
+from hermes.store.repository import Part, reads, reads_slowly_with
+from hermes.store.session_rows import shown
 
 _SHOWN_IN_LISTS = (
     "id, owner, source, kind, parent_session_id, forked_at_message_id, session_key, base_id, user_id, title, model, "

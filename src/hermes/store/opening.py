@@ -22,7 +22,7 @@ from hermes.limits import (
 from hermes.store import connections, space
 from hermes.store.base import StoreError, StoreReadOnly, StoreTooNew
 from hermes.store.connections import Connection, Schema, connect, in_one, patiently, require_fts5, stamp_of, uri
-from hermes.store.faults import full
+from hermes.store.errors import full
 
 # Locks and shared memory across machines are not to be relied on there.
 _NETWORKED = ("nfs", "cifs", "smb", "9p", "afs", "ceph", "lustre", "gluster", "fuse.sshfs", "fuse.glusterfs", "beegfs")

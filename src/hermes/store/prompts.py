@@ -7,7 +7,7 @@ import time
 
 from hermes.limits import PROMPT_USE_NOTED_S, SWEEP_BATCH_ROWS
 from hermes.store.connections import Tx
-from hermes.store.parts import Part, reads_slowly, writes
+from hermes.store.repository import Part, reads_slowly, writes
 
 # Of a prompt that is there already nothing is written, unless its last use was noted long ago.
 _PUT = (

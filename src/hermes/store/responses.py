@@ -14,10 +14,10 @@ import msgspec
 
 from hermes.ids import random_hex
 from hermes.limits import BOUND_SESSIONS_MAX, PENDING_CALLS_KEPT_S
-from hermes.store.coding import pack
+from hermes.store.codec import pack
 from hermes.store.connections import Schema, Tx
 from hermes.store.engine import Engine
-from hermes.store.parts import Part, reads, reads_slowly, writes
+from hermes.store.repository import Part, reads, reads_slowly, writes
 from hermes.store.space import give_back
 
 log = logging.getLogger(__name__)

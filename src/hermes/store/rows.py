@@ -10,7 +10,7 @@ from itertools import takewhile
 from typing import Any, NamedTuple, TypeVar
 
 from hermes.store.base import Row
-from hermes.store.coding import (
+from hermes.store.codec import (
     Blobs,
     checked_role,
     clean_or_none,

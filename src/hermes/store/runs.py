@@ -17,12 +17,12 @@ from hermes.runs.replay import closed_stream, joined, part_of, replay
 from hermes.runs.spec import Control, RunSpec
 from hermes.store import rows as messages
 from hermes.store.base import EventsExpired, LeaseLost, Partial, Row, RunRecord, Tail
-from hermes.store.coding import clean, pack, pack_or_none, unpack
+from hermes.store.codec import clean, pack, pack_or_none, unpack
 from hermes.store.connections import Tx
 from hermes.store.leases import held, release
-from hermes.store.parts import Part, reads, writes
 from hermes.store.prompts import put
-from hermes.store.records import check_owner, count_usage, exists, open_session
+from hermes.store.repository import Part, reads, writes
+from hermes.store.session_rows import check_owner, count_usage, exists, open_session
 
 _EVENT = "INSERT INTO run_events VALUES (?, ?, ?, ?, ?, ?)"
 _EVENTS = "SELECT seq, ts, type, step, data FROM run_events WHERE run_id = ?"

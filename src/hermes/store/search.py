@@ -23,10 +23,10 @@ from hermes.limits import (
     SNIPPET_TOKENS,
     SORTED_MATCHES_MAX,
 )
-from hermes.store.coding import clean, spaced, unspaced
+from hermes.store.codec import clean, spaced, unspaced
 from hermes.store.connections import TimeUp, Tx
 from hermes.store.lists import escaped
-from hermes.store.parts import Part, reads_slowly
+from hermes.store.repository import Part, reads_slowly
 from hermes.store.rows import SAID
 
 R = TypeVar("R")

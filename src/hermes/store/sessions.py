@@ -18,15 +18,18 @@ from hermes.ids import UNRECORDED, folder_name, random_hex
 from hermes.limits import PENDING_CALLS_KEPT_S, SESSION_ID_CHARS_MAX
 from hermes.store import rows as messages
 from hermes.store.base import Row, SessionBusy, SessionExists
-from hermes.store.binding import Binding
-from hermes.store.coding import checked_id, clean_or_none, end_reason, plain_title
+from hermes.store.codec import checked_id, clean_or_none, end_reason, plain_title
 from hermes.store.connections import Tx
 from hermes.store.engine import Engine
+from hermes.store.history_match import Binding
 from hermes.store.leases import held_by
 from hermes.store.lists import INSIDE, Lists, escaped, folder_of
-from hermes.store.parts import reads, reads_slowly, writes
+from hermes.store.maintenance import Upkeep
 from hermes.store.prompts import Prompts, put
-from hermes.store.records import (
+from hermes.store.repository import reads, reads_slowly, writes
+from hermes.store.schema import STATE
+from hermes.store.search import Search
+from hermes.store.session_rows import (
     CREATED_WITH,
     SESSION,
     column,
@@ -41,11 +44,8 @@ from hermes.store.records import (
     require,
     shown,
 )
-from hermes.store.schema import STATE
-from hermes.store.search import Search
 from hermes.store.transcripts import Transcripts
 from hermes.store.transfer import Transfer
-from hermes.store.upkeep import Upkeep
 
 _CHANGED = (
     *("model", "model_config", "instructions", "cwd", "archived", "system_prompt", "prompt_digest"),

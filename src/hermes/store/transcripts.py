@@ -11,10 +11,10 @@ from typing import Any
 from hermes.limits import COMPACTIONS_KEPT_S
 from hermes.store import rows
 from hermes.store.base import Row
-from hermes.store.coding import pack, unpack
+from hermes.store.codec import pack, unpack
 from hermes.store.connections import Tx
-from hermes.store.parts import Part, reads, writes
-from hermes.store.records import check_token, require
+from hermes.store.repository import Part, reads, writes
+from hermes.store.session_rows import check_token, require
 
 _SHOWN = (
     "id",

@@ -8,10 +8,10 @@ from typing import Any
 from hermes.limits import IMPORT_BYTES_MAX, IMPORT_ROWS_AT_ONCE_MAX, IMPORT_ROWS_MAX, IMPORT_SESSIONS_MAX
 from hermes.store import rows
 from hermes.store.base import Row
-from hermes.store.coding import BadSessionId, checked_id, checked_role, clean_or_none, end_reason, pack, plain_title
+from hermes.store.codec import BadSessionId, checked_id, checked_role, clean_or_none, end_reason, pack, plain_title
 from hermes.store.connections import Tx
-from hermes.store.parts import Part, reads_slowly, writes
-from hermes.store.records import SESSION, column, exists, next_title, owner_of, refuse_foreign, shown, title_holder
+from hermes.store.repository import Part, reads_slowly, writes
+from hermes.store.session_rows import SESSION, column, exists, next_title, owner_of, refuse_foreign, shown, title_holder
 
 FORMAT = "hermes.session/1"
 Redact = Callable[[str], str]

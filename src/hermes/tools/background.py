@@ -15,13 +15,13 @@ from hermes.limits import BACKGROUND_MAX, BACKGROUND_OUTPUT_CHARS_MAX
 from hermes.runs.spec import Control
 from hermes.sandbox.base import CHUNK_BYTES_MAX
 from hermes.store.base import StoreError
-from hermes.tools.captured import Readable
+from hermes.tools.output_buffer import Readable
 
 if TYPE_CHECKING:
     from hermes.runs.engine import RunEngine
     from hermes.sandbox.base import Process, Sandbox
-    from hermes.tools.desk import Desk
     from hermes.tools.registry import ToolContext
+    from hermes.tools.session_state import Desk
 
 State = Literal["running", "exited", "timeout", "killed"]
 _STATES: dict[str, State] = {"exit": "exited", "timeout": "timeout"}

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from hermes.agent.parts import ToolCall
+from hermes.agent.stream_parts import ToolCall
 from hermes.errors import HermesError
 from hermes.home import make_private_folder
 from hermes.limits import (
@@ -26,8 +26,8 @@ from hermes.limits import (
 from hermes.sandbox import script
 from hermes.sandbox.base import CHUNK_BYTES_MAX
 from hermes.sandbox.choose import no_commands
-from hermes.tools import approving
-from hermes.tools.captured import Captured
+from hermes.tools import approvals
+from hermes.tools.output_buffer import Captured
 from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, render
 from hermes.tools.terminal import ENDED, begun, environment, followed, room_of, seen_through, surroundings
 
@@ -137,7 +137,7 @@ def _laid_out(folder: Path, code: str) -> socket.socket:
 
 async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
     sandbox, shell = await surroundings(ctx)
-    await approving.script(ctx, args["code"], shell.cwd)
+    await approvals.script(ctx, args["code"], shell.cwd)
     return Prepared(value=(sandbox, shell))
 
 
@@ -162,7 +162,7 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
     status, error = ENDED[process.ended_by]
     answer: Answer = {"stdout": output.text(), "stderr": errors.text(), "exit_code": code, "status": status}
     answer["calls"] = booth.calls
-    answer |= await approving.set_aside(ctx, sandbox, ask=status == "ok")
+    answer |= await approvals.set_aside(ctx, sandbox, ask=status == "ok")
     if status != "ok":
         hint = answer.pop("hint", "") or ("Do less in one script." if status == "timeout" else "")
         raise ToolError(process.reason or error.format(seconds=CODE_S_MAX), status, hint, **answer)

@@ -18,7 +18,7 @@ from hermes.runs.jobs import route_of
 from hermes.runs.spec import narrowed
 from hermes.sandbox.base import SandboxError
 from hermes.sandbox.choose import workspace_of
-from hermes.tools import approving, toolsets
+from hermes.tools import approvals, toolsets
 from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class _Jobs:
 async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
     if args["action"] != "list":
         subject = "\n".join(f"{name}: {value}" for name, value in args.items() if value)
-        await approving.write(ctx, "cron", subject, wanted=False, reason="")
+        await approvals.write(ctx, "cron", subject, wanted=False, reason="")
     return Prepared()
 
 

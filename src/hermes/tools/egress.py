@@ -13,13 +13,13 @@ from hermes.limits import EGRESS_REFUSALS_SHOWN_MAX
 from hermes.runs.writer import LogEnded
 from hermes.sandbox.proxy import EgressProxy
 from hermes.store.base import StoreError
-from hermes.tools import approving
+from hermes.tools import approvals
 
 if TYPE_CHECKING:
     from hermes.config import Settings
     from hermes.guards.urls import UrlGuard
     from hermes.tools.registry import ToolContext
-    from hermes.tools.world import World
+    from hermes.tools.resources import World
 
 
 @dataclass(slots=True, eq=False)
@@ -117,8 +117,8 @@ class HostGrants:
 
     async def _ask(self, call: RunningCall, host: str) -> bool:
         try:
-            await approving.host(call.ctx, host, _key(host))
-        except approving.Blocked:
+            await approvals.host(call.ctx, host, _key(host))
+        except approvals.Blocked:
             self._denied.add(host)
             return False
         except (LogEnded, StoreError):
@@ -137,4 +137,4 @@ class HostGrants:
 
 
 def _key(host: str) -> str:
-    return approving.HOST_KEY + host
+    return approvals.HOST_KEY + host

@@ -32,7 +32,7 @@ from hermes.text import whole_text
 from hermes.tools.registry import Args, Prepared, Reconciled, ToolContext, ToolError
 
 if TYPE_CHECKING:
-    from hermes.tools.world import World
+    from hermes.tools.resources import World
 
 # Where a file is really is known only to the guard, so calls that write wait for each other and for those that read.
 SCOPE = frozenset({"files"})
@@ -128,7 +128,7 @@ def _near(ctx: ToolContext, paths: Paths, path: str) -> list[str]:
 
 async def writable(ctx: ToolContext, paths: Paths, path: str) -> str:
     """The real path of a file that may be written, with the user's leave where that is needed."""
-    from hermes.tools import approving
+    from hermes.tools import approvals
 
     where = located(ctx, paths, path)
 
@@ -146,10 +146,10 @@ async def writable(ctx: ToolContext, paths: Paths, path: str) -> str:
 
     real, entry, folder = await ctx.blocking(look)
     if entry is not None:
-        await approving.reserved(ctx, [entry])
+        await approvals.reserved(ctx, [entry])
         real, _, folder = await ctx.blocking(look)
     if folder is not None:
-        await approving.folder(ctx, folder)
+        await approvals.folder(ctx, folder)
         real, _, _ = await ctx.blocking(look)
     return str(real)
 

@@ -359,11 +359,11 @@ class Server:
     # ---- calls
 
     async def _ask(self, raw: str, ctx: ToolContext, args: Args) -> Prepared:
-        from hermes.tools import approving
+        from hermes.tools import approvals
 
         reason = f"It calls a tool of the MCP server {self.name!r} that may change or delete something."
         subject = f"{self.name}: {raw} {json.dumps(args, ensure_ascii=False)}"
-        await approving.leave(ctx, "mcp", subject, reason, key=f"{self.name} {raw}")
+        await approvals.leave(ctx, "mcp", subject, reason, key=f"{self.name} {raw}")
         return Prepared()
 
     async def _call(self, raw: str, ctx: ToolContext, args: Args) -> Answer:

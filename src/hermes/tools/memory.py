@@ -12,7 +12,7 @@ from hermes.guards.paths import PathRefused, read_inside
 from hermes.home import locked, make_private_folder, write_private
 from hermes.ids import scope_name
 from hermes.limits import PROMPT_FILE_BYTES_MAX
-from hermes.tools import approving
+from hermes.tools import approvals
 from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
     if operations := _operations(args):
         wanted = ctx.settings.get("memory.write_approval")
         subject = "\n".join(map(_told, operations))
-        await approving.write(ctx, "memory", subject, wanted=wanted, reason="Memory writes are to be approved.")
+        await approvals.write(ctx, "memory", subject, wanted=wanted, reason="Memory writes are to be approved.")
     return Prepared()
 
 

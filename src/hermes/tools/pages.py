@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import NamedTuple
 
 from hermes.limits import PAGE_CHARS_MAX, PAGE_READ_S_MAX
-from hermes.tools.markup import markdown
+from hermes.tools.html_to_markdown import markdown
 
 _DECLARED = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([\w.:-]+)", re.I)
 # Encodings of pages; some others that Python knows take very long on purpose-made bytes.

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from hermes.limits import TOOL_TIMEOUT_S
 
 if TYPE_CHECKING:
-    from hermes.agent.parts import ToolCall
+    from hermes.agent.stream_parts import ToolCall
     from hermes.config import Settings
     from hermes.guards.secrets import Secrets
     from hermes.home import Home
-    from hermes.tools.asking import Asking
-    from hermes.tools.world import World
+    from hermes.tools.questions import Asking
+    from hermes.tools.resources import World
 
 Effect = Literal["read", "idempotent", "effect"]
 Reconciled = Literal["done", "not_done", "unclear"]

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from hermes.agent.parts import ToolCall
 from hermes.agent.prompt import without_steer
+from hermes.agent.stream_parts import ToolCall
 from hermes.guards.secrets import redact_tree
 from hermes.limits import (
     ITEMS_AT_ONCE_MAX,
@@ -32,7 +32,7 @@ from hermes.text import text_of
 from hermes.threads import Threads
 from hermes.tools import arguments
 from hermes.tools.registry import Answer, Args, Effect, Prepared, Reconciled, ToolContext, ToolDef, ToolError, render
-from hermes.tools.shaping import Shaper, pictured
+from hermes.tools.result_limits import Shaper, pictured
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from hermes.limits import (
 )
 from hermes.sandbox.base import Sandbox, SandboxError
 from hermes.sandbox.local import Local, NoSandbox
-from hermes.tools import plain_search
+from hermes.tools import rg_fallback
 from hermes.tools.file_access import SCOPE, SNIFFED_BYTES, Lines, Shower, binary, located, room, shown, told, type_of
 from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, ToolError
 
@@ -133,7 +133,7 @@ class Search:
         their number tells nothing of what is in them. Blocks."""
         try:
             globs = [
-                plain_search.Glob(
+                rg_fallback.Glob(
                     g.lstrip("/") if "/" in g else f"**/{g}", dots=False, ignore_case=self.ignore_case and not content
                 )
                 for g in self.globs
@@ -193,7 +193,7 @@ class Search:
 @cache
 def _source() -> str:
     """The program that stands in: its text goes with the command, for not every sandbox shows our own files."""
-    return inspect.getsource(plain_search)
+    return inspect.getsource(rg_fallback)
 
 
 def _listed(output: bytes) -> Listed:

@@ -120,7 +120,7 @@ class Change(NamedTuple):
 async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
     """Say no before the call begins, or ask whoever has to say yes."""
     change: Change = await ctx.blocking(partial(_planned, ctx, args))
-    from hermes.tools.approving import write
+    from hermes.tools.approvals import write
 
     subject = await ctx.blocking(partial(_told, ctx, args, change))
     wanted = ctx.settings.get("skills.write_approval")

@@ -21,10 +21,10 @@ from hermes.limits import BACKGROUND_MAX, COMMAND_CHARS_MAX
 from hermes.sandbox.choose import no_commands, shell_in
 from hermes.sandbox.local import INSTALL, NoSandbox
 from hermes.sandbox.proxy_env import PROXIED
-from hermes.tools import approving
-from hermes.tools.captured import Captured, Spill
+from hermes.tools import approvals
+from hermes.tools.output_buffer import Captured, Spill
 from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
-from hermes.tools.shaping import room
+from hermes.tools.result_limits import room
 
 if TYPE_CHECKING:
     from hermes.sandbox.base import Ended, Process, Sandbox
@@ -110,8 +110,8 @@ async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
         )
     where = _resolved(args.get("workdir", ""), shell)
     try:
-        await approving.command(ctx, command, where)
-    except approving.Blocked as refusal:
+        await approvals.command(ctx, command, where)
+    except approvals.Blocked as refusal:
         refusal.answer = {"output": "", "exit_code": -1, **refusal.answer}
         raise
     foreign = await ctx.blocking(partial(_is_foreign, ctx, sandbox, command, background=background))
@@ -127,7 +127,7 @@ def _is_foreign(ctx: ToolContext, sandbox: Sandbox, command: str, *, background:
     """
     if sandbox.isolated:
         proxied = sandbox.name in PROXIED and not background
-        online = approving.online(ctx, sandbox) and not proxied and not is_read_only(command)
+        online = approvals.online(ctx, sandbox) and not proxied and not is_read_only(command)
     else:
         online = goes_online(command)
     return online or ctx.world.names_foreign_file(command)
@@ -175,7 +175,7 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
         await seen_through(ctx.blocking(shell.keep))
         shell.env = {name: value for name, value in shell.env.items() if not _HIDDEN.match(name)}
     status, error = ENDED[process.ended_by]
-    set_aside = await approving.set_aside(ctx, plan.sandbox, ask=status == "ok")
+    set_aside = await approvals.set_aside(ctx, plan.sandbox, ask=status == "ok")
     answer: Answer = {"output": captured.text(), "exit_code": code, "status": status, "cwd": shell.cwd}
     answer |= {"duration_ms": round((time.monotonic() - began) * 1000), "truncated": captured.ends.cut > 0}
     answer["spill"] = str(spill.path) if spill.begun else None

@@ -21,7 +21,7 @@ from hermes.limits import (
     IMAGE_SENT_BYTES_MAX,
     IMAGE_UNSCALED_BYTES_MAX,
 )
-from hermes.tools import approving
+from hermes.tools import approvals
 from hermes.tools.file_access import IMAGES as SENT_AS_IS
 from hermes.tools.file_access import SCOPE, located, told, type_of
 from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
@@ -35,7 +35,7 @@ _QUALITY = 85
 
 async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
     if _is_address(place := args["image_url"].strip()):
-        await approving.hosts(ctx, [place])
+        await approvals.hosts(ctx, [place])
     return Prepared()
 
 

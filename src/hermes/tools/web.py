@@ -23,7 +23,7 @@ from hermes.limits import (
     WEB_SNIPPET_CHARS_MAX,
 )
 from hermes.sandbox.quota import write_spill
-from hermes.tools import approving
+from hermes.tools import approvals
 from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ SEARCH = ToolDef(
 
 
 async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
-    await approving.hosts(ctx, args["urls"])
+    await approvals.hosts(ctx, args["urls"])
     return Prepared()
 
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from hermes.guards import rules
 from hermes.guards.shell import HERE, Shell
-from hermes.guards.words import GLOBS, UNKNOWN, Value, clean, plain
+from hermes.guards.shell_expansion import GLOBS, UNKNOWN, Value, clean, plain
 
 PATTERN_WORK, PATTERN_CHAR_WORK = 200, 20
 STAGES_SHOWN_MAX = 20

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hermes.cli.formatting import counted, size
 from hermes.cli.output import Json, NotFound, UsageError, note, tell
-from hermes.cli.sessions_print import note_sessions
-from hermes.cli.wording import counted, size
+from hermes.cli.session_format import note_sessions
 from hermes.errors import HermesError
 from hermes.home import Home, is_served
 
@@ -41,7 +41,7 @@ def database_file(home: Home) -> Path:
     """Where the settings keep the database; settings that cannot be read keep nobody from the home's own."""
     from hermes import config
     from hermes.errors import ConfigError
-    from hermes.store.bundle import address, path_of
+    from hermes.store.stores import address, path_of
 
     try:
         settings = config.load(home)
@@ -168,7 +168,7 @@ def backup(args: argparse.Namespace, home: Home) -> None:
 
 
 def repair(args: argparse.Namespace, home: Home) -> int:
-    from hermes.store import upkeep
+    from hermes.store import maintenance
     from hermes.store.base import StoreBusy, StoreDamaged
 
     if database_file(home).exists() and is_served(home):
@@ -180,7 +180,7 @@ def repair(args: argparse.Namespace, home: Home) -> int:
         tell(args, document, *notices, "No other fault was found." if notices else sound)
         return 0
     note(*(f"  {fault}" for fault in faults[:_FAULTS_MAX]))
-    report = upkeep.repair(database_file(home))
+    report = maintenance.repair(database_file(home))
     left = _faults(home, deep=False)[0] if report["repaired"] else faults
     lines = [f"It could not be repaired: {report['error']}"]
     if report["repaired"]:

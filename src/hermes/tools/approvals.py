@@ -25,7 +25,7 @@ from hermes.guards.url_text import FetchFailed
 from hermes.limits import REVIEW_TOKENS_MAX
 from hermes.sandbox.proxy_env import PROXIED
 from hermes.text import text_of, visible
-from hermes.tools.asking import ApprovalRequest
+from hermes.tools.questions import ApprovalRequest
 from hermes.tools.registry import ToolContext, ToolError
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from typing import Any
 from hermes.limits import BOUND_ROWS_MAX, BOUND_SESSIONS_MAX, BOUND_TURN_ROWS_MAX
 from hermes.store import rows
 from hermes.store.base import Row
-from hermes.store.coding import checked_id, clean, text_of
+from hermes.store.codec import checked_id, clean, text_of
 from hermes.store.connections import Tx
 from hermes.store.digests import continued, digest_of, is_current
 from hermes.store.leases import held_by
-from hermes.store.parts import Part, reads
+from hermes.store.repository import Part, reads
 
 Message = Mapping[str, Any]
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hermes.errors import ConfigError
 from hermes.store.base import Begun, SessionNotFound
-from hermes.store.binding import Bound, bound
 from hermes.store.connections import Tx
 from hermes.store.engine import Engine
+from hermes.store.history_match import Bound, bound
 from hermes.store.idempotency import Idempotency
 from hermes.store.jobs import Jobs
 from hermes.store.leases import Leases, acquire
-from hermes.store.parts import AsyncPart, twin
+from hermes.store.repository import AsyncPart, twin
 from hermes.store.responses import ResponseStore
 from hermes.store.runs import Runs
 from hermes.store.schema import STATE

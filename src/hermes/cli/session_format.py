@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hermes.cli.formatting import columns, counted, iso, local, one_line, printable, width
 from hermes.cli.output import Json, mask, note, tell_said
-from hermes.cli.wording import columns, counted, iso, local, one_line, printable, width
 
 if TYPE_CHECKING:
     from hermes.home import Home

@@ -7,8 +7,8 @@ from typing import Any
 
 from hermes.agent.failures import Failure, explain, sentence
 from hermes.agent.media_tags import as_said
-from hermes.agent.parts import Assembled, ToolCall
 from hermes.agent.step import Answered
+from hermes.agent.stream_parts import Assembled, ToolCall
 from hermes.agent.turn import Turn
 from hermes.runs.engine import UNKEPT, Result
 from hermes.runs.events import Event

@@ -16,9 +16,9 @@ from rich.text import Text
 
 from hermes.cli import attach, slash
 from hermes.cli.door import Json, ServerLost
+from hermes.cli.formatting import counted, one_line
 from hermes.cli.screen import Lines, Open, Screen, choices
 from hermes.cli.session import EXIT_FAILED, Conversation, here
-from hermes.cli.wording import counted, one_line
 from hermes.errors import HermesError
 from hermes.limits import CLOSE_S_MAX
 from hermes.runs.engine import Result

@@ -10,8 +10,8 @@ from typing import Any
 from hermes.agent import compress, prompt
 from hermes.agent.auxiliary import Auxiliary
 from hermes.agent.failures import Failure, explain
-from hermes.agent.opening import set_system_prompt
 from hermes.agent.turn import Turn
+from hermes.agent.turn_start import set_system_prompt
 from hermes.limits import BYTES_PER_TOKEN
 from hermes.providers.base import Message
 from hermes.runs.control import Stopped

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hermes.runs.spec import RunSpec
     from hermes.sandbox.base import Sandbox
     from hermes.sandbox.proxy import EgressProxy
-    from hermes.tools.desk import Desk
+    from hermes.tools.session_state import Desk
 
 SAFE_ROOT = "HERMES_WRITE_SAFE_ROOT"
 YOLO = "HERMES_YOLO_MODE"

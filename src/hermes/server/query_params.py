@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from hermes.server.bodies import flag_of
 from hermes.server.errors import ApiError, invalid
+from hermes.server.request_bodies import flag_of
 
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hermes.store.base import LeaseLost, SessionNotFound
-from hermes.store.coding import BadSessionId, clean_or_none, numbered, pack, plain_title, unpack
+from hermes.store.codec import BadSessionId, clean_or_none, numbered, pack, plain_title, unpack
 from hermes.store.connections import Tx
 from hermes.store.leases import is_current
 from hermes.store.prompts import put

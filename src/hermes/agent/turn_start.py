@@ -14,7 +14,7 @@ from hermes.agent.auxiliary import first_words, names_session, plain_title
 from hermes.agent.content import Arrived, arrived
 from hermes.agent.failures import Failure
 from hermes.agent.prompt import PromptInputs
-from hermes.agent.surroundings import gather
+from hermes.agent.prompt_context import gather
 from hermes.agent.turn import Services, Turn
 from hermes.config import Settings
 from hermes.errors import ConfigError

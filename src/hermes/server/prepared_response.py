@@ -12,18 +12,18 @@ from hermes.limits import TRUNCATED_MESSAGES
 from hermes.runs.engine import Refused
 from hermes.runs.spec import RunSpec, new_run_id
 from hermes.server import outcome
-from hermes.server.bodies import Body
 from hermes.server.chat import message_of, structure
 from hermes.server.errors import ApiError, invalid
 from hermes.server.idempotency import asked_at, joined
 from hermes.server.models import ConversationRef, JsonSchema, ResponseRequest, ResponseTool
 from hermes.server.render_responses import Shows
+from hermes.server.request_bodies import Body
+from hermes.server.request_options import wishes
 from hermes.server.response_items import Json, Reader, cut_to
-from hermes.server.response_kept import Kept, blank
+from hermes.server.response_record import Kept, blank
 from hermes.server.response_tools import additional, response_tools, stand_in
 from hermes.server.sealing import Seal, seal_of
 from hermes.server.turns import Message, Turn, answered_again, open_calls, parameters, with_unseen
-from hermes.server.wishes import wishes
 from hermes.store.sessions import new_session_id
 from hermes.text import spaced_json
 

@@ -15,7 +15,7 @@ from hermes.limits import QUICK_CHECK_S_MAX
 from hermes.store.base import StoreBusy, StoreError, StoreReadOnly
 from hermes.store.connections import Schema, TimeUp, Tx
 from hermes.store.engine import Engine
-from hermes.store.parts import Part
+from hermes.store.repository import Part
 from hermes.store.salvage import copy_table, open_damaged
 from hermes.store.schema import STATE
 from hermes.store.space import give_back, gives_back, vacuum

@@ -14,11 +14,11 @@ from aiohttp import web
 from hermes.limits import IDEMPOTENCY_KEY_CHARS_MAX, SESSION_KEY_CHARS_MAX, USER_ID_CHARS_MAX
 from hermes.sandbox.base import SandboxError
 from hermes.sandbox.choose import workspace_of
-from hermes.server.bodies import flag_of
 from hermes.server.errors import ApiError, invalid
 from hermes.server.idempotency import RECORDING
 from hermes.server.keys import CALLER
-from hermes.store.coding import checked_id
+from hermes.server.request_bodies import flag_of
+from hermes.store.codec import checked_id
 from hermes.tools.mcp import PREFIX as SERVER_PREFIX
 from hermes.tools.toolsets import DEFAULTS
 
