@@ -17,7 +17,7 @@ from hermes import config
 from hermes.agent.model_lists import ModelLists
 from hermes.agent.routes import primary
 from hermes.agent.turn import Services
-from hermes.burst_cache import Lately
+from hermes.burst_cache import BurstCache
 from hermes.bus.memory import MemoryBus
 from hermes.bus.peers import Operation, Peers
 from hermes.errors import ConfigError
@@ -42,7 +42,7 @@ from hermes.store.engine import Engine
 from hermes.store.stores import AsyncStore, Store, address, store_at
 from hermes.threads import Threads
 from hermes.tools.mcp import Servers
-from hermes.tools.resources import Outside
+from hermes.tools.resources import ProcessResources
 from hermes.tools.toolsets import builtin
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class App:
         self._names = Threads(NAME_THREADS)
         http = HttpClient(self._names.submit, ca_bundle=bundle or None, proxy=proxy or None)
         files = Threads(FILE_THREADS)
-        outside = Outside(
+        outside = ProcessResources(
             Sandboxes(home),
             Network(self._names.submit, ca_bundle=bundle or None, proxy=proxy or None),
             lambda: self.engine,
@@ -92,7 +92,7 @@ class App:
             files=files,
             background=self._in_background,
             outside=outside,
-            lately=Lately(lambda: self.engine.active > BUSY_TURNS),
+            lately=BurstCache(lambda: self.engine.active > BUSY_TURNS),
             mcp=Servers(outside.network, lambda: self.secrets, outside.own_ports, files.call),
         )
         window_s = settings.get("agent.delta_window_ms") / 1000

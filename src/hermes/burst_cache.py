@@ -11,7 +11,7 @@ from hermes.limits import LATELY_MAX, SAME_MOMENT_S
 R = TypeVar("R")
 
 
-class Lately:
+class BurstCache:
     """Remembers answers for a moment, while there is much to do; otherwise everybody looks for itself."""
 
     __slots__ = ("_busy", "_known", "_since")

@@ -150,11 +150,11 @@ async def test_only_the_new_part_of_a_text_is_saved(writing: Writing, monkeypatc
     saved: list[tuple[int, str]] = []
     put = type(writing.runs).put_partials
 
-    async def watched(runs: Any, run_id: str, token: int | None, partials: Any) -> None:
+    async def has_subscribers(runs: Any, run_id: str, token: int | None, partials: Any) -> None:
         saved.extend((one.offset, one.text) for one in partials)
         await put(runs, run_id, token, partials)
 
-    monkeypatch.setattr(type(writing.runs), "put_partials", watched)
+    monkeypatch.setattr(type(writing.runs), "put_partials", has_subscribers)
     for piece in ("One. ", "Two. ", "Three."):
         writing.writer.text("m1", piece)
         await writing.writer.settle()

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from hermes.agent.media import Outgoing
-from hermes.agent.media_tags import as_said
+from hermes.agent.media import MediaTagFilter
+from hermes.agent.media_tags import strip_rendered_media
 from hermes.limits import MEDIA_PIECE_CHARS, MEDIA_TAG_CHARS_MAX
 from hermes.tools import files
 from support.model_server import ModelServer, Reply
@@ -25,7 +25,7 @@ async def written(*pieces: str) -> tuple[str, list[str]]:
     async def made(path: str) -> str | None:
         return FILES.get(path)
 
-    outgoing = Outgoing(out.append, made)
+    outgoing = MediaTagFilter(out.append, made)
     for piece in pieces:
         await outgoing.feed(piece)
     early = list(out)
@@ -85,7 +85,7 @@ async def test_a_tag_that_was_being_looked_up_when_the_turn_was_stopped_is_not_l
             await asyncio.Event().wait()
         return FILES.get(path)
 
-    outgoing = Outgoing(out.append, made)
+    outgoing = MediaTagFilter(out.append, made)
     task = asyncio.create_task(outgoing.feed("a MEDIA:/w/a.png b"))
     await asked.wait()
     task.cancel()
@@ -107,7 +107,7 @@ async def test_an_image_that_was_being_written_when_the_turn_was_stopped_is_writ
         if len(out) == 2:
             task.cancel()
 
-    outgoing = Outgoing(write, made)
+    outgoing = MediaTagFilter(write, made)
     task = asyncio.create_task(outgoing.feed("a MEDIA:b c"))
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -131,7 +131,7 @@ LINK = "/api/sessions/s%201/files/file_0123456789abcdef01234567"
     ],
 )
 def test_the_model_knows_its_text_with_tags(text: str, said: str | None) -> None:
-    assert as_said(text) == said
+    assert strip_rendered_media(text) == said
 
 
 # ---- in a turn

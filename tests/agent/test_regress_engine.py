@@ -15,7 +15,7 @@ from hermes.agent.step import ModelStep
 from hermes.runs import leases as leases_module
 from hermes.runs.engine import LiveRun, Refused
 from hermes.runs.spec import Control
-from hermes.store.base import Begun, StoreError
+from hermes.store.base import OpenedSession, StoreError
 from hermes.store.stores import AsyncLeases, AsyncRuns, AsyncStore, Store
 from hermes.tools.round import ToolRound
 from support.model_server import Call, ModelServer, Reply, Request
@@ -300,7 +300,7 @@ async def test_who_is_cancelled_while_the_store_of_leases_answers_leaves_the_ses
 ) -> None:
     taken, original = asyncio.Event(), AsyncStore.begin
 
-    async def slowly(store: AsyncStore, *args: Any, **fields: Any) -> Begun | None:
+    async def slowly(store: AsyncStore, *args: Any, **fields: Any) -> OpenedSession | None:
         begun = await original(store, *args, **fields)
         taken.set()
         await asyncio.sleep(0.02)

@@ -17,7 +17,7 @@ import yaml
 from hermes import app as app_module
 from hermes.app import App, current
 from hermes.runs import leases as leases_module
-from hermes.store.base import Begun, StoreError
+from hermes.store.base import OpenedSession, StoreError
 from hermes.store.leases import Leases
 from hermes.store.sessions import SessionDB
 from hermes.store.stores import Async, AsyncRuns, AsyncStore
@@ -113,7 +113,7 @@ async def test_a_turn_that_loses_its_session_tells_its_waiter(
     held: dict[str, int] = {}
     original = AsyncStore.begin
 
-    async def begin(store: AsyncStore, *args: Any, **fields: Any) -> Begun | None:
+    async def begin(store: AsyncStore, *args: Any, **fields: Any) -> OpenedSession | None:
         begun = await original(store, *args, **fields)
         if begun is not None:
             held[f"session:{begun.session_id}"] = begun.token
@@ -259,7 +259,7 @@ class Occupied:
         self._turn = asyncio.create_task(agent_for(self._server, session_id=SESSION).arun_conversation("first"))
         await self._server.until(lambda: self._server.open_streams == 1)
 
-    async def let_go(self) -> None:
+    async def lease_released(self) -> None:
         self._gate.set()
         assert (await self._turn)["completed"] is True
 
@@ -279,7 +279,7 @@ async def test_a_stop_that_came_while_the_session_was_waited_for_is_on_record(
     second = asyncio.create_task(waiting.arun_conversation("second"))
     await asyncio.sleep(0.02)
     waiting.interrupt()
-    await occupied.let_go()
+    await occupied.lease_released()
     assert (await second)["interrupted"] is True
     assert [event["control"] for event in events if event["type"] == "control.received"] == ["interrupt"]
 
@@ -331,7 +331,7 @@ async def test_a_turn_that_begins_does_not_undo_the_stop_of_one_that_waits_for_i
     agent.interrupt()
     begun = asyncio.create_task(agent.arun_conversation("third"))
     await asyncio.sleep(0.02)
-    await occupied.let_go()
+    await occupied.lease_released()
     assert (await stopped)["interrupted"] is True
     assert (await begun)["completed"] is True
 

@@ -15,7 +15,7 @@ from hermes.runs import log as log_module
 from hermes.runs.leases import Lease, SessionLeases
 from hermes.runs.log import RunLog
 from hermes.runs.spec import Control, RunSpec
-from hermes.store.base import Begun, Row, StoreError
+from hermes.store.base import OpenedSession, Row, StoreError
 from hermes.store.stores import AsyncRuns, AsyncStore, Store
 from support.model_server import ModelServer, Reply
 
@@ -336,7 +336,7 @@ class Thief:
         self._held: dict[str, tuple[Any, int]] = {}
         original = AsyncStore.begin
 
-        async def begin(store: AsyncStore, *args: Any, **fields: Any) -> Begun | None:
+        async def begin(store: AsyncStore, *args: Any, **fields: Any) -> OpenedSession | None:
             begun = await original(store, *args, **fields)
             if begun is not None:
                 self._held[f"session:{begun.session_id}"] = (store.leases, begun.token)
@@ -387,7 +387,7 @@ async def test_a_reader_who_comes_after_a_run_has_lost_its_session_follows_whoev
     monkeypatch.setattr(log_module, "STORE_POLL_S", 0.02)
     late = following(house, run_id)
     server.script = [Reply(text="a" * 40)]
-    await house.app.store.leases.blocking.engine.write_soon(lambda tx: tx.execute("DELETE FROM leases"))
+    await house.app.store.leases.blocking.engine.awrite(lambda tx: tx.execute("DELETE FROM leases"))
     assert await house.engine.resume_all() == [run_id]
     events = await settled(late)
     assert (events[0]["type"], events[-1]["type"]) == ("run.started", "run.completed")

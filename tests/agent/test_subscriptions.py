@@ -197,19 +197,19 @@ async def test_what_a_sink_takes_is_told_once_and_in_its_place(make_house: MakeH
     spec = house.spec(server, persist=True)
     await house.engine.start(spec)
     seen: list[int] = []
-    sunk: list[int] = []
+    delivered_seq: list[int] = []
 
     def sink(event: Event) -> bool:
         if event.seq % 50 == 0 or event.type != "text.delta":
             return False
         seen.append(event.seq)
-        sunk.append(event.seq)
+        delivered_seq.append(event.seq)
         return True
 
     async for batch in house.engine.batches(spec.run_id, 0, sink):
         seen += (event.seq for event in batch)
     assert seen == list(range(1, len(seen) + 1))
-    assert len(seen) > 600 and sunk
+    assert len(seen) > 600 and delivered_seq
 
 
 async def test_a_reader_who_never_reads_holds_up_neither_the_run_nor_others(

@@ -22,7 +22,7 @@ from hermes.agent import chunk_template, compress, content, failures, images, le
 from hermes.agent.assembler import Assembler
 from hermes.agent.call import _decode, _runs
 from hermes.agent.inline import InlineMarkup
-from hermes.agent.media import Outgoing
+from hermes.agent.media import MediaTagFilter
 from hermes.agent.stream_parts import Text, ToolDelta
 from hermes.cli.markdown_lines import MarkdownLines
 from hermes.errors import HermesError
@@ -41,7 +41,7 @@ from hermes.server import chat, models, request_bodies, response_items, response
 from hermes.server.errors import ApiError
 from hermes.server.outcome import Outcome
 from hermes.server.render_chat import ChatRenderer
-from hermes.server.render_responses import ResponseRenderer, Shows
+from hermes.server.render_responses import ResponseRenderer, VisibleItems
 from hermes.server.render_run import RunRenderer
 from hermes.server.render_session import SessionRenderer, turn_messages
 from hermes.sse import SseDecoder
@@ -50,7 +50,7 @@ from hermes.store.sessions import SessionDB
 from hermes.tools import arguments, html_to_markdown, mcp_names, patching, rg_fallback
 from hermes.tools.output_buffer import Ends, Readable
 from hermes.tools.registry import ToolError, render
-from hermes.tools.result_limits import Shaper
+from hermes.tools.result_limits import ResultLimiter
 
 Json = dict[str, Any]
 # What a case may end with: an input may well be refused.
@@ -209,7 +209,7 @@ texts(
 
 
 def decoded(pieces: Iterable[bytes]) -> None:
-    decoder, known = SseDecoder(), chunk_template.Alike(provider_for("chat_completions").texts)  # type: ignore[arg-type]
+    decoder, known = SseDecoder(), chunk_template.ChunkTemplate(provider_for("chat_completions").texts)  # type: ignore[arg-type]
     for piece in pieces:
         for _, _, wires in _runs(decoder, known, piece):
             for wire in wires:
@@ -299,7 +299,7 @@ async def nothing_made(path: str) -> None:
 
 
 async def write(pieces: Iterable[str]) -> None:
-    outgoing = Outgoing(lambda said: None, nothing_made)
+    outgoing = MediaTagFilter(lambda said: None, nothing_made)
     for piece in pieces:
         await outgoing.feed(piece)
     await outgoing.feed("", last=True)
@@ -327,7 +327,7 @@ for one in TAGS:
         lambda pieces: run(write(pieces)),
         large=100_000,
     )
-texts("links in a message", "agent.media_tags", media_tags.as_said, TAGS, large=300_000)
+texts("links in a message", "agent.media_tags", media_tags.strip_rendered_media, TAGS, large=300_000)
 case("images that are not seen", "agent.images", talk, images.unseen, size=60, large=20_000)
 texts("a steer in a result", "agent.prompt", prompt.without_steer, ["[", "\n", "a", "[User said", "]"], large=300_000)
 case(
@@ -610,22 +610,29 @@ def chat_messages(n: int) -> bytes:
     return body(messages=[*talk(n), {"role": "user", "content": "go"}])
 
 
-def parted(data: bytes) -> Any:
-    return chat.parted(
+def split_messages(data: bytes) -> Any:
+    return chat.split_messages(
         request_bodies.parse(request_bodies.as_object(data), models.ChatRequest).model.messages, 1_000_000
     )
 
 
 CHAT, RESPONSE = parsed(models.ChatRequest), parsed(models.ResponseRequest)
-case("messages of a chat", "server.chat server.content server.bodies", chat_messages, parted, size=60, large=1_900)
+case(
+    "messages of a chat",
+    "server.chat server.content server.bodies",
+    chat_messages,
+    split_messages,
+    size=60,
+    large=1_900,
+)
 case("parts of a message", "server.content", lambda n: body(messages=[
     {"role": "user", "content": [{"type": "text", "text": "a"}] * n}
-]), parted, large=50_000)  # fmt: skip
+]), split_messages, large=50_000)  # fmt: skip
 case(
     "text of a message",
     "server.content",
     lambda n: body(messages=[{"role": "user", "content": "a\0\ud800" * n}]),
-    parted,
+    split_messages,
     large=300_000,
 )
 case("unknown fields", "server.bodies", lambda n: json.dumps({f"f{at}": 1 for at in range(n)}).encode(),
@@ -661,7 +668,7 @@ async def read_items(items: Any) -> Any:
     async def seal() -> Any:
         raise AssertionError
 
-    return (await response_items.Reader(1_000_000, "o", find, seal).read(items)).parted()
+    return (await response_items.Reader(1_000_000, "o", find, seal).read(items)).split_messages()
 
 
 def items(n: int) -> list[Json]:
@@ -741,7 +748,7 @@ RENDERERS: dict[str, tuple[str, Callable[[], Any]]] = {
     "chat chunks": ("server.render_chat", lambda: ChatRenderer("c", "m", 1, usage=True, reasoning=True)),
     "response events": (
         "server.render_responses",
-        lambda: ResponseRenderer(TEMPLATE, Shows(extensions=True), event_bytes_max=4_000),
+        lambda: ResponseRenderer(TEMPLATE, VisibleItems(extensions=True), event_bytes_max=4_000),
     ),
     "run events": ("server.render_run", lambda: RunRenderer(record(), str, names=False, reasoning=True)),
     "session events": ("server.render_session", lambda: SessionRenderer("s", "run_1", "hi", str)),
@@ -844,7 +851,7 @@ async def shape(contents: list[str]) -> None:
         return function()
 
     with tempfile.TemporaryDirectory() as folder:
-        shaper = Shaper(Path(folder), 5_000, 8_000, blocking)
+        shaper = ResultLimiter(Path(folder), 5_000, 8_000, blocking)
         for at, said in enumerate(contents):
             await shaper.shaped({"text": said}, json.dumps({"text": said}), f"c{at}", foreign=True)
 

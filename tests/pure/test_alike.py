@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hermes.agent.assembler import Assembler, Delta, TextDelta
 from hermes.agent.call import Caller
-from hermes.agent.chunk_template import LOOKS_MAX, Alike
+from hermes.agent.chunk_template import LOOKS_MAX, ChunkTemplate
 from hermes.exchange import Timeouts
 from hermes.providers.base import WireRequest
 from hermes.providers.registry import provider_for
@@ -60,14 +60,14 @@ def frames(texts: Sequence[str], **how: Any) -> bytes:
 @pytest.mark.parametrize("first", ODD)
 def test_any_text_is_found_whichever_came_first(first: str, ascii_only: bool, tight: bool) -> None:
     body = frames([first, *ODD], ascii_only=ascii_only, tight=tight)
-    assert Alike(READ).texts(body) == ([first, *ODD], len(body))
+    assert ChunkTemplate(READ).texts(body) == ([first, *ODD], len(body))
 
 
 def test_what_follows_the_texts_is_left() -> None:
     texts, rest = frames(["a", "b"]), chunk(None, finish_reason="stop") + b"data: [DONE]\n\n"
-    assert Alike(READ).texts(texts + rest) == (["a", "b"], len(texts))
+    assert ChunkTemplate(READ).texts(texts + rest) == (["a", "b"], len(texts))
     for end in range(1, len(texts) // 2):  # nor is the beginning of an event taken for one
-        assert Alike(READ).texts(texts[:-end]) == (["a"], len(texts) // 2)
+        assert ChunkTemplate(READ).texts(texts[:-end]) == (["a"], len(texts) // 2)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_what_follows_the_texts_is_left() -> None:
 def test_what_is_not_alike_is_not_read(other: bytes) -> None:
     """Everything up to it, or nothing, is found; a reader that goes on behind that misses nothing."""
     known = frames(["a"])
-    alike = Alike(READ)
+    alike = ChunkTemplate(READ)
     assert alike.texts(known) == (["a"], len(known))
     for body in (known + other, known + other + frames(["c"])):
         found, size = alike.texts(body)
@@ -103,11 +103,11 @@ def test_what_is_not_alike_is_not_read(other: bytes) -> None:
     "first", [b"", b"data: x\n\n", b"data: {}\n\n", b"data: [DONE]\n\n", chunk(None), b"event: e\n\n"]
 )
 def test_there_is_nothing_to_find_where_no_text_is(first: bytes) -> None:
-    assert Alike(READ).texts(first + frames(["a"]) if first else first) == ([], 0)
+    assert ChunkTemplate(READ).texts(first + frames(["a"]) if first else first) == ([], 0)
 
 
 def test_thoughts_before_the_text_use_up_no_look() -> None:
-    alike = Alike(READ)
+    alike = ChunkTemplate(READ)
     for _ in range(3 * LOOKS_MAX):
         assert alike.texts(chunk(None, delta={"reasoning_content": "hm"})) == ([], 0)
     body = frames(["a", "b"])
@@ -121,7 +121,7 @@ def test_an_answer_whose_events_are_never_alike_is_soon_left_alone() -> None:
         asked.append(events[at])
         return READ(events, at)
 
-    alike = Alike(read)
+    alike = ChunkTemplate(read)
     for n in range(100):
         alike.texts(chunk("a", ident=f"c{n}"))
     assert not alike.looks
@@ -130,7 +130,7 @@ def test_an_answer_whose_events_are_never_alike_is_soon_left_alone() -> None:
 
 def test_one_that_changes_now_and_then_is_looked_at_again() -> None:
     """Such as one that tells the second in which each event was made."""
-    alike = Alike(READ)
+    alike = ChunkTemplate(READ)
     for second in range(3 * LOOKS_MAX):
         for _ in range(2):
             body = chunk("a", ident=f"at {second}")

@@ -99,14 +99,14 @@ async def test_after_an_overflow_nothing_is_queued_until_the_reader_has_caught_u
 
 def test_a_run_is_watched_while_it_has_readers() -> None:
     bus = MemoryBus()
-    assert not bus.watched("run_1")
+    assert not bus.has_subscribers("run_1")
     one, two = bus.subscribe("run_1"), bus.subscribe("run_1")
     bus.unsubscribe("run_1", one)
-    assert bus.watched("run_1")
+    assert bus.has_subscribers("run_1")
     bus.unsubscribe("run_1", two)
     bus.unsubscribe("run_1", two)
     bus.unsubscribe("run_2", two)
-    assert not bus.watched("run_1")
+    assert not bus.has_subscribers("run_1")
 
 
 async def test_a_sink_is_given_what_comes_while_its_reader_waits_for_nothing_else() -> None:
@@ -125,4 +125,4 @@ async def test_a_sink_is_given_what_comes_while_its_reader_waits_for_nothing_els
     await asyncio.sleep(0)
     for seq in (2, 3, 4, 5):
         bus.publish("run_1", delta(seq))
-    assert ([event.seq for event in await waiting], taken, reader.sunk) == ([4, 5], [2, 3], 3)
+    assert ([event.seq for event in await waiting], taken, reader.delivered_seq) == ([4, 5], [2, 3], 3)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from hermes import burst_cache
-from hermes.burst_cache import Lately
+from hermes.burst_cache import BurstCache
 from hermes.limits import LATELY_MAX, SAME_MOMENT_S
 
 
-class World:
+class RunResources:
     """A clock, and whether there is much to do."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.busy, self.asked = 100.0, True, 0
         monkeypatch.setattr(burst_cache.time, "monotonic", lambda: self.now)
-        self.lately = Lately(lambda: self.busy)
+        self.lately = BurstCache(lambda: self.busy)
 
     def ask(self, key: object = "key") -> int:
         return self.lately(key, self.find)
@@ -26,11 +26,11 @@ class World:
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    return World(monkeypatch)
+def world(monkeypatch: pytest.MonkeyPatch) -> RunResources:
+    return RunResources(monkeypatch)
 
 
-def test_it_is_found_out_once_in_a_moment(world: World) -> None:
+def test_it_is_found_out_once_in_a_moment(world: RunResources) -> None:
     assert [world.ask(), world.ask()] == [1, 1]
     world.now += SAME_MOMENT_S
     assert world.ask() == 1
@@ -38,32 +38,32 @@ def test_it_is_found_out_once_in_a_moment(world: World) -> None:
     assert [world.ask(), world.ask()] == [2, 2]
 
 
-def test_asking_again_does_not_make_a_moment_longer(world: World) -> None:
+def test_asking_again_does_not_make_a_moment_longer(world: RunResources) -> None:
     for _ in range(5):
         world.ask()
         world.now += SAME_MOMENT_S / 3
     assert world.asked == 2
 
 
-def test_while_there_is_little_to_do_everybody_looks(world: World) -> None:
+def test_while_there_is_little_to_do_everybody_looks(world: RunResources) -> None:
     world.busy = False
     assert [world.ask(), world.ask()] == [1, 2]
     world.busy = True
     assert [world.ask(), world.ask()] == [2, 2]
 
 
-def test_what_is_asked_for_are_different_things(world: World) -> None:
+def test_what_is_asked_for_are_different_things(world: RunResources) -> None:
     assert [world.ask("a"), world.ask("b"), world.ask("a")] == [1, 2, 1]
 
 
-def test_only_so_many_are_remembered(world: World) -> None:
+def test_only_so_many_are_remembered(world: RunResources) -> None:
     for key in range(2 * LATELY_MAX):
         world.ask(key)
     assert world.ask(0) == 1
     assert world.ask(LATELY_MAX) > 2 * LATELY_MAX
 
 
-def test_what_fails_is_asked_again(world: World) -> None:
+def test_what_fails_is_asked_again(world: RunResources) -> None:
     def fails() -> int:
         raise ValueError
 

@@ -78,7 +78,7 @@ def _given(tool: str, text: str) -> Json:
     return _ARGUMENTS[tool](text)
 
 
-class World(Stage):
+class RunResources(Stage):
     """Names that lead outside and inside; what the machine itself is called it says itself."""
 
     def __init__(self, threads: Threads, port: int) -> None:
@@ -102,7 +102,7 @@ async def carried_out(desk: Desk, canaries: Canaries, attempt: Attempt) -> tuple
     told: list[Any] = []
     answers: list[Json] = []
     async with serving(_redirecting) as port:
-        desk.house.app.services.outside.network = World(desk.house.app.services.files, port)
+        desk.house.app.services.outside.network = RunResources(desk.house.app.services.files, port)
         for tool, text in attempt.steps:
             ran = await desk.ran(Call(tool, _given(tool, canaries.told(text))))
             contents = [m["content"] for m in ran.result["messages"] if m["role"] == "tool"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hermes.runs.spec import RunSpec
-from hermes.server.request_options import Wishes
+from hermes.server.request_options import RequestOptions
 from hermes.server.turns import Turn
 from support.model_server import Call, Reply
 
@@ -321,7 +321,7 @@ async def test_grace_keeps_a_turn_that_somebody_comes_back_to(start: Start, by: 
 @pytest.mark.parametrize("on_detach", ["continue", "cancel"])
 async def test_who_is_found_gone_twice_leaves_once(api: Api, on_detach: Any) -> None:
     spec = RunSpec("hi", "hall", on_detach=on_detach)
-    turn = Turn(api.adapter, None, spec, Wishes())  # type: ignore[arg-type]
+    turn = Turn(api.adapter, None, spec, RequestOptions())  # type: ignore[arg-type]
     turn.admission = await api.app.engine.admit(spec)
     closed, closes = asyncio.Event(), 0
 

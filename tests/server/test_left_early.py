@@ -10,7 +10,7 @@ import pytest
 
 from hermes.runs.spec import RunSpec
 from hermes.server import responses
-from hermes.server.idempotency import Once
+from hermes.server.idempotency import IdempotentExecutor
 from support.model_server import Reply
 
 from .clients import eventually
@@ -90,13 +90,13 @@ async def test_a_key_whose_client_leaves_while_it_is_claimed_is_worked_on(
 ) -> None:
     api.model.script = [Reply(text="Hello.")]
     held, handling = Held(monkeypatch, type(api.app.store.idempotency), "claim"), list[asyncio.Task[Any]]()
-    whole = Once.answer
+    whole = IdempotentExecutor.answer
 
     async def answered(*args: Any) -> Any:
         handling.append(asyncio.current_task())  # type: ignore[arg-type]
         return await whole(*args)
 
-    monkeypatch.setattr(Once, "answer", answered)
+    monkeypatch.setattr(IdempotentExecutor, "answer", answered)
     body = {"messages": [{"role": "user", "content": "hi"}]}
 
     async def ask() -> tuple[int, str]:

@@ -112,7 +112,7 @@ async def test_outputs_may_be_sent_again_in_every_way(api: Api, way: str, chaine
     first = await ask(api, "light", conversation="hall")
     names = {chained: "hall" if chained == "conversation" else first["id"]}
     await ask(api, [OUTPUT], **names, status=502)
-    assert "On." in await asked_by(api, way, {"input": [OUTPUT], "tools": [LAMP], **names})
+    assert "On." in await root_spec(api, way, {"input": [OUTPUT], "tools": [LAMP], **names})
     assert roles(api) == ["user", "assistant", "tool"]
 
 
@@ -173,7 +173,7 @@ async def test_a_branch_does_not_wait_for_a_turn_that_is_not_on_record_yet(start
     held = await api.app.engine.admit(other)
     try:
         async with asyncio.timeout(20):  # less than a turn may wait for its session
-            assert "two" in await asked_by(api, way, {"input": "b", "previous_response_id": first["id"]})
+            assert "two" in await root_spec(api, way, {"input": "b", "previous_response_id": first["id"]})
     finally:
         await held.release()
     assert roles(api) == ["user", "assistant", "user"]
@@ -201,7 +201,7 @@ async def test_a_branch_from_a_response_that_is_being_made_waits_for_that_one_on
         assert roles(api) == ["user", "assistant", "user"]
 
 
-async def asked_by(api: Api, way: str, body: Json) -> str:
+async def root_spec(api: Api, way: str, body: Json) -> str:
     """The whole answer to a request for a response, as text."""
     if way == "websocket":
         async with api.client.ws_connect(f"{api.url}{PATH}") as socket:

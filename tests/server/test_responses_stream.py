@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hermes.agent import decisions
-from hermes.server.response_record import Kept
+from hermes.server.response_record import ResponseRecord
 from support.model_server import Call, Reply, Request
 from support.wire import body_bytes
 
@@ -407,16 +407,16 @@ async def test_what_a_response_shows_is_settled_when_it_is_made(api: Api) -> Non
 
 async def test_who_is_told_the_end_finds_it_stored(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     held = asyncio.Event()
-    keep = Kept.keep
+    keep = ResponseRecord.keep
 
-    async def late(self: Kept, adapter: Any, response: Json, ended: Any = None) -> None:
+    async def late(self: ResponseRecord, adapter: Any, response: Json, ended: Any = None) -> None:
         task = asyncio.current_task()
         # The follower that works for nobody is a moment behind.
         if response["status"] == "completed" and task is not None and "_alone" in repr(task.get_coro()):
             await held.wait()
         await keep(self, adapter, response, ended)
 
-    monkeypatch.setattr(Kept, "keep", late)
+    monkeypatch.setattr(ResponseRecord, "keep", late)
     api.model.script = [Reply(text="Done.")]
     async with api.post("/v1/responses", {"input": "x", "background": True}) as response:
         made = await response.json()
@@ -520,9 +520,9 @@ async def test_a_run_that_keeps_nothing_is_there_for_the_stream_that_asked_for_i
 ) -> None:
     """Also where the run has ended before its stream begins."""
     api = await start(Reply(text="Hello.", reasoning="A greeting will do."))
-    begin = Kept.try_to_begin
+    begin = ResponseRecord.try_to_begin
 
-    async def late(kept: Kept, *arguments: Any) -> None:
+    async def late(kept: ResponseRecord, *arguments: Any) -> None:
         await begin(kept, *arguments)
 
         async def ended() -> bool:
@@ -530,11 +530,11 @@ async def test_a_run_that_keeps_nothing_is_there_for_the_stream_that_asked_for_i
 
         await eventually(ended)
 
-    monkeypatch.setattr(Kept, "try_to_begin", late)
+    monkeypatch.setattr(ResponseRecord, "try_to_begin", late)
     body = {"input": "hi", "store": False, "stream": True, "reasoning": {"summary": "auto"}}
     async with api.post(PATH, body) as response:
         stream = await stream_of(response)
     assert [frame.data["text"] for frame in stream if frame.event == "response.reasoning_summary_text.done"] == [
         "A greeting will do."
     ]
-    assert not api.app.engine._unkept
+    assert not api.app.engine._ephemeral_ids

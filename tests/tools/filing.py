@@ -19,19 +19,19 @@ from hermes.sandbox.mounts import Place
 from hermes.threads import Threads
 from hermes.tools import arguments
 from hermes.tools.registry import ToolContext, ToolDef, ToolError
-from hermes.tools.session_state import Desk
+from hermes.tools.session_state import SessionState
 
 Json = dict[str, Any]
 KNOWN = "planted-value-0123456789"
 
 
 @dataclass
-class World:
+class RunResources:
     """What the file tools see of a run."""
 
     guard: Paths
     place: Place
-    desk: Desk = field(default_factory=Desk)
+    desk: SessionState = field(default_factory=SessionState)
     window_tokens: int = 1_000_000
     make: Callable[[Place], Sandbox] = Local
 
@@ -62,7 +62,7 @@ class Filing:
         spill = home.path / "cache/tool_results/run"
         options = {"cwd": self.folder, "roots_rw": (self.folder,), "user_home": folder / "user"} | options
         guard = Paths(home=home, own_spill=spill, **options)
-        self.world = World(guard, Place(home, self.folder, folder / "private", env=env))
+        self.world = RunResources(guard, Place(home, self.folder, folder / "private", env=env))
         self.threads = Threads(4)
         self.settings_changed: Json = {}
 

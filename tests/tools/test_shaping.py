@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from hermes.tools.registry import Answer, render
-from hermes.tools.result_limits import Shaper
+from hermes.tools.result_limits import ResultLimiter
 
 
 async def at_once(work: Callable[[], Any]) -> Any:
     return work()
 
 
-def shaper(folder: Path, chars_max: int = 4_000) -> Shaper:
-    return Shaper(folder, chars_max, 100_000, at_once)
+def shaper(folder: Path, chars_max: int = 4_000) -> ResultLimiter:
+    return ResultLimiter(folder, chars_max, 100_000, at_once)
 
 
 async def shaped(
-    shape: Shaper, answer: Answer, call: str = "call_1", *, foreign: bool = False
+    shape: ResultLimiter, answer: Answer, call: str = "call_1", *, foreign: bool = False
 ) -> tuple[str, Path | None]:
     content, spilled = await shape.shaped(answer, render(answer), call, foreign=foreign)
     return content, Path(spilled) if spilled else None

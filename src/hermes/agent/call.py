@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from hermes.agent.assembler import Assembler, Delta
-from hermes.agent.chunk_template import Alike
+from hermes.agent.chunk_template import ChunkTemplate
 from hermes.agent.failures import FailureFacts
 from hermes.agent.stream_parts import Finish, Text
 from hermes.exchange import Answer, StaleStream, StreamBroken, Timeouts, TransportError
@@ -124,7 +124,7 @@ class Caller:
         events = quiet_bytes = quiet_lines = 0
         parts, ends = provider.parts, provider.ends
         plain = provider.texts if self._joins else None
-        alike = Alike(plain) if plain is not None else None
+        alike = ChunkTemplate(plain) if plain is not None else None
 
         def cut(text: str) -> Text:
             """The text up to where the answer is too long."""
@@ -229,7 +229,9 @@ class Caller:
         return None
 
 
-def _runs(decoder: SseDecoder, alike: Alike | None, chunk: bytes) -> Iterator[tuple[list[str], list[str], list[bytes]]]:
+def _runs(
+    decoder: SseDecoder, alike: ChunkTemplate | None, chunk: bytes
+) -> Iterator[tuple[list[str], list[str], list[bytes]]]:
     """What a chunk brings, in order: texts, or events, these with their names where any has one."""
     if alike is not None and alike.looks and (whole := decoder.taken_back(chunk)) is not None:
         chunk = whole

@@ -14,7 +14,7 @@ _FRAME, _END = b"data: ", b"\n\n"
 _strings = msgspec.json.Decoder(list[str]).decode
 
 
-class Alike:
+class ChunkTemplate:
     """Finds out from one event where the text stands in it. What has the same bytes around its text is read like it.
 
     `read` is how a provider reads texts. An answer whose events are never alike is soon left to it.

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hermes.agent.media_tags import as_said
+from hermes.agent.media_tags import strip_rendered_media
 from hermes.home import write_private
 from hermes.ids import folder_name
 from hermes.limits import UPLOAD_NAME_BYTES_MAX
@@ -86,7 +86,11 @@ def _take(messages: Sequence[dict[str, Any]], out: Arrived) -> list[int]:
         message, content = given, given.get("content")
         if isinstance(content, list) and any(part.get("type") == "file" for part in content):
             with_files.append(at)
-        elif isinstance(content, str) and given.get("role") == "assistant" and (said := as_said(content)) is not None:
+        elif (
+            isinstance(content, str)
+            and given.get("role") == "assistant"
+            and (said := strip_rendered_media(content)) is not None
+        ):
             message = {**given, "content": said}
             out.given[id(message)] = given
         out.messages.append(message)

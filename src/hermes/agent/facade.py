@@ -25,7 +25,7 @@ from hermes.runs.engine import Admission, LiveRun, Result, RunEngine
 from hermes.runs.events import Event
 from hermes.runs.spec import Content, Control, RouteChoice, RunSpec
 from hermes.store.engine import Engine
-from hermes.store.repository import Part
+from hermes.store.repository import Repository
 from hermes.text import text_of
 
 _KINDS = {"cli": "cli", "api_server": "chat", "cron": "job", "subagent": "subagent"}
@@ -314,7 +314,7 @@ class AIAgent(SingleCalls):
 
     def _engine(self) -> Engine | None:
         """Where turns are kept: the database's own engine. A stand-in for a database keeps nothing."""
-        return getattr(self.session_db, "engine", None) if isinstance(self.session_db, Part) else None
+        return getattr(self.session_db, "engine", None) if isinstance(self.session_db, Repository) else None
 
     def _remembered(self) -> list[dict[str, Any]]:
         """What a stand-in for a database says of the session."""

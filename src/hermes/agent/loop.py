@@ -15,9 +15,9 @@ from hermes.agent.content import own_words
 from hermes.agent.context_fit import ASKED, compact, fit
 from hermes.agent.failures import Failure, Kind, explain
 from hermes.agent.job_script import run_script
-from hermes.agent.media import Deliverables
-from hermes.agent.media_tags import as_said
-from hermes.agent.step import Answered, ModelStep
+from hermes.agent.media import MediaExporter
+from hermes.agent.media_tags import strip_rendered_media
+from hermes.agent.step import ModelStep, StepResult
 from hermes.agent.stream_parts import Assembled, ToolCall
 from hermes.agent.turn import Services, Turn
 from hermes.agent.turn_end import close_cancelled, close_completed, close_failed, close_without_store, open_answer
@@ -34,8 +34,8 @@ from hermes.store.base import LeaseLost, Row, StoreError
 from hermes.tools import arguments
 from hermes.tools.questions import Asking
 from hermes.tools.registry import Answer, ToolContext, ToolDef, redaction
-from hermes.tools.resources import World
-from hermes.tools.result_limits import Shaper
+from hermes.tools.resources import RunResources
+from hermes.tools.result_limits import ResultLimiter
 from hermes.tools.round import Outcome, ToolRound, last_answer
 
 log = logging.getLogger(__name__)
@@ -49,18 +49,18 @@ async def run_turn(live: LiveRun, services: Services) -> Result:
     try:
         if resumed is not None and resumed.verdict != "go_on":
             with TurnLoop(turn) as work:
-                done = await work.close_off(resumed)
+                done = await work.record_interrupted(resumed)
         else:
             begins = resumed is None and live.spec.compact is None and not live.spec.count_only
             failure = fault or (await fit(turn, "start") if begins else None)
             if failure is not None:
                 done = await close_failed(turn, failure)
             elif live.spec.count_only:
-                done = await close_completed(turn, Answered(Assembled(), ""), [])
+                done = await close_completed(turn, StepResult(Assembled(), ""), [])
                 done["prompt_tokens"] = turn.prompt_tokens()
             elif live.spec.compact is not None:
                 await compact(turn, ASKED, live.spec.compact)
-                done = await close_completed(turn, Answered(Assembled(), ""), [])
+                done = await close_completed(turn, StepResult(Assembled(), ""), [])
             else:
                 with TurnLoop(turn) as work:
                     done = await work.run()
@@ -102,7 +102,7 @@ class TurnLoop:
         self._steers: list[str] = []
         self._steer_mark = random_hex(8)
         if self._spec.source == "api_server" and any(tool.toolset == "file" for tool in turn.tools.values()):
-            turn.media = Deliverables(turn.live, turn.services, lambda: self._world)
+            turn.media = MediaExporter(turn.live, turn.services, lambda: self._world)
         self._calls = sum(m["role"] == "tool" for m in turn.messages[turn.history_length :])
 
     def __enter__(self) -> TurnLoop:
@@ -156,7 +156,7 @@ class TurnLoop:
 
     # --- going on where a log ends --------------------------------------------------------------------------------
 
-    async def _pick_up(self) -> Answered | None:
+    async def _pick_up(self) -> StepResult | None:
         """What the model had said when the run was cut off, or says now in the place of what was lost."""
         turn, resumed = self._turn, self._live.resumption
         if resumed is None:
@@ -178,27 +178,27 @@ class TurnLoop:
             return None
         return said
 
-    def _said(self) -> Answered | None:
+    def _said(self) -> StepResult | None:
         """The last message of the model in this turn."""
         row, resumed = self._turn.said, self._live.resumption
         if row is None or resumed is None:
             return None
         calls = [ToolCall.from_dict(call) for call in row.tool_calls or ()]
         message = Assembled(tool_calls=calls, finish_reason=row.finish_reason)  # type: ignore[arg-type]
-        return Answered(message, row.content if isinstance(row.content, str) else "", None, resumed.said_id, row)
+        return StepResult(message, row.content if isinstance(row.content, str) else "", None, resumed.said_id, row)
 
     def _open_calls(self, calls: list[ToolCall]) -> list[ToolCall]:
         resumed = self._live.resumption
         return [call for call in calls if resumed is None or call.id not in resumed.finished]
 
-    async def close_off(self, resumed: Resumption) -> Result:
+    async def record_interrupted(self, resumed: Resumption) -> Result:
         """End a run that is not to go on; what it had said and begun is put on record."""
         turn, said = self._turn, self._said()
         calls = self._open_calls(said.message.tool_calls) if said is not None and not resumed.message_id else []
         if calls:
             await self._round.judge(calls, resumed)
             outcomes: list[Outcome] = []
-            await self._round.close_off(calls, outcomes)
+            await self._round.record_interrupted(calls, outcomes)
             self._take_in(outcomes)
         answered = open_answer(turn)
         whole = None if said is None or said.message.tool_calls or resumed.message_id else said
@@ -212,7 +212,7 @@ class TurnLoop:
 
     # --- asking ---------------------------------------------------------------------------------------------------
 
-    async def _ask(self, turn: Turn, *, tools: bool = True, again: Resumption | None = None) -> Answered:
+    async def _ask(self, turn: Turn, *, tools: bool = True, again: Resumption | None = None) -> StepResult:
         """One model call, its message on record unless it failed. One that was cut off is made again."""
         if self._live.controls.stop.reason is not None:
             raise Stopped
@@ -229,7 +229,7 @@ class TurnLoop:
             await self._record(turn, answered)
         return answered
 
-    async def _record(self, turn: Turn, answered: Answered) -> None:
+    async def _record(self, turn: Turn, answered: StepResult) -> None:
         message = answered.message
         mask = self._live.secrets.mask
         calls = []
@@ -248,7 +248,7 @@ class TurnLoop:
         )
         row.continues, row.active = bool(turn.begun), not turn.begun
         row.finish_reason = message.finish_reason
-        row.api_content = as_said(answered.text) if turn.media else None
+        row.api_content = strip_rendered_media(answered.text) if turn.media else None
         usage = turn.usage_event(message.usage, answered.text)
         turn.totals.add(usage)
         await self._log.complete(
@@ -376,13 +376,13 @@ class TurnLoop:
             return await self._fail(answered)
         return await self._fail_kind("max_iterations", answered)
 
-    async def _fail_kind(self, kind: Kind, said: Answered, words: str = "") -> Result:
+    async def _fail_kind(self, kind: Kind, said: StepResult, words: str = "") -> Result:
         """A failure of the turn itself; the message with its text is on record already."""
         has_text, provider = bool(said.text), self._turn.route.provider
         failure = explain(kind, status=None, provider=provider, words=words, has_text=has_text, own_limit=False)
         return await close_failed(self._turn, failure, said=said)
 
-    async def _fail(self, answered: Answered) -> Result:
+    async def _fail(self, answered: StepResult) -> Result:
         failure = answered.failure
         assert failure is not None
         if failure.kind == "interrupted":
@@ -396,9 +396,9 @@ class TurnLoop:
         return self._spec.persist and self._spec.on_detach == "continue"
 
     @cached_property
-    def _world(self) -> World:
+    def _world(self) -> RunResources:
         turn, services = self._turn, self._turn.services
-        return World(
+        return RunResources(
             spec=self._spec,
             home=services.home,
             settings=turn.settings,
@@ -421,7 +421,7 @@ class TurnLoop:
     @cached_property
     def _asking(self) -> Asking:
         get, denies = self._turn.settings.get, self._spec.approvals == "deny"
-        surface = self._turn.services.outside.engine().asked_by(self._spec).source
+        surface = self._turn.services.outside.engine().root_spec(self._spec).source
         return Asking(
             self._log,
             self._live.controls,
@@ -481,7 +481,7 @@ class TurnLoop:
             transcript_id=self._live.transcript_id,
             parallel_max=get("agent.max_parallel_tools"),
             redact=redaction(known, turn.settings),
-            shape=Shaper(world.spill, get("tool_output.max_chars"), turn.window, services.files.call),
+            shape=ResultLimiter(world.spill, get("tool_output.max_chars"), turn.window, services.files.call),
             read_foreign=partial(setattr, self._live, "read_foreign", True),
             resumes=self._resumes,
         )

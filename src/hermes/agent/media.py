@@ -30,7 +30,7 @@ from hermes.tools.file_access import located, shown
 if TYPE_CHECKING:
     from hermes.agent.turn import Services
     from hermes.runs.engine import LiveRun
-    from hermes.tools.resources import World
+    from hermes.tools.resources import RunResources
 
 _CHARS = MEDIA_TAG_CHARS_MAX - len(BEGIN)
 _QUOTED = rf""""[^"\n]{{1,{_CHARS}}}+"|'[^'\n]{{1,{_CHARS}}}+'|`[^`\n]{{1,{_CHARS}}}+`"""
@@ -46,7 +46,7 @@ _BEHIND = ".,;:!?)]}*_"
 _IMAGES = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".gif": "gif", ".webp": "webp", ".bmp": "bmp"}
 
 
-class Outgoing:
+class MediaTagFilter:
     """The text of a message on its way to `write`. `held` may become a tag; `made` tells what one becomes."""
 
     def __init__(self, write: Callable[[str], None], made: Callable[[str], Awaitable[str | None]]) -> None:
@@ -106,14 +106,14 @@ def _found(text: str, at: int, last: bool) -> tuple[int, str]:
     return len(text) - next(begun, 0), ""
 
 
-class Deliverables:
+class MediaExporter:
     """Makes of the files that a turn's tools may read what its client can show."""
 
-    def __init__(self, live: LiveRun, services: Services, world: Callable[[], World]) -> None:
+    def __init__(self, live: LiveRun, services: Services, world: Callable[[], RunResources]) -> None:
         self._live, self._services, self._world = live, services, world
 
     @property
-    def world(self) -> World:
+    def world(self) -> RunResources:
         """What the turn's tools can reach."""
         return self._world()
 

@@ -13,7 +13,7 @@ _MADE = re.compile(
 )
 
 
-def as_said(text: str) -> str | None:
+def strip_rendered_media(text: str) -> str | None:
     """A text with tags in the place of what was made of them, as the model knows it; None where that is the same."""
     if "](data:image/" not in text and "](/api/sessions/" not in text:
         return None

@@ -16,8 +16,8 @@ from hermes.agent.assembler import Assembler, Delta, ReasoningDelta, TextDelta, 
 from hermes.agent.call import Attempt, Caller, carry
 from hermes.agent.decisions import ENDS, Action, CallState, Decision, decide
 from hermes.agent.failures import Failure, FailureFacts, Kind, classify, explain, rejected_option
-from hermes.agent.media import Outgoing
-from hermes.agent.media_tags import as_said
+from hermes.agent.media import MediaTagFilter
+from hermes.agent.media_tags import strip_rendered_media
 from hermes.agent.stream_parts import Assembled
 from hermes.agent.turn import Turn
 from hermes.limits import PRIMARY_REST_S, REASONING_EXCERPT_CHARS_MAX
@@ -33,7 +33,7 @@ Compact = Callable[[str], Awaitable[bool]]
 
 
 @dataclass(slots=True)
-class Answered:
+class StepResult:
     """What a step's model call came to. `text` is what was delivered; with a `failure` it may be partial or empty."""
 
     message: Assembled
@@ -55,7 +55,7 @@ class ModelStep:
         self._turn, self._id, self._compact, self._tools = turn, message_id, compact, tools
         self._log = turn.live.log
         self._stop = turn.live.controls.stop
-        self._out = Outgoing(partial(self._log.text, message_id), turn.media.made) if turn.media else None
+        self._out = MediaTagFilter(partial(self._log.text, message_id), turn.media.made) if turn.media else None
         self._caller = Caller(
             self._stop,
             self._deliver,
@@ -72,7 +72,7 @@ class ModelStep:
         self._dropped_tools: tuple[str, ...] = ()
         self._notices: set[asyncio.Task[Event]] = set()
 
-    async def run(self) -> Answered:
+    async def run(self) -> StepResult:
         """The answer, or the failure that ends the turn."""
         try:
             while True:
@@ -80,14 +80,14 @@ class ModelStep:
                 message = self._message(attempt.assembler)
                 facts = attempt.facts or self._fault_of(message, attempt.assembler)
                 if facts is None:
-                    return Answered(message, await self._whole())
+                    return StepResult(message, await self._whole())
                 facts = replace(facts, delivered=len(self._text))
                 kind = classify(facts)
                 decision = decide(kind, self._state(facts, kind))
                 if decision.action == "excerpt":
                     await self._deliver_excerpt()
                 if decision.action == "accept" or (decision.action == "excerpt" and kind == "empty"):
-                    return Answered(message, await self._whole())
+                    return StepResult(message, await self._whole())
                 await self._count(message)
                 self._tried[decision.action] += 1
                 if decision.action in ENDS:
@@ -103,7 +103,7 @@ class ModelStep:
     def _text(self) -> str:
         """The message so far, as the model wrote it."""
         text = self._log.text_of(self._id)
-        return text if self._out is None else (as_said(text) or text) + self._out.held
+        return text if self._out is None else (strip_rendered_media(text) or text) + self._out.held
 
     @property
     def _reasoning(self) -> str:
@@ -336,7 +336,7 @@ class ModelStep:
         words = "The model ended without an answer; the end of its reasoning is shown instead."
         await self._log.emit("notice", level="warn", code="reasoning_only", message=words)
 
-    async def _end(self, attempt: Attempt, facts: FailureFacts, kind: Kind, decision: Decision) -> Answered:
+    async def _end(self, attempt: Attempt, facts: FailureFacts, kind: Kind, decision: Decision) -> StepResult:
         turn = self._turn
         await carry(attempt.assembler.finish(), self._deliver)
         await self._whole()
@@ -354,7 +354,7 @@ class ModelStep:
         )
         failure = replace(failure, retry_after_s=facts.retry_after_s)
         message = attempt.assembler.message()
-        return Answered(replace(message, tool_calls=[]), self._log.text_of(self._id), failure)
+        return StepResult(replace(message, tool_calls=[]), self._log.text_of(self._id), failure)
 
     # --- the actions --------------------------------------------------------------------------------------------
 

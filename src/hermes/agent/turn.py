@@ -22,16 +22,16 @@ from hermes.runs.engine import LiveRun
 from hermes.store.base import Row
 from hermes.threads import Threads
 from hermes.tools.registry import Registry, ToolDef
-from hermes.tools.session_state import Desks
+from hermes.tools.session_state import SessionStates
 
 if TYPE_CHECKING:
     from hermes.agent.content import Arrived
-    from hermes.agent.media import Deliverables
-    from hermes.burst_cache import Lately
+    from hermes.agent.media import MediaExporter
+    from hermes.burst_cache import BurstCache
     from hermes.config import Settings
     from hermes.home import Home
     from hermes.tools.mcp import Servers
-    from hermes.tools.resources import Outside
+    from hermes.tools.resources import ProcessResources
 
 COUNTS = (
     "input_tokens",
@@ -43,7 +43,7 @@ COUNTS = (
 )
 
 
-class Learnt:
+class RouteHealth:
     """What this process has found out about routes and keys: options they refuse, and when they may be asked again."""
 
     def __init__(self) -> None:
@@ -82,11 +82,11 @@ class Services:
     threads: Threads
     files: Threads
     background: Callable[[Coroutine[Any, Any, None]], None]
-    outside: Outside
+    outside: ProcessResources
     mcp: Servers
-    lately: Lately
-    learnt: Learnt = field(default_factory=Learnt)
-    desks: Desks = field(default_factory=Desks)
+    lately: BurstCache
+    learnt: RouteHealth = field(default_factory=RouteHealth)
+    desks: SessionStates = field(default_factory=SessionStates)
     jitter: Callable[[], float] = random.random
 
     def forget(self, session_ids: Collection[str]) -> None:
@@ -134,7 +134,7 @@ class Turn:
     message_id: str = ""
     said: Row | None = None
     begun: str = ""
-    media: Deliverables | None = None
+    media: MediaExporter | None = None
     system: str = ""
     instructions: str = ""
     tools: dict[str, ToolDef] = field(default_factory=dict)

@@ -6,11 +6,11 @@ import logging
 from typing import Any
 
 from hermes.agent.failures import Failure, explain, sentence
-from hermes.agent.media_tags import as_said
-from hermes.agent.step import Answered
+from hermes.agent.media_tags import strip_rendered_media
+from hermes.agent.step import StepResult
 from hermes.agent.stream_parts import Assembled, ToolCall
 from hermes.agent.turn import Turn
-from hermes.runs.engine import UNKEPT, Result
+from hermes.runs.engine import STORE_UNAVAILABLE_NOTICE, Result
 from hermes.runs.events import Event
 from hermes.runs.jobs import has_own_session, is_silent
 from hermes.store.base import LeaseLost, Row, StoreError
@@ -27,13 +27,13 @@ _FINISH = {
 STOPPED = "[Stopped by the user.]"
 
 
-def open_answer(turn: Turn) -> Answered | None:
+def open_answer(turn: Turn) -> StepResult | None:
     """The message that was being received, with what has come of it."""
     text = turn.live.log.text_of(turn.message_id)
-    return Answered(Assembled(), text, message_id=turn.message_id) if text else None
+    return StepResult(Assembled(), text, message_id=turn.message_id) if text else None
 
 
-async def close_completed(turn: Turn, answered: Answered, pending: list[ToolCall]) -> Result:
+async def close_completed(turn: Turn, answered: StepResult, pending: list[ToolCall]) -> Result:
     """The answer is there, or the client's own calls are. Without its store it is given, and not kept."""
     calls = [call.as_dict() for call in pending]
     try:
@@ -44,7 +44,7 @@ async def close_completed(turn: Turn, answered: Answered, pending: list[ToolCall
         if turn.live.unrecorded:
             raise
         log.error("the answer of run %s could not be kept: %s", turn.live.spec.run_id, error)
-        turn.live.notices.append(UNKEPT)
+        turn.live.notices.append(STORE_UNAVAILABLE_NOTICE)
     return result(
         turn,
         text=answered.text,
@@ -54,7 +54,7 @@ async def close_completed(turn: Turn, answered: Answered, pending: list[ToolCall
     )
 
 
-async def _record_completed(turn: Turn, answered: Answered, calls: list[dict[str, Any]]) -> None:
+async def _record_completed(turn: Turn, answered: StepResult, calls: list[dict[str, Any]]) -> None:
     if has_own_session(turn.live.spec) and is_silent(answered.text):
         await turn.live.log.settle()
         await turn.live.store.sessions.update_session(turn.live.spec.session_id, archived=True)
@@ -82,7 +82,7 @@ async def _record_completed(turn: Turn, answered: Answered, calls: list[dict[str
 
 
 async def close_failed(
-    turn: Turn, failure: Failure, answered: Answered | None = None, said: Answered | None = None
+    turn: Turn, failure: Failure, answered: StepResult | None = None, said: StepResult | None = None
 ) -> Result:
     """The turn failed. Text so far is kept as the answer; without any, a row of our own answers the user's."""
     text = answered.text if answered else said.text if said else ""
@@ -112,7 +112,7 @@ async def close_failed(
     )
 
 
-async def close_without_store(turn: Turn, answered: Answered | None) -> Result:
+async def close_without_store(turn: Turn, answered: StepResult | None) -> Result:
     """The store failed in the middle of the turn. Its end is told even where it cannot be put on record."""
     provider, has_text = turn.route.provider, answered is not None
     failure = explain("store_unavailable", status=None, provider=provider, words="", has_text=has_text, own_limit=False)
@@ -132,7 +132,7 @@ async def close_without_store(turn: Turn, answered: Answered | None) -> Result:
         )
 
 
-async def close_cancelled(turn: Turn, answered: Answered | None = None, said: Answered | None = None) -> Result:
+async def close_cancelled(turn: Turn, answered: StepResult | None = None, said: StepResult | None = None) -> Result:
     """The turn was stopped; whether that is a failure, the end, or only a pause depends on who stopped it."""
     stop, spec = turn.live.controls.stop, turn.live.spec
     text = answered.text if answered else said.text if said else ""
@@ -167,11 +167,11 @@ def _deadline(turn: Turn, has_text: bool) -> Failure:
 async def _close(
     turn: Turn,
     event: Event,
-    answered: Answered | None,
+    answered: StepResult | None,
     finish: str,
     words: str,
     *,
-    said: Answered | None = None,
+    said: StepResult | None = None,
     faulty: Row | None = None,
 ) -> Row | None:
     """The last transaction of a turn that did not end well. What a stopped turn left running is gone before it."""
@@ -183,7 +183,7 @@ async def _close(
             transcript, "assistant", answered.text, log.run_id, finish_reason=finish, told=((event, "partial_row"),)
         )
         row.continues, row.active = bool(turn.begun), not turn.begun
-        row.api_content = as_said(answered.text) if turn.media else None
+        row.api_content = strip_rendered_media(answered.text) if turn.media else None
         after = [event]
         if answered.message.usage is None:  # what the provider told is counted already; the rest is estimated
             usage = turn.usage_event(None, answered.text)
@@ -284,7 +284,11 @@ def result(
         "pending_calls": pending_calls or [],
         "pending_steer": _steers(turn),
         "ignored_options": sorted(turn.options_told),
-        "warnings": [{"code": code, "message": words} for code, words in turn.live.notices if (code, words) == UNKEPT],
+        "warnings": [
+            {"code": code, "message": words}
+            for code, words in turn.live.notices
+            if (code, words) == STORE_UNAVAILABLE_NOTICE
+        ],
         **{name: totals.counts[name] for name in ("input_tokens", "output_tokens", "total_tokens")},
         "usage_details": {
             **{name: totals.counts[name] for name in ("cache_read_tokens", "cache_write_tokens", "reasoning_tokens")},

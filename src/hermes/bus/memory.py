@@ -18,10 +18,10 @@ class Subscription:
     number of the last. So a token gets to its client without a task that has to be woken for it.
     """
 
-    __slots__ = ("_bytes", "_events", "_other_waiter", "_waiter", "closed", "overflowed", "sink", "sunk")
+    __slots__ = ("_bytes", "_events", "_other_waiter", "_waiter", "closed", "delivered_seq", "overflowed", "sink")
 
     def __init__(self, sink: Sink | None = None) -> None:
-        self.sink, self.sunk = sink, 0
+        self.sink, self.delivered_seq = sink, 0
         self._events: list[Event] = []
         self._bytes = 0
         self._waiter: asyncio.Future[None] | None = None
@@ -31,7 +31,7 @@ class Subscription:
     def put(self, event: Event) -> None:
         """Hand over one event; never waits."""
         if self.sink is not None and self._waiter is not None and not self._events and self.sink(event):
-            self.sunk = event.seq
+            self.delivered_seq = event.seq
             return
         self._bytes += event.size
         if len(self._events) >= QUEUE_EVENTS_MAX or self._bytes > QUEUE_BYTES_MAX:
@@ -110,6 +110,6 @@ class MemoryBus:
             reader.closed = True
             reader.wake()
 
-    def watched(self, run_id: str) -> bool:
+    def has_subscribers(self, run_id: str) -> bool:
         """Whether anybody reads the run."""
         return run_id in self._readers

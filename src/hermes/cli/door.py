@@ -22,7 +22,7 @@ from hermes.runs.events import FINAL
 from hermes.runs.spec import Content, Control, ControlKind, RunSpec
 from hermes.server import status
 from hermes.server.render_run import ROWS, THOUGHTS, RunRenderer
-from hermes.server.sse import logged
+from hermes.server.sse import run_events
 from hermes.server.stored_result import stored_result
 from hermes.sse import SseDecoder
 from hermes.store.base import RunRecord, SessionBusy, StoreError
@@ -80,7 +80,7 @@ class Door:
         renderer = RunRenderer(
             RunRecord(live.spec, live.log.state, 0.0), self.app.secrets.redact, names=False, reasoning=True
         )
-        async with contextlib.aclosing(logged(engine, run_id, _ROWS)) as batches:
+        async with contextlib.aclosing(run_events(engine, run_id, _ROWS)) as batches:
             async for batch in batches:
                 for _, data in decoder.feed(renderer.feed(batch)):
                     yield json.loads(data)

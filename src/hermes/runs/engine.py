@@ -29,7 +29,7 @@ from hermes.runs.remote_runs import Elsewhere, EncodedEvent, encode_events, enco
 from hermes.runs.resume import Resumption, look
 from hermes.runs.spec import Applied, Control, RunSpec
 from hermes.runs.writer import LogEnded, RunWriter
-from hermes.store.base import Begun, LeaseLost, Row, RunRecord, SessionBusy, SessionNotFound, Store, StoreError
+from hermes.store.base import LeaseLost, OpenedSession, Row, RunRecord, SessionBusy, SessionNotFound, Store, StoreError
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ Refusal = Literal[
     "session_db_unavailable",
 ]
 Result = dict[str, Any]
-UNKEPT = ("store_unavailable", "The store is out of reach; this turn is not kept.")
+STORE_UNAVAILABLE_NOTICE = ("store_unavailable", "The store is out of reach; this turn is not kept.")
 # The last event of a run that failed for want of its store, and what one says that has nothing to tell.
 _STORE_FAILED: Result = {
     "failure": "store_unavailable",
@@ -117,7 +117,7 @@ class LiveRun:
     session_lost: bool = False
     resumption: Resumption | None = None
     waited_s: float = 0.0
-    begun: Begun | None = None
+    begun: OpenedSession | None = None
     # Whether the model has been shown text from outside, and the hosts that the user has named; children have both.
     read_foreign: bool = False
     named_hosts: frozenset[str] = frozenset()
@@ -133,7 +133,7 @@ class LiveRun:
         return self.log.creates is not None and self.log.first_delta_at is None
 
 
-class _Left(Exception):
+class _NotStarted(Exception):
     """A run that waited to be started when its server ended, and is not to be started any more."""
 
     def __init__(self, code: str) -> None:
@@ -141,7 +141,7 @@ class _Left(Exception):
         self.code = code
 
 
-def _was_left(record: RunRecord) -> bool:
+def _is_orphaned(record: RunRecord) -> bool:
     """Whether no process can be about to start it: one that was begun has its session's lease to tell."""
     if record.state.started_at is not None or record.state.status == "interrupted" or is_gone(record.holder):
         return True
@@ -198,10 +198,10 @@ class RunEngine:
         self._secrets = secrets
         self.limits = limits or EngineLimits()
         self._live: dict[str, LiveRun] = {}
-        self._unkept: set[str] = set()
+        self._ephemeral_ids: set[str] = set()
         self._to_be_read: set[str] = set()  # by the request that asked for it, though it may not have come to it yet
         # Runs that were admitted and are not on record yet: their callers know their numbers already.
-        self._coming: dict[str, asyncio.Event] = {}
+        self._creating: dict[str, asyncio.Event] = {}
         self.permits = Permits()
         # Runs that ended while the store could not be written to: the end that is on no record, and the log so far.
         self._unrecorded_ends: dict[str, tuple[Event, RunWriter]] = {}
@@ -230,7 +230,7 @@ class RunEngine:
         """The run, if it is at work in this process."""
         return self._live.get(run_id)
 
-    def asked_by(self, spec: RunSpec) -> RunSpec:
+    def root_spec(self, spec: RunSpec) -> RunSpec:
         """The turn that a run works for: its parent's where that is at work here, else its own."""
         parent = self._live.get(spec.parent[0]) if spec.parent else None
         return parent.spec if parent is not None else spec
@@ -288,7 +288,7 @@ class RunEngine:
         """The admission of a run that has its permit, which stays the caller's where this fails."""
         began = time.monotonic()
         try:
-            lease = await self._gain(spec, wait_s, bind, after_run)
+            lease = await self._acquire_session(spec, wait_s, bind, after_run)
         except SessionBusy as error:
             self._check_open()
             raise Refused("session_busy", str(error), await self._running_in(spec)) from None
@@ -302,15 +302,15 @@ class RunEngine:
             known = lease.begun.said if lease.begun is not None else None
             history = spec.history if known is None else known
             spec = spec.replace(session_id=lease.session_id, history=history, verbatim=True)
-        self._coming[spec.run_id] = asyncio.Event()
+        self._creating[spec.run_id] = asyncio.Event()
         return Admission(spec, lease, self, waited_s=waited_s)
 
-    async def _gain(self, spec: RunSpec, wait_s: float | None, bind: bool, after_run: str | None) -> Lease:
+    async def _acquire_session(self, spec: RunSpec, wait_s: float | None, bind: bool, after_run: str | None) -> Lease:
         """The session's lease. A run that was begun there and has no end goes first: it is taken up, or closed."""
         until = None if wait_s is None else time.monotonic() + wait_s
         store = self._store if spec.persist else self._ephemeral
         unrecorded, next_in_line = _may_go_unrecorded(spec), False
-        lease = await self._bound(spec) if bind and spec.persist else None
+        lease = await self._bind_by_history(spec) if bind and spec.persist else None
         while True:
             if lease is None:
                 left = None if until is None else max(0.0, until - time.monotonic())
@@ -319,10 +319,10 @@ class RunEngine:
             orphan = self._orphan(lease) if spec.persist else None
             if orphan is None:
                 return lease
-            await self._take_up(orphan, lease)
-            lease, next_in_line = await self._bound(spec) if bind and spec.persist else None, True
+            await self._resume_with_lease(orphan, lease)
+            lease, next_in_line = await self._bind_by_history(spec) if bind and spec.persist else None, True
 
-    async def _bound(self, spec: RunSpec) -> Lease | None:
+    async def _bind_by_history(self, spec: RunSpec) -> Lease | None:
         """The session that holds the spec's history, or one for it to begin in. None: the store is away."""
         try:
             return await self._leases.bind(spec, self._store)
@@ -357,12 +357,12 @@ class RunEngine:
 
     async def give_back(self, admission: Admission) -> None:
         """Let the next one in."""
-        self._has_come(admission)
+        self._mark_created(admission)
         self.permits.give_back(admission.spec.owner)
         await self._leases.release(admission.lease)
 
-    def _has_come(self, admission: Admission) -> None:
-        if (coming := self._coming.pop(admission.run_id, None)) is not None:
+    def _mark_created(self, admission: Admission) -> None:
+        if (coming := self._creating.pop(admission.run_id, None)) is not None:
             coming.set()
 
     def _check_open(self, spec: RunSpec | None = None) -> None:
@@ -466,7 +466,7 @@ class RunEngine:
         elif shutdown or stop.reason not in (None, "deadline"):
             await live.log.emit("run.cancelled", by=stop.by, reason=stop.reason or "server_shutdown", **nothing)
         else:
-            told = isinstance(error, Refused | _Left)
+            told = isinstance(error, Refused | _NotStarted)
             kind = "deadline" if stop.reason else error.code if told else "unknown"  # type: ignore[attr-defined]
             await live.log.emit("run.failed", failure=kind, error=str(error), code=kind, retryable=True, **nothing)
         await self._forget(live)
@@ -481,7 +481,7 @@ class RunEngine:
             except (StoreError, SessionNotFound) as error:
                 raise _refused(error) from error
         live = await self._open(spec.replace(persist=False))
-        live.notices.append(UNKEPT)
+        live.notices.append(STORE_UNAVAILABLE_NOTICE)
         return live
 
     async def _open(self, spec: RunSpec, *, at_once: bool = True) -> LiveRun:
@@ -491,18 +491,18 @@ class RunEngine:
         if at_once:
             await store.runs.create(spec)
         if not spec.persist:
-            self._unkept.add(spec.run_id)
-        live = self._alive(spec, store)
+            self._ephemeral_ids.add(spec.run_id)
+        live = self._make_live_run(spec, store)
         live.log.creates = None if at_once else spec
         return live
 
-    def _alive(self, spec: RunSpec, store: Store, last_seq: int = 0, state: RunState | None = None) -> LiveRun:
+    def _make_live_run(self, spec: RunSpec, store: Store, last_seq: int = 0, state: RunState | None = None) -> LiveRun:
         secrets = self._secrets(spec)
         writer = self._log.open(
             spec.run_id, store.runs, secrets=secrets, last_seq=last_seq, state=state, persist=spec.persist
         )
         live = LiveRun(spec, store, writer, RunControls(), secrets)
-        writer.heard = self._tell
+        writer.on_event = self._tell
         if spec.deadline_seconds is not None:
             used = time.time() - state.started_at if state is not None and state.started_at is not None else 0.0
             left = max(0.0, spec.deadline_seconds - used)
@@ -559,7 +559,7 @@ class RunEngine:
 
     async def _resume_if_left(self, record: RunRecord) -> None:
         """For whoever reads a run: take it up at once where nobody carries it on."""
-        if record.state.ended or record.spec.run_id in self._live or not _was_left(record):
+        if record.state.ended or record.spec.run_id in self._live or not _is_orphaned(record):
             return
         with contextlib.suppress(StoreError):  # whoever looks next finds it again
             holder = await self._store.leases.holder(f"session:{record.spec.session_id}")
@@ -585,7 +585,7 @@ class RunEngine:
     async def _resume(self, record: RunRecord) -> bool:
         run_id = record.spec.run_id
         known = run_id in self._live or run_id in self._being_resumed
-        if known or self._draining or not _was_left(record):
+        if known or self._draining or not _is_orphaned(record):
             return False
         self._being_resumed.add(run_id)
         try:
@@ -612,7 +612,7 @@ class RunEngine:
         if now is None or now.state.ended or now.state.last_seq != record.state.last_seq:
             await self._leases.release(lease)
             return False
-        await self._take_up(now, lease)
+        await self._resume_with_lease(now, lease)
         return True
 
     async def _end_cut_off(self, record: RunRecord, error: Refused) -> None:
@@ -621,7 +621,7 @@ class RunEngine:
         live.resumption = None
         await self._end_unstarted(live, error)
 
-    async def _take_up(self, record: RunRecord, lease: Lease) -> None:
+    async def _resume_with_lease(self, record: RunRecord, lease: Lease) -> None:
         """Go on with a run whose session is held; it gives the lease back at its end."""
         admission = Admission(record.spec, lease, self)
         session = lease.begun.session if lease.begun is not None else None
@@ -637,7 +637,7 @@ class RunEngine:
             await admission.release()
             raise
         if live.resumption is None and not self._may_begin(record):  # it was made, and never begun
-            await self._end_unstarted(live, _Left("server_restarted"))
+            await self._end_unstarted(live, _NotStarted("server_restarted"))
             await admission.release()
         else:
             self._begin(live, admission)
@@ -653,7 +653,7 @@ class RunEngine:
             elif found is not None and found.verdict == "cancelled":
                 live.controls.stop.request(found.stop_reason or "stop", found.stopped_by)
             if not go_on:
-                await self._end_unstarted(live, _Left(found.verdict if found else "server_restarted"))
+                await self._end_unstarted(live, _NotStarted(found.verdict if found else "server_restarted"))
                 return
         except StoreError:
             await self._forget(live)
@@ -676,7 +676,7 @@ class RunEngine:
             await before.save_rest(token)
         events, partials = await store.durable(spec.run_id), await store.partials(spec.run_id)
         if not events:
-            return self._alive(spec, self._store)
+            return self._make_live_run(spec, self._store)
         found = look(
             events,
             partials,
@@ -688,7 +688,7 @@ class RunEngine:
         if end is not None:  # its readers have been told that it is over
             found.verdict, found.next_seq = "store_unavailable", max(found.next_seq, end.seq + 1)
         log.info("run %s is taken up again (%s, %s)", spec.run_id, found.reason, found.verdict)
-        live = self._alive(spec, self._store, found.next_seq - 1, record.state)
+        live = self._make_live_run(spec, self._store, found.next_seq - 1, record.state)
         live.resumption, live.log.token = found, token
         live.controls.seen |= found.controls
         live.controls.steers += found.steers
@@ -714,9 +714,9 @@ class RunEngine:
         live.waited_s, live.begun = admission.waited_s, admission.lease.begun
         live.log.start_may_wait = admission.start_may_wait
         if live.log.creates is None:
-            self._has_come(admission)
+            self._mark_created(admission)
         else:
-            live.log.recorded = partial(self._has_come, admission)
+            live.log.on_created = partial(self._mark_created, admission)
         live.task = self._spawn(self._carry_out(live, admission))
         admission.begun = True
         if admission.told is not None:
@@ -739,7 +739,7 @@ class RunEngine:
             await self._close_broken(live)
             raise
         finally:
-            if live.log.let_go:
+            if live.log.lease_released:
                 admission.lease.token = None
             try:
                 await admission.release()
@@ -760,10 +760,10 @@ class RunEngine:
         await live.log.close()
         live.spec, live.store, live.begun = live.spec.replace(persist=False), self._ephemeral, None
         await self._ephemeral.runs.create(live.spec)
-        self._unkept.add(live.spec.run_id)
+        self._ephemeral_ids.add(live.spec.run_id)
         live.log = self._log.open(live.spec.run_id, self._ephemeral.runs, secrets=live.secrets, persist=False)
-        live.log.heard = self._tell
-        live.notices.append(UNKEPT)
+        live.log.on_event = self._tell
+        live.notices.append(STORE_UNAVAILABLE_NOTICE)
         return await self._execute(live)
 
     async def _close_broken(self, live: LiveRun) -> None:
@@ -811,10 +811,10 @@ class RunEngine:
 
     async def _discard_unread(self, run_id: str) -> None:
         """Discard a run that keeps nothing once it has ended and nobody reads it, or is about to."""
-        if run_id not in self._unkept or run_id in self._live or run_id in self._to_be_read:
+        if run_id not in self._ephemeral_ids or run_id in self._live or run_id in self._to_be_read:
             return
-        if not self._log.watched(run_id):
-            self._unkept.discard(run_id)
+        if not self._log.has_subscribers(run_id):
+            self._ephemeral_ids.discard(run_id)
             await self._ephemeral.runs.discard(run_id)
 
     def _spawn(self, work: Any) -> asyncio.Task[Any]:
@@ -839,7 +839,7 @@ class RunEngine:
 
     def batches(self, run_id: str, after: int = 0, sink: Sink | None = None) -> AsyncGenerator[list[Event], None]:
         """The same, as many events at a time as there are, but for those that the sink takes at once."""
-        if run_id in self._live and run_id not in self._unkept:
+        if run_id in self._live and run_id not in self._ephemeral_ids:
             return self._log.batches(run_id, self._store.runs, after, sink)
         return self._batches(run_id, after, sink)
 
@@ -858,7 +858,7 @@ class RunEngine:
             await self._discard_unread(run_id)
 
     async def _known_here(self, run_id: str) -> RunRecord | None:
-        coming = self._coming.get(run_id)
+        coming = self._creating.get(run_id)
         record = await self._recorded(run_id)
         if record is None and coming is not None:
             with contextlib.suppress(TimeoutError):
@@ -904,14 +904,14 @@ class RunEngine:
         return await store.runs.row(run_id, row_id) if store else await self._elsewhere.row(run_id, row_id)
 
     async def _store_of(self, run_id: str) -> Store | None:
-        if run_id in self._unkept:
+        if run_id in self._ephemeral_ids:
             return self._ephemeral
         known = run_id in self._live or await self._store.runs.get(run_id) is not None
         return self._store if known else None
 
-    def watched(self, run_id: str) -> bool:
+    def has_subscribers(self, run_id: str) -> bool:
         """Whether anybody follows the run."""
-        return self._log.watched(run_id)
+        return self._log.has_subscribers(run_id)
 
     def attach(self, run_id: str) -> object:
         """Become one of those for whom the run works."""
@@ -1011,26 +1011,26 @@ class RunEngine:
         await self._peer_server.start()
 
     async def _get_for_peer(self, run_id: str) -> dict[str, Any] | None:
-        record = await self._known_here(run_id) if run_id in self._coming or run_id in self._unkept else None
+        record = await self._known_here(run_id) if run_id in self._creating or run_id in self._ephemeral_ids else None
         return encode_record(record) if record is not None else None
 
     async def _has_for_peer(self, run_id: str) -> bool:
         return run_id in self._live
 
     async def _control_for_peer(self, run_id: str, control: dict[str, Any]) -> Applied:
-        if run_id in self._coming:
+        if run_id in self._creating:
             await self._known_here(run_id)
         return await self.control(run_id, Control(**control)) if run_id in self._live else "unknown"
 
     async def _durable_for_peer(self, run_id: str) -> Sequence[EncodedEvent]:
-        return encode_events(await self._ephemeral.runs.durable(run_id)) if run_id in self._unkept else []
+        return encode_events(await self._ephemeral.runs.durable(run_id)) if run_id in self._ephemeral_ids else []
 
     async def _row_for_peer(self, run_id: str, row_id: int) -> Row | None:
-        row = await self._ephemeral.runs.row(run_id, row_id) if run_id in self._unkept else None
+        row = await self._ephemeral.runs.row(run_id, row_id) if run_id in self._ephemeral_ids else None
         return encode_row(row) if row is not None else None
 
     async def _batches_for_peer(self, run_id: str, after: int) -> AsyncGenerator[Sequence[EncodedEvent], None]:
-        if run_id in self._live or run_id in self._unkept:
+        if run_id in self._live or run_id in self._ephemeral_ids:
             async with contextlib.aclosing(self.batches(run_id, after)) as batches:
                 async for batch in batches:
                     yield encode_events(batch)

@@ -65,7 +65,7 @@ class Event:
     seq: int = 0
     ts: float = 0.0
     # The message of the model that it announces, for those who are there when it is committed.
-    brings: Any = field(default=None, compare=False, repr=False)
+    message_row: Any = field(default=None, compare=False, repr=False)
 
     def as_dict(self) -> dict[str, Any]:
         """The envelope with its fields, as it is shown and stored."""

@@ -102,13 +102,13 @@ class TailJournal:
         """Write a delta and give it out, with all others of this tick."""
         if (file := self._file) is None:
             if not self.works and time.monotonic() < self._retry_at:
-                self.give_out(event)
+                self.publish(event)
                 return
             try:
                 file = self._file = JournalFile(self._folder)
             except OSError as error:
                 self._fail(error)
-                self.give_out(event)
+                self.publish(event)
                 return
         if stream.journal is not file:
             self._declare(stream, file, event.run_id)
@@ -138,7 +138,7 @@ class TailJournal:
         data = json.dumps(fixed, separators=(",", ":")).encode()
         self._data += _numbers(_STREAM, stream.journal_number, len(data)) + data
 
-    def give_out(self, event: Event) -> None:
+    def publish(self, event: Event) -> None:
         """Give out an event that needs no record, behind what waits."""
         if not self._waiting:
             self._call_soon()

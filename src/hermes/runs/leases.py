@@ -11,7 +11,7 @@ from typing import TypeVar
 from hermes.limits import LEASE_POLL_S, LEASE_RENEW_S, LEASE_TTL_S
 from hermes.processes import this_process
 from hermes.runs.spec import RunSpec
-from hermes.store.base import Begun, SessionBusy, SessionNotFound, Store, StoreError
+from hermes.store.base import OpenedSession, SessionBusy, SessionNotFound, Store, StoreError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -27,7 +27,7 @@ class Lease:
     turn: asyncio.Future[None]
     store: Store
     token: int | None = None
-    begun: Begun | None = None
+    begun: OpenedSession | None = None
 
 
 class SessionLeases:
@@ -112,13 +112,13 @@ class SessionLeases:
     async def _is_running(run_id: str, session_id: str, store: Store) -> bool:
         return any(record.spec.run_id == run_id for record in await store.runs.unfinished(session_id))
 
-    def _hold(self, lease: Lease, begun: Begun) -> None:
+    def _hold(self, lease: Lease, begun: OpenedSession) -> None:
         lease.begun, lease.token = begun, begun.token
         self._held.add(lease)
         if self._timer is None and self._renewing is None:
             self._timer = asyncio.get_running_loop().call_later(LEASE_RENEW_S, self._begin_to_renew)
 
-    async def _ask(self, spec: RunSpec, store: Store, *, bind: bool) -> Begun | None:
+    async def _ask(self, spec: RunSpec, store: Store, *, bind: bool) -> OpenedSession | None:
         """The store's answer. Who is called away meanwhile gives back what the answer brings."""
         asked = store.begin(spec, self._holder, LEASE_TTL_S, bind=bind)
         try:

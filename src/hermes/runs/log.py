@@ -74,9 +74,9 @@ class RunLog:
         """The writer of a run that lives in this process."""
         return self._writers.get(run_id)
 
-    def watched(self, run_id: str) -> bool:
+    def has_subscribers(self, run_id: str) -> bool:
         """Whether anybody reads the run."""
-        return self.bus.watched(run_id)
+        return self.bus.has_subscribers(run_id)
 
     async def close(self, run_id: str) -> None:
         """The run has ended, or died: whoever still reads it is sent to the store once more, and no further."""
@@ -159,7 +159,7 @@ class RunLog:
                     continue
                 while not live.overflowed and not live.closed:
                     taken = await live.take()
-                    cursor = max(cursor, live.sunk)
+                    cursor = max(cursor, live.delivered_seq)
                     fresh = [event for event in taken if event.seq > cursor]
                     if not fresh:
                         continue

@@ -196,12 +196,12 @@ class RunWriter:
         self.state = state or RunState()
         self.step = 0
         self.first_delta_at: float | None = None
-        self.heard: Callable[[Event], None] = lambda event: None
+        self.on_event: Callable[[Event], None] = lambda event: None
         # The run itself, until the first commit has put it on record; and who is told of that.
         self.creates: RunSpec | None = None
         # Whether the start of the run may wait for its end, to be put on record with it.
         self.start_may_wait = False
-        self.recorded: Callable[[], None] = lambda: None
+        self.on_created: Callable[[], None] = lambda: None
         self.store, self._bus, self._clock, self._window_s = store, bus, clock, window_s
         self._secrets = secrets or Secrets()
         self._seq = last_seq
@@ -243,7 +243,7 @@ class RunWriter:
         return self._ending
 
     @property
-    def let_go(self) -> bool:
+    def lease_released(self) -> bool:
         """Whether the commit of the last event has given the session back."""
         return self.token is not None and (self.state.ended or self.state.status == "interrupted")
 
@@ -286,7 +286,7 @@ class RunWriter:
         """Give out what waits to be joined, unless a durable event is on its way: then it follows that."""
         if not self._awaited and self._pending:
             pending, self._pending = self._pending, []
-            self._give_out(pending)
+            self._publish(pending)
 
     @property
     def holds_start(self) -> bool:
@@ -324,14 +324,14 @@ class RunWriter:
         self._join_timer = None
         self.flush()
 
-    def _give_out(self, pending: Pending) -> None:
+    def _publish(self, pending: Pending) -> None:
         self._last_delta_at = self._loop.time()
         for stream, content in pending:
             if stream is None:
                 self._seq += 1
                 event = Event(self.run_id, "tool.drafted", self.step, content, self._seq, self._now())
                 if self._journal is not None:
-                    self._journal.give_out(event)
+                    self._journal.publish(event)
                 else:
                     self._bus.publish(self.run_id, event)
             else:
@@ -576,7 +576,7 @@ class RunWriter:
             commit.done.set_exception(error)
 
     async def _commit(self, batch: list[_Commit]) -> None:
-        self._give_out(batch[0].before)
+        self._publish(batch[0].before)
         options = dict(batch[0].options)
         # Texts that begin and end within the transaction need no journal, and are given out with what is around them.
         texts: dict[int, list[Event]] = {}
@@ -604,10 +604,10 @@ class RunWriter:
             raise
         if self.creates is not None:
             self.creates = None
-            self.recorded()
+            self.on_created()
         for row in rows:
             for event, _ in row.told if row.role == "assistant" else ():
-                event.brings = row
+                event.message_row = row
             row.told = ()
         for stream_id in closes:
             if (stream := self._streams.pop(stream_id, None)) is not None:
@@ -619,7 +619,7 @@ class RunWriter:
             for event in commit.events:
                 self.state.apply(event)
                 self._deliver(event)
-                self.heard(event)
+                self.on_event(event)
             if commit.then is not None:
                 commit.then()
 

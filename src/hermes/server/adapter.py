@@ -46,7 +46,7 @@ from hermes.server.body_memory import Budget
 from hermes.server.endpoint import endpoint
 from hermes.server.errors import ApiError
 from hermes.server.gate import gate_middleware
-from hermes.server.idempotency import RECORDING, Once, RecordedStream, Work, _IdempotencyCache
+from hermes.server.idempotency import RECORDING, IdempotentExecutor, RecordedStream, Work, _IdempotencyCache
 from hermes.server.keys import CALLER, Key, Keyring
 from hermes.server.middleware import CORS_HEADERS, security_headers_middleware
 from hermes.server.readiness import Probes
@@ -60,7 +60,7 @@ from hermes.server.sse import EventStream
 from hermes.server.stored_result import result_at_end, said_until
 from hermes.store import sessions
 from hermes.store.base import StoreError
-from hermes.store.repository import Part
+from hermes.store.repository import Repository
 from hermes.store.responses import ResponseStore
 from hermes.store.stores import Async
 from hermes.tools import toolsets
@@ -128,7 +128,7 @@ class APIServerAdapter:
         )
         self._session_db: Any = None
         self._app: apps.App | None = None
-        self._once = Once(self)
+        self._once = IdempotentExecutor(self)
         self.keyring = Keyring(self._api_key, options["keys"])
         self._secrets = Secrets([self._api_key] if self._api_key else [])
         self.metrics = metrics.Metrics()
@@ -233,7 +233,7 @@ class APIServerAdapter:
         )
 
     def _has_database(self) -> bool:
-        return isinstance(self._session_db, Part)
+        return isinstance(self._session_db, Repository)
 
     @property
     def keeps_runs(self) -> bool:
@@ -345,18 +345,18 @@ class APIServerAdapter:
         """The name of the key that the present request has shown; none in open mode."""
         return "" if self.is_open else CALLER.get().owner
 
-    def seen_by(self, request: web.Request) -> str | None:
+    def visible_owner(self, request: web.Request) -> str | None:
         """Whose things the request may see; None: everybody's. Where there is one owner, nobody is told of owners."""
         caller = CALLER.get()
         return None if self.keyring.shared and caller.is_admin else caller.owner
 
-    def whose(self, owner: str) -> dict[str, str]:
+    def owner_field(self, owner: str) -> dict[str, str]:
         """What an object says of its owner: something to who sees those of all, nothing to others."""
         return {"owner": owner} if self.keyring.shared and CALLER.get().is_admin else {}
 
     def may_see(self, request: web.Request, owner: str) -> bool:
         """Whether what belongs to this owner is there for the request."""
-        return self.seen_by(request) in (None, owner)
+        return self.visible_owner(request) in (None, owner)
 
     @property
     def secrets(self) -> Secrets:

@@ -13,14 +13,14 @@ from hermes.providers.chat_completions import reasoning_of
 from hermes.runs.spec import RunSpec
 from hermes.server.content import check_said, content, newest, result, text_of
 from hermes.server.errors import ApiError, answer, invalid
-from hermes.server.idempotency import asked_at
+from hermes.server.idempotency import request_created_at
 from hermes.server.models import ChatMessage, ChatRequest
 from hermes.server.outcome import Outcome
 from hermes.server.render_chat import ChatRenderer
 from hermes.server.request_bodies import Body, read
-from hermes.server.request_options import wishes
+from hermes.server.request_options import parse_options
 from hermes.server.session_ids import _derive_chat_session_id
-from hermes.server.sse import ClientGone, direct, items, pump
+from hermes.server.sse import ClientGone, forward, inline_sink, items
 from hermes.server.turns import Message, Turn, client_tools, ended_of, leave, parameters, with_unseen
 from hermes.store.sessions import new_session_id
 from hermes.tools.arguments import unusable
@@ -32,7 +32,7 @@ _UNSUPPORTED = ("audio", "functions", "function_call", "web_search_options")
 
 
 @dataclass(slots=True)
-class Said:
+class ParsedMessages:
     """The messages of a request, parted: what the system says, what was said before, what is said now."""
 
     system: str | None
@@ -50,19 +50,19 @@ async def complete(adapter: APIServerAdapter, request: web.Request) -> web.Strea
     _check_supported(body.model)
     messages, chars_max = body.model.messages, adapter.option("max_text_chars")
     files = (await adapter.app()).services.files
-    said = await files.call_for(len(messages), lambda: parted(messages, chars_max))
+    said = await files.call_for(len(messages), lambda: split_messages(messages, chars_max))
     turn = _turn(adapter, request, body, said)
     if not turn.spec.persist and turn.spec.results:
         turn.spec = turn.spec.replace(history=await with_unseen(adapter, turn.spec, turn.spec.history or []))
     try:
         await turn.admit()
-        completion_id, created = f"chatcmpl-{turn.spec.run_id.removeprefix('run_')}", int(asked_at())
+        completion_id, created = f"chatcmpl-{turn.spec.run_id.removeprefix('run_')}", int(request_created_at())
         model = body.model.model or adapter.model_name
         if not body.model.stream:
             return _told(body, turn, await turn.run(), completion_id, created, model)
         task = asyncio.ensure_future(adapter._run_agent(**turn.arguments(streamed=True)))
         task.add_done_callback(lambda _: turn.queue.put(None))
-        shown = _Shown.of(body, turn)
+        shown = _StreamOptions.of(body, turn)
         del body  # a stream may take long, and needs nothing more of it
         return await adapter._write_sse_chat_completion(
             request, completion_id, model, created, turn.queue, task, turn.agent_ref, shown
@@ -72,7 +72,7 @@ async def complete(adapter: APIServerAdapter, request: web.Request) -> web.Strea
 
 
 @dataclass(slots=True)
-class _Shown:
+class _StreamOptions:
     """What a stream needs to know besides the arguments that it has by contract."""
 
     turn: Turn
@@ -81,20 +81,20 @@ class _Shown:
     headers: dict[str, str]
 
     @classmethod
-    def of(cls, body: Body[ChatRequest], turn: Turn) -> _Shown:
-        options, reasoning = body.model.stream_options, _reasoning(body.model, turn.wishes.reasoning)
+    def of(cls, body: Body[ChatRequest], turn: Turn) -> _StreamOptions:
+        options, reasoning = body.model.stream_options, _reasoning(body.model, turn.parse_options.reasoning)
         return cls(turn, options.include_usage if options else None, reasoning, {**turn.headers(), **body.headers()})
 
     def renderer(self, completion_id: str, model: str, created: int) -> ChatRenderer:
-        wished = self.turn.wishes
+        request_options = self.turn.parse_options
         return ChatRenderer(
             completion_id,
             model,
             created,
             usage=self.usage,
             reasoning=self.reasoning,
-            progress=wished.tool_progress,
-            strict=wished.strict,
+            progress=request_options.tool_progress,
+            strict=request_options.strict,
         )
 
 
@@ -107,7 +107,7 @@ async def write_stream(
     stream_q: Any,
     task: asyncio.Future[Any],
     agent_ref: list[Any] | None,
-    shown: _Shown | None,
+    shown: _StreamOptions | None,
 ) -> web.StreamResponse:
     """The stream of a chat completion, to its end or to that of the client."""
     turn = shown.turn if shown else None
@@ -123,11 +123,11 @@ async def write_stream(
         async with stream:
             for data in renderer.begin():
                 await stream.write(data)
-            sink = direct(renderer, stream)
+            sink = inline_sink(renderer, stream)
             async with contextlib.aclosing(
                 items(stream_q, task, turn.admission if turn else None, sink=sink, stream=stream)
             ) as source:
-                await pump(source, renderer, stream)
+                await forward(source, renderer, stream)
             await stream.write(renderer.finish(await ended_of(adapter, task, turn)), last=True)
     except ClientGone:
         await gone()
@@ -146,7 +146,7 @@ def _told(
     if ended.calls:
         message["content"] = ended.text or None
         message["tool_calls"] = ended.calls
-    if ended.reasoning and _reasoning(body.model, turn.wishes.reasoning):
+    if ended.reasoning and _reasoning(body.model, turn.parse_options.reasoning):
         message["reasoning_content"] = ended.reasoning
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": ended.finish_reason}
     told: Message = {
@@ -167,16 +167,16 @@ def _reasoning(asked: ChatRequest, shown: bool) -> bool:
     return shown if asked.include_reasoning is None else asked.include_reasoning
 
 
-def _turn(adapter: APIServerAdapter, request: web.Request, body: Body[ChatRequest], said: Said) -> Turn:
+def _turn(adapter: APIServerAdapter, request: web.Request, body: Body[ChatRequest], said: ParsedMessages) -> Turn:
     """The turn that a request asks for."""
     asked = body.model
     tools = client_tools(asked.tools, asked.tool_choice)
-    wished = wishes(adapter, request, client_tools=bool(tools.schemas), user=asked.user)
-    announces = asked.stream and wished.tool_progress != "off"
+    request_options = parse_options(adapter, request, client_tools=bool(tools.schemas), user=asked.user)
+    announces = asked.stream and request_options.tool_progress != "off"
     owner = adapter.owner_of(request)
     form = asked.response_format
-    persist = asked.store or wished.session_id is not None
-    session_id = wished.session_id or (
+    persist = asked.store or request_options.session_id is not None
+    session_id = request_options.session_id or (
         _derive_chat_session_id(said.system, said.first, owner) if persist else new_session_id()
     )
     spec = RunSpec(
@@ -194,17 +194,17 @@ def _turn(adapter: APIServerAdapter, request: web.Request, body: Body[ChatReques
         allowed_tools=tools.allowed,
         results=said.results,
         persist=persist,
-        stateless=wished.session_id is None,
+        stateless=request_options.session_id is None,
         continues=said.continues,
-        verbatim=wished.session_id is None,
-        **wished.fields(adapter, announces=announces),
+        verbatim=request_options.session_id is None,
+        **request_options.fields(adapter, announces=announces),
         **parameters(adapter, body),
     )
-    if not wished.session_id:
-        return Turn(adapter, request, spec, wished, bind=persist)
-    if not (said.history and (wished.seed or said.continues)):
+    if not request_options.session_id:
+        return Turn(adapter, request, spec, request_options, bind=persist)
+    if not (said.history and (request_options.seed or said.continues)):
         spec = spec.replace(history=None, base_id=None)
-    return Turn(adapter, request, spec, wished, ignored_messages=len(said.history))
+    return Turn(adapter, request, spec, request_options, ignored_messages=len(said.history))
 
 
 def structure(kind: str, schema: Any) -> Message:
@@ -235,7 +235,7 @@ def _check_supported(asked: ChatRequest) -> None:
 # --- messages --------------------------------------------------------------------------------------------------------
 
 
-def parted(messages: list[ChatMessage], text_chars_max: int, where: str = "messages") -> Said:
+def split_messages(messages: list[ChatMessage], text_chars_max: int, where: str = "messages") -> ParsedMessages:
     """The messages of a request, checked and parted."""
     system: list[str] = []
     told: list[tuple[int, Message]] = []
@@ -256,9 +256,11 @@ def parted(messages: list[ChatMessage], text_chars_max: int, where: str = "messa
         check_said(asked[-1]["content"], f"{where}[{max(at for at, m in told if m['role'] == 'user')}].content")
     prompt = asked[-1] if asked else {"content": ""}
     first = text_of(users[0]["content"]) if users else ""
-    joined = "\n".join(system) if system else None
+    system_text = "\n".join(system) if system else None
     continues = not outputs and not asked
-    return Said(joined, before, prompt["content"], tuple(map(result, outputs)), first, prompt.get("name"), continues)
+    return ParsedMessages(
+        system_text, before, prompt["content"], tuple(map(result, outputs)), first, prompt.get("name"), continues
+    )
 
 
 def _begins(at: int, message: Message, where: str) -> bool:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hermes.agent.media_tags import as_said
+from hermes.agent.media_tags import strip_rendered_media
 from hermes.limits import CONTENT_PARTS_MAX
 from hermes.server.errors import invalid
 
@@ -36,7 +36,7 @@ def content(value: Any, where: str, text_chars_max: int, *, text_only: bool = Fa
 def _text(value: Any, where: str, chars_max: int) -> str:
     if not isinstance(value, str):
         raise invalid(where, f"Invalid type for {where!r}: text is expected.", "invalid_type")
-    if len(value) > chars_max and len(as_said(value) or value) > chars_max:
+    if len(value) > chars_max and len(strip_rendered_media(value) or value) > chars_max:
         raise invalid(where, f"{where!r} is longer than {chars_max} characters.", "string_above_max_length")
     return value
 

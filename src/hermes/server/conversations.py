@@ -97,7 +97,7 @@ def _no_item(item_id: str) -> ApiError:
 
 
 async def _found(adapter: APIServerAdapter, request: web.Request) -> Json:
-    conversation_id, owner = request.match_info["conversation_id"], adapter.seen_by(request)
+    conversation_id, owner = request.match_info["conversation_id"], adapter.visible_owner(request)
     found: Json | None = await adapter.stored_responses.get_conversation_object(conversation_id, owner)
     if found is None:
         raise ApiError(404, f"There is no conversation {conversation_id!r}.", "conversation_not_found")

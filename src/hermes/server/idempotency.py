@@ -73,7 +73,7 @@ class Recording:
     fingerprint: str
     run_id: str
     created_at: float = 0.0
-    joined: Admission | None = None
+    resumed_admission: Admission | None = None
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     frames: list[bytes] = field(default_factory=list)
@@ -104,19 +104,19 @@ class Recording:
 RECORDING: ContextVar[Recording | None] = ContextVar("recording", default=None)
 
 
-def joined() -> Admission | None:
+def resumed_admission() -> Admission | None:
     """That of the run which an earlier server began for this request, and which is to answer it."""
     recording = RECORDING.get()
-    return recording.joined if recording is not None else None
+    return recording.resumed_admission if recording is not None else None
 
 
-def own_run_id() -> str:
+def idempotent_run_id() -> str:
     """The number of the run that is to answer this request."""
     recording = RECORDING.get()
     return recording.run_id if recording is not None else new_run_id()
 
 
-def asked_at() -> float:
+def request_created_at() -> float:
     """When this was asked for the first time."""
     recording = RECORDING.get()
     return recording.created_at if recording is not None else time.time()
@@ -164,7 +164,7 @@ class RecordedStream(EventStream):
         await asyncio.sleep(0)
 
 
-class Once:
+class IdempotentExecutor:
     """Work that is done once per key, however often it is asked for, and answered alike every time."""
 
     def __init__(self, adapter: APIServerAdapter) -> None:

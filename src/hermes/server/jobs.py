@@ -18,7 +18,7 @@ from hermes.sandbox.base import SandboxError
 from hermes.sandbox.choose import workspace_of
 from hermes.server import outcome
 from hermes.server.errors import ApiError, answer, invalid
-from hermes.server.idempotency import asked_at, joined, own_run_id
+from hermes.server.idempotency import idempotent_run_id, request_created_at, resumed_admission
 from hermes.server.keys import CALLER
 from hermes.server.models import JobPatch, JobRequest
 from hermes.server.query_params import bad_cursor, cursor_of, flag, listed, whole
@@ -49,7 +49,7 @@ async def list_jobs(adapter: APIServerAdapter, request: web.Request) -> web.Stre
     """GET /api/jobs"""
     with_disabled = flag(request, "include_disabled")
     store = await _store(adapter)
-    found = await store.jobs.list(owner=adapter.seen_by(request), include_disabled=with_disabled)
+    found = await store.jobs.list(owner=adapter.visible_owner(request), include_disabled=with_disabled)
     data = [_shown(adapter, job) for job in found]
     return answer({**listed(data, None, len(data)), "jobs": data})
 
@@ -121,13 +121,13 @@ async def resume(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
 
 async def run(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
     """POST /api/jobs/{job_id}/run: now, whenever it would be due."""
-    job, app, now = await _job(adapter, request), await adapter.app(), asked_at()
-    spec = spec_of(job, now).replace(run_id=own_run_id())
+    job, app, now = await _job(adapter, request), await adapter.app(), request_created_at()
+    spec = spec_of(job, now).replace(run_id=idempotent_run_id())
     last = await app.engine.get(job["last_run_id"]) if job["last_run_id"] else None
     if last is not None and not last.state.ended and last.spec.run_id != spec.run_id:
         raise ApiError(409, f"The job runs already, as {last.spec.run_id}.", "job_running")
     try:
-        if joined() is None:
+        if resumed_admission() is None:
             await asyncio.shield(asyncio.ensure_future(app.engine.submit(spec, charged=True)))
     except Refused as error:
         raise outcome.refusal(error) from None
@@ -225,7 +225,7 @@ async def _fields(adapter: APIServerAdapter, owner: str, given: Mapping[str, Any
 
 def _shown(adapter: APIServerAdapter, job: Job) -> Job:
     """The record; who sees all is told whose it is."""
-    return {**cronjob.shown(job), **adapter.whose(job["owner"])}
+    return {**cronjob.shown(job), **adapter.owner_field(job["owner"])}
 
 
 def _refused(error: ToolError) -> ApiError:

@@ -81,7 +81,7 @@ class Outcome:
         return _FINISH.get(self.code, "error")
 
     @property
-    def stands(self) -> bool:
+    def is_success(self) -> bool:
         """Whether there is something to show: text, calls, or a limit that the request set itself."""
         return self.code is None or bool(self.text) or (self.own_limit and self.code == "output_truncated")
 

@@ -14,13 +14,13 @@ from hermes.runs.spec import RunSpec, new_run_id
 from hermes.server import outcome
 from hermes.server.chat import message_of, structure
 from hermes.server.errors import ApiError, invalid
-from hermes.server.idempotency import asked_at, joined
+from hermes.server.idempotency import request_created_at, resumed_admission
 from hermes.server.models import ConversationRef, JsonSchema, ResponseRequest, ResponseTool
-from hermes.server.render_responses import Shows
+from hermes.server.render_responses import VisibleItems
 from hermes.server.request_bodies import Body
-from hermes.server.request_options import wishes
+from hermes.server.request_options import parse_options
 from hermes.server.response_items import Json, Reader, cut_to
-from hermes.server.response_record import Kept, blank
+from hermes.server.response_record import ResponseRecord, blank
 from hermes.server.response_tools import additional, response_tools, stand_in
 from hermes.server.sealing import Seal, seal_of
 from hermes.server.turns import Message, Turn, answered_again, open_calls, parameters, with_unseen
@@ -43,11 +43,11 @@ _UNSUPPORTED = ("prompt", "context_management")
 
 
 @dataclass(slots=True)
-class Work:
+class PreparedResponse:
     """A request for a response, ready to be admitted."""
 
     body: Body[ResponseRequest]
-    kept: Kept
+    kept: ResponseRecord
     turn: Turn
     chain: Json | None = None
 
@@ -56,18 +56,18 @@ class Work:
         turn = self.turn
         await self.branch()
         try:
-            await turn.gain(after_run=self._follows)
+            await turn.acquire_session(after_run=self._follows)
         except ApiError as error:
             if error.code != "session_busy" or self._follows is None:
                 raise
             await self._fork(error)
-            await turn.gain()
+            await turn.acquire_session()
         if await self._is_behind():  # another turn was quicker
             await turn.release()
             await self._fork()
-            await turn.gain()
-        await turn.look_back()
-        if joined() is not None:
+            await turn.acquire_session()
+        await turn.load_history()
+        if resumed_admission() is not None:
             found = await turn.adapter.stored_responses.get(self.kept.response_id, self.kept.owner)
             self.kept.known = found is not None
         self.settle()
@@ -75,7 +75,7 @@ class Work:
     @property
     def _follows(self) -> str | None:
         """The run that the turn goes on from in the run's own session."""
-        if joined() is not None or self.chain is None or self.turn.spec.history is not None:
+        if resumed_admission() is not None or self.chain is None or self.turn.spec.history is not None:
             return None
         return self.chain.get("run_id") or None
 
@@ -137,7 +137,7 @@ async def prepare(
     memory: Mapping[str, Json] | None = None,
     *,
     generate: bool = True,
-) -> Work:
+) -> PreparedResponse:
     """All of a request that can be refused without a turn, and the turn that it asks for.
 
     Without `generate` the turn is not to be run, so the input needs no prompt.
@@ -150,10 +150,10 @@ async def prepare(
     added_tools = _distinct([*((chain or {}).get("added_tools") or ()), *given.tools])
     further = [tool for one in added_tools for tool in additional([one], "input")]
     tools = response_tools(asked.tools or (), further, asked.tool_choice, body.ignored)
-    wished = wishes(adapter, request, client_tools=bool(tools.schemas), user=asked.user)
-    used = await stand_in(adapter, tools, wished.toolsets, body.ignored)
-    wished = replace(wished, disabled_toolsets=wished.disabled_toolsets - used)
-    history, prompt, results = given.parted() if generate else (given.messages, "", ())
+    request_options = parse_options(adapter, request, client_tools=bool(tools.schemas), user=asked.user)
+    used = await stand_in(adapter, tools, request_options.toolsets, body.ignored)
+    request_options = replace(request_options, disabled_toolsets=request_options.disabled_toolsets - used)
+    history, prompt, results = given.split_messages() if generate else (given.messages, "", ())
     if chain is None and asked.conversation_history:
         chars = adapter.option("max_text_chars")
         told = [message_of(m, f"conversation_history[{at}]", chars) for at, m in enumerate(asked.conversation_history)]
@@ -164,12 +164,12 @@ async def prepare(
     said_to_system = [*((chain or {}).get("system") or ()), *given.system]
     system = "\n".join(text for text in (*said_to_system, instructions) if text) or None
     form = asked.text.format if asked.text else None
-    announces = asked.stream and not wished.strict
-    fields = {"run_id": new_run_id(), **wished.fields(adapter, announces=announces)}
+    announces = asked.stream and not request_options.strict
+    fields = {"run_id": new_run_id(), **request_options.fields(adapter, announces=announces)}
     fields |= {"on_detach": "continue"} if asked.background else {}
     response_id = f"resp_{fields['run_id'].removeprefix('run_')}"
-    session_id = wished.session_id or (chain or {}).get("session_id")
-    if wished.session_id and chain and chain.get("session_id") not in (None, wished.session_id):
+    session_id = request_options.session_id or (chain or {}).get("session_id")
+    if request_options.session_id and chain and chain.get("session_id") not in (None, request_options.session_id):
         raise ApiError(400, "The response belongs to another session than the header names.", "session_conflict")
     spec = RunSpec(
         user_message=prompt,
@@ -183,25 +183,32 @@ async def prepare(
         allowed_tools=tools.allowed,
         results=results,
         max_tool_calls=asked.max_tool_calls,
-        persist=asked.store or bool(wished.session_id),
-        stateless=not wished.session_id,
+        persist=asked.store or bool(request_options.session_id),
+        stateless=not request_options.session_id,
         compress=asked.truncation != "disabled",
         response_id=response_id,
         **fields,
         **_verbosity(asked, parameters(adapter, body)),
     )
     turn = await _placed(
-        adapter, request, spec, wished, chain, [*added, *history], asked.truncation == "auto", new=session_id is None
+        adapter,
+        request,
+        spec,
+        request_options,
+        chain,
+        [*added, *history],
+        asked.truncation == "auto",
+        new=session_id is None,
     )
-    shown = wished.reasoning or (asked.reasoning is not None and bool(asked.reasoning.summary))
-    kept = Kept(
+    shown = request_options.reasoning or (asked.reasoning is not None and bool(asked.reasoning.summary))
+    kept = ResponseRecord(
         response_id,
         _template(adapter, asked, body.raw, response_id, instructions, name),
-        Shows(
-            wished.tool_items,
+        VisibleItems(
+            request_options.tool_items,
             shown,
             _ENCRYPTED in (asked.include or ()),
-            not wished.strict,
+            not request_options.strict,
             tuple(tool["function"]["name"] for tool in tools.schemas),
             tools.reported,
         ),
@@ -216,7 +223,7 @@ async def prepare(
         system=said_to_system,
         added_tools=added_tools,
     )
-    return Work(body, kept, turn, chain)
+    return PreparedResponse(body, kept, turn, chain)
 
 
 def _distinct(tools: list[Json]) -> list[Json]:
@@ -274,7 +281,7 @@ async def _placed(
     adapter: APIServerAdapter,
     request: web.Request,
     spec: RunSpec,
-    wished: Any,
+    request_options: Any,
     chain: Json | None,
     history: list[Message],
     truncates: bool,
@@ -286,24 +293,24 @@ async def _placed(
     if waiting := set(open_calls(before)):
         # A client may send the calls along that it answers; the chain holds them already.
         history = [message for message in history if not _only_calls(message, waiting)]
-    if wished.session_id and chain is None:
-        seeds = wished.seed and bool(history)
+    if request_options.session_id and chain is None:
+        seeds = request_options.seed and bool(history)
         spec = spec.replace(history=history if seeds else None, base_id=spec.session_id if seeds else None)
-        return Turn(adapter, request, spec, wished, ignored_messages=0 if seeds else len(history))
-    if chain is None and spec.results and wished.tool_items == "none":
+        return Turn(adapter, request, spec, request_options, ignored_messages=0 if seeds else len(history))
+    if chain is None and spec.results and request_options.tool_items == "none":
         history = await with_unseen(adapter, spec, history)
     whole = [*before, *history]
     if chain is not None and not spec.user_message and (again := answered_again(whole, spec.results)) is not None:
         whole, results = again
         spec = spec.replace(results=results)
     if truncates and len(whole) > TRUNCATED_MESSAGES:
-        return Turn(adapter, request, spec.replace(history=cut_to(whole, TRUNCATED_MESSAGES)), wished)
+        return Turn(adapter, request, spec.replace(history=cut_to(whole, TRUNCATED_MESSAGES)), request_options)
     if chain is not None and spec.persist and not history and await _is_kept(adapter, chain):
-        return Turn(adapter, request, spec, wished)
+        return Turn(adapter, request, spec, request_options)
     if chain is not None and chain.get("run_id") and spec.persist:
         spec, new = spec.replace(session_id=new_session_id()), True
     spec = spec.replace(history=whole, base_id=spec.session_id if spec.persist else None)
-    return Turn(adapter, request, spec, wished, bind=new)
+    return Turn(adapter, request, spec, request_options, bind=new)
 
 
 def _only_calls(message: Message, call_ids: set[str]) -> bool:
@@ -352,7 +359,7 @@ def _template(
     conversation: str | None,
 ) -> Json:
     """The object of a response that has just been asked for."""
-    template = blank(response_id, asked.model or adapter.model_name, int(asked_at()))
+    template = blank(response_id, asked.model or adapter.model_name, int(request_created_at()))
     effort = asked.reasoning_effort or (asked.reasoning.effort if asked.reasoning else None)
     template |= {
         "status": "queued" if asked.background else "in_progress",

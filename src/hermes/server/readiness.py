@@ -14,7 +14,7 @@ from hermes.agent import routes
 from hermes.errors import ConfigError
 from hermes.providers.registry import EXAMPLE_PROVIDER, available
 from hermes.runs.spec import RouteChoice
-from hermes.store.repository import Part
+from hermes.store.repository import Repository
 
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
@@ -82,7 +82,7 @@ async def _checked(adapter: APIServerAdapter, work: Awaitable[Facts]) -> Facts:
 async def _state_db(adapter: APIServerAdapter, _: Mapping[str, Any]) -> Facts:
     await asyncio.to_thread(adapter._ensure_session_db)
     await adapter.database().get_session("")
-    if isinstance(adapter._session_db, Part):
+    if isinstance(adapter._session_db, Repository):
         await adapter.probes("state_db", adapter._session_db.engine.check)
     return {}
 

@@ -47,7 +47,7 @@ def socket_frame(_: str, payload: Json) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Shows:
+class VisibleItems:
     """What a response shows: settled by the request that made it, the same for all its readers.
 
     `reported` tells what the client knows a tool as, where that is no plain function.
@@ -77,7 +77,7 @@ class ResponseRenderer:
     def __init__(
         self,
         template: Mapping[str, Any],
-        shows: Shows | None = None,
+        shows: VisibleItems | None = None,
         *,
         after: int = -1,
         frame: Callable[[str, Json], bytes] = sse_frame,
@@ -86,7 +86,7 @@ class ResponseRenderer:
     ) -> None:
         self._event_bytes_max = event_bytes_max
         self._template = dict(template)
-        self._shows = shows or Shows()
+        self._shows = shows or VisibleItems()
         self._after, self._frame, self._seal = after, frame, seal
         self._seq = -1
         self._out: list[bytes] = []
@@ -413,7 +413,7 @@ class ResponseRenderer:
             self._end("completed", usage=counts, at=time.time())
             return
         self._close_all("incomplete")
-        if ended.code in _REASONS and ended.stands:
+        if ended.code in _REASONS and ended.is_success:
             self._end("incomplete", reason=_REASONS[ended.code], usage=counts)
         elif ended.code == "interrupted":
             self._end("cancelled", reason="cancelled", usage=counts)

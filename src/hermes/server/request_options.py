@@ -36,7 +36,7 @@ _STRICT_CLIENT_HEADERS = ("X-Stainless-Lang", USER_HEADER)
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class RequestOptions:
     """The wishes of one request."""
 
     session_id: str | None = None
@@ -70,9 +70,9 @@ class Wishes:
         }
 
 
-def wishes(
+def parse_options(
     adapter: APIServerAdapter, request: web.Request, *, client_tools: bool = False, user: str | None = None
-) -> Wishes:
+) -> RequestOptions:
     """The wishes of a request, each checked."""
     header = request.headers.get
     session_key, refusal = adapter.session_key(request, user)
@@ -83,7 +83,7 @@ def wishes(
     shown = _one_of(request, "X-Hermes-Tool-Items", ("function", "mcp", "none")) or adapter.option("tool_items")
     session_id, toolsets = header("X-Hermes-Session-Id"), _toolsets(header("X-Hermes-Toolsets"))
     detach = flag_of(header("X-Hermes-Detach"), "X-Hermes-Detach", False) or RECORDING.get() is not None
-    return Wishes(
+    return RequestOptions(
         session_id=session_id_of(session_id, "X-Hermes-Session-Id") if session_id else None,
         session_key=session_key,
         seed=flag_of(header("X-Hermes-Seed-History"), "X-Hermes-Seed-History", False),

@@ -47,7 +47,7 @@ class Given:
     _asked_at: str = ""
     _speaks: bool = False
 
-    def parted(self) -> tuple[list[Json], Any, tuple[Json, ...]]:
+    def split_messages(self) -> tuple[list[Json], Any, tuple[Json, ...]]:
         """What was said before, what is said now, and the results of calls that what was said before leaves open."""
         before, outputs, asked = newest(self.messages)
         if not outputs and not (asked and self._speaks):

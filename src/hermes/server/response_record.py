@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from hermes.agent.media_tags import as_said
+from hermes.agent.media_tags import strip_rendered_media
 from hermes.limits import LEASE_TTL_S
-from hermes.runs.engine import UNKEPT
+from hermes.runs.engine import STORE_UNAVAILABLE_NOTICE
 from hermes.runs.events import Event
 from hermes.server.outcome import Outcome, usage_object
-from hermes.server.render_responses import ROWS, ResponseRenderer, Shows
+from hermes.server.render_responses import ROWS, ResponseRenderer, VisibleItems
 from hermes.server.response_items import Json
 from hermes.server.sealing import seal_of
-from hermes.server.sse import Item, logged
+from hermes.server.sse import Item, run_events
 from hermes.server.turns import Message
 from hermes.store.base import StoreError
 
@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 WAIT_FOR_RUN_S = 1.0
 WAIT_FOR_STORE_S = 5.0
 _STORED = ("instructions", "conversation", "session_id", "owner", "run_id", "input_items", "system", "added_tools")
-_SHOWN = tuple(item.name for item in fields(Shows))
+_SHOWN = tuple(item.name for item in fields(VisibleItems))
 
 
 @dataclass(slots=True)
-class Kept:
+class ResponseRecord:
     """What is remembered of a response, besides its object.
 
     `system` and `added_tools` are what the inputs of its chain, its own included, say to the system and add to the tools.
@@ -40,7 +40,7 @@ class Kept:
 
     response_id: str
     template: Json
-    shows: Shows = field(default_factory=Shows)
+    shows: VisibleItems = field(default_factory=VisibleItems)
     history: list[Message] = field(default_factory=list)
     user_message: Any = ""
     instructions: str | None = None
@@ -61,7 +61,7 @@ class Kept:
         return {**told, "response": response, "conversation_history": history}
 
     @classmethod
-    def of(cls, response_id: str, record: Mapping[str, Any]) -> Kept:
+    def of(cls, response_id: str, record: Mapping[str, Any]) -> ResponseRecord:
         """As it was stored."""
         shows = record.get("shows") or {}
         known = {
@@ -70,7 +70,7 @@ class Kept:
         return cls(
             response_id,
             dict(record.get("template") or record["response"]),
-            Shows(**{**shows, "client_tools": tuple(shows.get("client_tools", ()))}),
+            VisibleItems(**{**shows, "client_tools": tuple(shows.get("client_tools", ()))}),
             owner=record.get("owner") or "default",
             input_items=list(record.get("input_items") or ()),
             system=list(record.get("system") or ()),
@@ -94,7 +94,7 @@ class Kept:
     async def try_to_begin(self, adapter: APIServerAdapter, renderer: ResponseRenderer) -> None:
         """The same for those who are answered even without a store, and then warned."""
         if not self.known and not await self.try_to_keep(adapter, renderer.snapshot()):
-            renderer.warn(*UNKEPT)
+            renderer.warn(*STORE_UNAVAILABLE_NOTICE)
 
     async def keep(self, adapter: APIServerAdapter, response: Json, ended: Outcome | None = None) -> None:
         """Store the response as it stands; at its end names that point to it are set."""
@@ -141,7 +141,9 @@ def transcript(history: list[Message], user_message: Any, told: list[Message] | 
     if told and told[: len(history) + len(asked)] == [*history, *asked]:
         return told
     turn = turn_messages(history, told or [])
-    if text and not (turn and turn[-1].get("role") == "assistant" and turn[-1].get("content") in (text, as_said(text))):
+    if text and not (
+        turn and turn[-1].get("role") == "assistant" and turn[-1].get("content") in (text, strip_rendered_media(text))
+    ):
         turn = [*turn, {"role": "assistant", "content": text}]
     return [*history, *asked, *turn]
 
@@ -218,14 +220,14 @@ def blank(response_id: str, model: str, created_at: int) -> Json:
 # --- following a run without its client ------------------------------------------------------------------------------
 
 
-async def follow(adapter: APIServerAdapter, kept: Kept) -> ResponseRenderer:
+async def follow(adapter: APIServerAdapter, kept: ResponseRecord) -> ResponseRenderer:
     """Build the response from its run's log, to the run's end, and keep it."""
     app = await adapter.app()
     while True:
         renderer = await kept.renderer(adapter)
         for _ in renderer.begin():
             pass
-        async with contextlib.aclosing(logged(app.engine, kept.run_id or "", ROWS)) as source:
+        async with contextlib.aclosing(run_events(app.engine, kept.run_id or "", ROWS)) as source:
             async for batch in source:
                 before = renderer.status
                 renderer.feed(batch)
@@ -273,10 +275,10 @@ async def level_revived(adapter: APIServerAdapter, response_id: str) -> None:
     """Follow the run of a response that is taken up here, or has ended."""
     record = await adapter.stored_responses.get(response_id)
     if record is not None and record.get("run_id"):
-        await follow_until_kept(adapter, Kept.of(response_id, record))
+        await follow_until_kept(adapter, ResponseRecord.of(response_id, record))
 
 
-async def follow_until_kept(adapter: APIServerAdapter, kept: Kept) -> None:
+async def follow_until_kept(adapter: APIServerAdapter, kept: ResponseRecord) -> None:
     """The same in the background, however long the store cannot be written to."""
     while True:
         try:

@@ -16,20 +16,20 @@ from hermes.runs.engine import Refused
 from hermes.runs.spec import Control, RunSpec
 from hermes.server import outcome
 from hermes.server.errors import ApiError, answer, invalid
-from hermes.server.idempotency import joined
+from hermes.server.idempotency import resumed_admission
 from hermes.server.models import CompactRequest, ResponseRequest
 from hermes.server.outcome import Outcome
-from hermes.server.prepared_response import Work, prepare, reader
+from hermes.server.prepared_response import PreparedResponse, prepare, reader
 from hermes.server.query_params import ID_MAX, whole, word
 from hermes.server.render_responses import ROWS, ResponseRenderer
 from hermes.server.request_bodies import flag_of, read
-from hermes.server.request_options import wishes
+from hermes.server.request_options import parse_options
 from hermes.server.response_items import Json
-from hermes.server.response_record import Kept, blank, follow, follow_until_kept, reported, turn_messages
+from hermes.server.response_record import ResponseRecord, blank, follow, follow_until_kept, reported, turn_messages
 from hermes.server.sealing import seal_of
 from hermes.server.session_routes import unknown_session
-from hermes.server.sse import ClientGone, EventStream, Item, direct, items, logged_to_its_end
-from hermes.server.turns import Turn, check_model, ended_of, leave, route_of, to_its_end
+from hermes.server.sse import ClientGone, EventStream, Item, inline_sink, items, run_events_to_end
+from hermes.server.turns import Turn, check_model, ended_of, leave, route_of, run_uncancellable
 from hermes.store.base import StoreError
 from hermes.store.sessions import new_session_id
 
@@ -75,7 +75,7 @@ async def create(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
         await turn.release()
 
 
-async def _plain(adapter: APIServerAdapter, work: Work) -> web.Response:
+async def _plain(adapter: APIServerAdapter, work: PreparedResponse) -> web.Response:
     """Run the turn, and answer with the response as it ends."""
     turn, kept = work.turn, work.kept
     renderer, ended = await run(adapter, work)
@@ -83,7 +83,7 @@ async def _plain(adapter: APIServerAdapter, work: Work) -> web.Response:
     return answer(renderer.response, 200, turn.told(ended, work.body, **named))
 
 
-async def run(adapter: APIServerAdapter, work: Work, write: Any = None) -> tuple[ResponseRenderer, Outcome]:
+async def run(adapter: APIServerAdapter, work: PreparedResponse, write: Any = None) -> tuple[ResponseRenderer, Outcome]:
     """Carry out an admitted turn and keep its response. `write` is given the events as they come."""
     turn, kept = work.turn, work.kept
     renderer = await kept.renderer(adapter, **({"frame": write.frame} if write else {}))
@@ -96,7 +96,7 @@ async def run(adapter: APIServerAdapter, work: Work, write: Any = None) -> tuple
         async with contextlib.aclosing(items(turn.queue, task, turn.admission, ROWS)) as source:
             ended = await _carry(adapter, source, renderer, kept, task, turn, write)
     except (asyncio.CancelledError, ClientGone, StoreError):
-        await to_its_end(_lost(adapter, work, task, renderer))
+        await run_uncancellable(_lost(adapter, work, task, renderer))
         raise
     return renderer, ended
 
@@ -105,7 +105,7 @@ async def _carry(
     adapter: APIServerAdapter,
     source: Any,
     renderer: ResponseRenderer,
-    kept: Kept,
+    kept: ResponseRecord,
     task: asyncio.Future[Any],
     turn: Turn | None,
     write: Any,
@@ -135,7 +135,9 @@ async def _carry(
     return ended
 
 
-async def _lost(adapter: APIServerAdapter, work: Work, task: asyncio.Future[Any], renderer: ResponseRenderer) -> None:
+async def _lost(
+    adapter: APIServerAdapter, work: PreparedResponse, task: asyncio.Future[Any], renderer: ResponseRenderer
+) -> None:
     """The client has gone: the turn ends, or goes on without it; either way its response tells the truth."""
     turn, kept = work.turn, work.kept
     await turn.leave(task)
@@ -178,14 +180,14 @@ async def write_stream(
     conversation: str | None,
     store: bool,
     session_id: str | None,
-    work: Work | None = None,
+    work: PreparedResponse | None = None,
 ) -> web.StreamResponse:
     """The stream of a response, to its end or to that of the client."""
     turn = work.turn if work else None
     if work is not None:
         kept = work.kept
     else:
-        kept = Kept(response_id, blank(response_id, model, created_at), history=conversation_history)
+        kept = ResponseRecord(response_id, blank(response_id, model, created_at), history=conversation_history)
         kept.user_message, kept.instructions, kept.session_id = user_message, instructions, session_id
         kept.conversation, kept.store = conversation, store
     renderer = await kept.renderer(adapter)
@@ -199,22 +201,22 @@ async def write_stream(
             for data in renderer.begin():
                 await stream.write(data)
             admission = turn.admission if turn else None
-            sink = direct(renderer, stream)
+            sink = inline_sink(renderer, stream)
             async with contextlib.aclosing(items(stream_q, agent_task, admission, ROWS, sink, stream)) as source:
                 await _carry(adapter, source, renderer, kept, agent_task, turn, stream.write)
             await stream.write(renderer.done(), last=True)
     except ClientGone:
-        await to_its_end(_left(adapter, work, kept, agent_task, agent_ref, stream_q, renderer))
+        await run_uncancellable(_left(adapter, work, kept, agent_task, agent_ref, stream_q, renderer))
     except asyncio.CancelledError:
-        await to_its_end(_left(adapter, work, kept, agent_task, agent_ref, stream_q, renderer))
+        await run_uncancellable(_left(adapter, work, kept, agent_task, agent_ref, stream_q, renderer))
         raise
     return stream.response
 
 
 async def _left(
     adapter: APIServerAdapter,
-    work: Work | None,
-    kept: Kept,
+    work: PreparedResponse | None,
+    kept: ResponseRecord,
     task: asyncio.Future[Any],
     agent_ref: list[Any] | None,
     stream_q: Any,
@@ -229,10 +231,10 @@ async def _left(
     await kept.try_to_keep(adapter, renderer.response)
 
 
-async def _in_background(adapter: APIServerAdapter, request: web.Request, work: Work) -> web.StreamResponse:
+async def _in_background(adapter: APIServerAdapter, request: web.Request, work: PreparedResponse) -> web.StreamResponse:
     """Submit the turn; it is followed to its end whether or not anybody watches."""
     turn, kept = work.turn, work.kept
-    if joined() is not None:
+    if resumed_admission() is not None:
         await work.admit()
     elif turn.spec.results and not turn.bind:
         # Outputs are checked against the calls in the session before they are taken.
@@ -242,21 +244,21 @@ async def _in_background(adapter: APIServerAdapter, request: web.Request, work: 
         await work.branch()
         work.settle()
     renderer = await kept.renderer(adapter)
-    await to_its_end(_submit(adapter, work, renderer))
+    await run_uncancellable(_submit(adapter, work, renderer))
     headers = {**turn.headers(), **work.body.headers()}
     if work.body.model.stream:
         return await _replayed(adapter, request, kept, -1, headers)
     return answer(renderer.snapshot(), 200, headers)
 
 
-async def _submit(adapter: APIServerAdapter, work: Work, renderer: ResponseRenderer) -> None:
+async def _submit(adapter: APIServerAdapter, work: PreparedResponse, renderer: ResponseRenderer) -> None:
     """Keep the response and submit its turn: both, or neither."""
     app, kept = await adapter.app(), work.kept
-    if joined() is None:
+    if resumed_admission() is None:
         await check_model(adapter, work.turn.spec)
     await kept.begin(adapter, renderer.snapshot())
     try:
-        await app.engine.submit(work.turn.spec, charged=True) if joined() is None else None
+        await app.engine.submit(work.turn.spec, charged=True) if resumed_admission() is None else None
     except Refused as error:
         await adapter.stored_responses.delete(kept.response_id)
         raise outcome.refusal(error) from None
@@ -268,7 +270,7 @@ async def _submit(adapter: APIServerAdapter, work: Work, renderer: ResponseRende
 
 async def _stored(adapter: APIServerAdapter, request: web.Request) -> tuple[str, Json]:
     response_id = request.match_info["response_id"]
-    record: Json | None = await adapter.stored_responses.get(response_id, adapter.seen_by(request))
+    record: Json | None = await adapter.stored_responses.get(response_id, adapter.visible_owner(request))
     if record is None:
         raise ApiError(404, f"There is no response {response_id!r}.", "response_not_found")
     return response_id, record
@@ -280,11 +282,11 @@ async def get(adapter: APIServerAdapter, request: web.Request) -> web.StreamResp
     if not flag_of(request.query.get("stream"), "stream", False):
         return answer(record["response"])
     after = whole(request, "starting_after", -1, 0, ID_MAX)
-    return await _replayed(adapter, request, Kept.of(response_id, record), after, {})
+    return await _replayed(adapter, request, ResponseRecord.of(response_id, record), after, {})
 
 
 async def _replayed(
-    adapter: APIServerAdapter, request: web.Request, kept: Kept, after: int, headers: dict[str, str]
+    adapter: APIServerAdapter, request: web.Request, kept: ResponseRecord, after: int, headers: dict[str, str]
 ) -> web.StreamResponse:
     """The stream of a response from wherever its reader wants, then live."""
     app = await adapter.app()
@@ -298,8 +300,8 @@ async def _replayed(
             for data in renderer.begin():
                 if data:
                     await stream.write(data)
-            sink = direct(renderer, stream)
-            async with contextlib.aclosing(logged_to_its_end(app.engine, run.spec.run_id, ROWS, sink=sink)) as source:
+            sink = inline_sink(renderer, stream)
+            async with contextlib.aclosing(run_events_to_end(app.engine, run.spec.run_id, ROWS, sink=sink)) as source:
                 async for batch in source:
                     data = renderer.feed(batch)
                     if renderer.ended:
@@ -311,7 +313,7 @@ async def _replayed(
     return stream.response
 
 
-async def _ensure_kept(adapter: APIServerAdapter, kept: Kept, renderer: ResponseRenderer) -> None:
+async def _ensure_kept(adapter: APIServerAdapter, kept: ResponseRecord, renderer: ResponseRenderer) -> None:
     """Whoever is told the end of a response finds it stored, also where its own follower is a moment behind."""
     found = await adapter.stored_responses.get(kept.response_id, kept.owner)
     if found is not None and found["response"].get("status") in ("queued", "in_progress"):
@@ -332,7 +334,7 @@ async def cancel(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
     response_id, record = await _stored(adapter, request)
     if record["response"].get("status") in ("queued", "in_progress") and record.get("run_id"):
         await _stop(adapter, record["run_id"])
-        renderer = await follow(adapter, Kept.of(response_id, record))
+        renderer = await follow(adapter, ResponseRecord.of(response_id, record))
         record["response"] = renderer.response
     if record["response"].get("status") != "cancelled":
         words = f"The response {response_id!r} is {record['response'].get('status')} and cannot be stopped."
@@ -376,7 +378,7 @@ async def input_tokens(adapter: APIServerAdapter, request: web.Request) -> web.S
     body = await read(adapter, request, ResponseRequest)
     body.model.store = body.model.stream = body.model.background = False
     turn = (await prepare(adapter, request, body)).turn
-    turn = Turn(adapter, request, await _counted(adapter, request, turn.spec), turn.wishes)
+    turn = Turn(adapter, request, await _counted(adapter, request, turn.spec), turn.parse_options)
     try:
         await turn.admit()
         assert turn.admission is not None
@@ -441,13 +443,13 @@ async def compact(adapter: APIServerAdapter, request: web.Request) -> web.Stream
         context_files=False,
         route=route_of(adapter, asked.model, asked.provider),
     )
-    turn = Turn(adapter, request, spec, wishes(adapter, request))
+    turn = Turn(adapter, request, spec, parse_options(adapter, request))
     try:
         await turn.admit()
         ended = await turn.run()
     finally:
         await turn.release()
-    if not ended.stands or not ended.text:
+    if not ended.is_success or not ended.text:
         raise ended.failure()
     sealed = (await seal_of(adapter)).close("compaction", owner, ended.text)
     item = {"type": "compaction", "id": f"cmp_{secrets.token_hex(12)}", "encrypted_content": sealed}

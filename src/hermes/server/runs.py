@@ -18,7 +18,7 @@ from hermes.server import outcome
 from hermes.server.chat import message_of
 from hermes.server.content import text_of
 from hermes.server.errors import ApiError, answer, invalid
-from hermes.server.idempotency import joined, own_run_id
+from hermes.server.idempotency import idempotent_run_id, resumed_admission
 from hermes.server.keys import CALLER, RUN_SCOPES
 from hermes.server.models import ApprovalRequest, ClarifyRequest, RunRequest, SteerRequest
 from hermes.server.prepared_response import reader
@@ -26,16 +26,16 @@ from hermes.server.query_params import bad_cursor, cursor_of, flag, listed, numb
 from hermes.server.render_run import CLOSED, ROWS, THOUGHTS, RunRenderer, run_object, used_until
 from hermes.server.request_bodies import Body, read
 from hermes.server.request_options import (
-    Wishes,
+    RequestOptions,
     at_door,
     max_iterations_of,
+    parse_options,
     session_id_of,
     toolsets_of,
-    wishes,
     workdir_of,
 )
 from hermes.server.session_routes import unknown_session
-from hermes.server.sse import ClientGone, direct, logged_to_its_end, pump
+from hermes.server.sse import ClientGone, forward, inline_sink, run_events_to_end
 from hermes.server.turns import Message, check_model, open_calls, parameters
 from hermes.store.base import EventsExpired, RunRecord
 
@@ -61,7 +61,7 @@ async def submit(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
     engine = (await adapter.app()).engine
     try:
         # What was asked for is done, also when the client does not stay to be told so.
-        if joined() is None:
+        if resumed_admission() is None:
             await check_model(adapter, spec)
             await asyncio.shield(asyncio.ensure_future(engine.submit(spec, charged=True)))
     except Refused as error:
@@ -88,11 +88,11 @@ async def _spec(adapter: APIServerAdapter, request: web.Request, body: Body[RunR
     asked, owner = body.model, adapter.owner_of(request)
     if asked.tools is not None:
         raise invalid("tools", "A run has no tools of its client's.", "unsupported_parameter")
-    wished = wishes(adapter, request, user=asked.user)
+    request_options = parse_options(adapter, request, user=asked.user)
     chain = await _chain(adapter, asked, owner)
-    named = _session_id(asked, wished, chain)
+    named = _session_id(asked, request_options, chain)
     given = await reader(adapter, owner).read(asked.input)
-    earlier, prompt, results = given.parted()
+    earlier, prompt, results = given.split_messages()
     if results and not prompt:
         raise invalid("input", "A run does not take outputs of function calls.", "unsupported_value")
     earlier += ({"role": "tool", **result} for result in results)
@@ -101,10 +101,10 @@ async def _spec(adapter: APIServerAdapter, request: web.Request, body: Body[RunR
     session = await adapter.database().get_session(named) if named else None
     if named and session is not None and session["owner"] != owner:
         raise unknown_session(named)
-    stored = await adapter.stored_history(named, joined()) if named and session is not None else []
+    stored = await adapter.stored_history(named, resumed_admission()) if named and session is not None else []
     await _check_answered(adapter, stored, owner)
     fields = parameters(adapter, body)
-    run_id = own_run_id()
+    run_id = idempotent_run_id()
     session_id = named or run_id
     if history and not stored:
         fields |= {"history": history, "base_id": session_id}
@@ -116,7 +116,7 @@ async def _spec(adapter: APIServerAdapter, request: web.Request, body: Body[RunR
         owner=owner,
         instructions="\n".join(text for text in (*given.system, *system, instructions) if text) or None,
         **{
-            **replace(wished, toolsets=_toolsets(asked, wished)).fields(adapter, announces=True),
+            **replace(request_options, toolsets=_toolsets(asked, request_options)).fields(adapter, announces=True),
             "on_detach": "continue",
             "run_id": run_id,
         },
@@ -166,13 +166,13 @@ async def _chain(adapter: APIServerAdapter, asked: RunRequest, owner: str) -> Js
     return found
 
 
-def _session_id(asked: RunRequest, wished: Wishes, chain: Json | None) -> str | None:
+def _session_id(asked: RunRequest, request_options: RequestOptions, chain: Json | None) -> str | None:
     """The session that is named, by whatever names it."""
     named = session_id_of(asked.session_id, "session_id") if asked.session_id else None
-    if named and wished.session_id and named != wished.session_id:
+    if named and request_options.session_id and named != request_options.session_id:
         words = "session_id and X-Hermes-Session-Id name different sessions."
         raise ApiError(400, words, "session_conflict", "session_id")
-    named = named or wished.session_id
+    named = named or request_options.session_id
     if named and chain and chain.get("session_id") not in (None, named):
         words = "The response belongs to another session than the one that is named."
         raise ApiError(400, words, "session_conflict", "previous_response_id")
@@ -199,11 +199,11 @@ async def _check_answered(adapter: APIServerAdapter, stored: list[Message], owne
         raise ApiError(400, words, "tool_output_missing", "tool_call_id")
 
 
-def _toolsets(asked: RunRequest, wished: Wishes) -> frozenset[str] | None:
+def _toolsets(asked: RunRequest, request_options: RequestOptions) -> frozenset[str] | None:
     if asked.toolsets is None:
-        return wished.toolsets
+        return request_options.toolsets
     named = toolsets_of(asked.toolsets, "toolsets")
-    return named if wished.toolsets is None else named & wished.toolsets
+    return named if request_options.toolsets is None else named & request_options.toolsets
 
 
 def _names(request: web.Request, spec: RunSpec) -> dict[str, str]:
@@ -226,7 +226,7 @@ async def list_runs(adapter: APIServerAdapter, request: web.Request) -> web.Stre
     try:
         await app.engine.record_starts()
         found, texts, total = await app.store.runs.page(
-            owner=adapter.seen_by(request),
+            owner=adapter.visible_owner(request),
             limit=limit + 1,
             session_id=request.query.get("session_id") or None,
             # One that waits to be taken up by the next server is shown as one that waits.
@@ -251,7 +251,7 @@ async def get(adapter: APIServerAdapter, request: web.Request) -> web.StreamResp
 
 def shown(adapter: APIServerAdapter, record: RunRecord, output: str | None) -> Json:
     """The run as it stands; who sees all is told whose it is."""
-    return {**run_object(record, output, adapter.model_name), **adapter.whose(record.spec.owner)}
+    return {**run_object(record, output, adapter.model_name), **adapter.owner_field(record.spec.owner)}
 
 
 async def delete(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
@@ -300,9 +300,9 @@ async def events(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
             if request.method == "HEAD":
                 return stream.response
             async with contextlib.aclosing(
-                logged_to_its_end(engine, spec.run_id, rows, after, direct(renderer, stream))
+                run_events_to_end(engine, spec.run_id, rows, after, inline_sink(renderer, stream))
             ) as source:
-                await pump(source, renderer, stream)
+                await forward(source, renderer, stream)
             if renderer.ended or record.state.ended:
                 await stream.write(CLOSED)
     return stream.response

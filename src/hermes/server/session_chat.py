@@ -16,9 +16,9 @@ from hermes.server.outcome import Outcome
 from hermes.server.render_run import THOUGHTS
 from hermes.server.render_session import ROWS, SessionRenderer
 from hermes.server.request_bodies import Body, read
-from hermes.server.request_options import wishes
+from hermes.server.request_options import parse_options
 from hermes.server.session_routes import session_of
-from hermes.server.sse import ClientGone, direct, items, pump
+from hermes.server.sse import ClientGone, forward, inline_sink, items
 from hermes.server.turns import Turn, ended_of, parameters
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ async def compact(adapter: APIServerAdapter, request: web.Request) -> web.Stream
     for name in ("focus", "instructions"):
         if len(getattr(asked, name) or "") > longest:
             raise invalid(name, f"{name} is longer than {longest} characters.", "string_above_max_length")
-    wished = wishes(adapter, request)
+    request_options = parse_options(adapter, request)
     session = await session_of(adapter, request)
     spec = RunSpec(
         user_message="",
@@ -65,11 +65,11 @@ async def compact(adapter: APIServerAdapter, request: web.Request) -> web.Stream
         kind="session",
         owner=session["owner"],
         compact="\n".join(text for text in (asked.focus, asked.instructions) if text),
-        **{**wished.fields(adapter, announces=False), "on_detach": "continue"},
+        **{**request_options.fields(adapter, announces=False), "on_detach": "continue"},
     )
-    turn = Turn(adapter, request, spec, wished, wait_s=0)
+    turn = Turn(adapter, request, spec, request_options, wait_s=0)
     try:
-        await turn.gain()
+        await turn.acquire_session()
         ended = await turn.run()
     finally:
         await turn.release()
@@ -107,9 +107,9 @@ async def _write(
         async with written:
             for data in renderer.begin():
                 await written.write(data)
-            sink = direct(renderer, written)
+            sink = inline_sink(renderer, written)
             async with contextlib.aclosing(items(turn.queue, task, turn.admission, rows, sink, written)) as source:
-                await pump(source, renderer, written)
+                await forward(source, renderer, written)
             await written.write(renderer.finish(await ended_of(turn.adapter, task, turn)), last=True)
     except ClientGone:
         await turn.leave(task)
@@ -142,7 +142,7 @@ def _told(body: Body[SessionChatRequest], turn: Turn, ended: Outcome) -> web.Res
 
 def _shows_reasoning(body: Body[SessionChatRequest], turn: Turn) -> bool:
     asked = body.model.include_reasoning
-    return turn.wishes.reasoning if asked is None else asked
+    return turn.parse_options.reasoning if asked is None else asked
 
 
 async def _turn(
@@ -150,7 +150,7 @@ async def _turn(
 ) -> Turn:
     """The turn that a request asks for."""
     asked = body.model
-    wished = wishes(adapter, request, user=asked.user)
+    request_options = parse_options(adapter, request, user=asked.user)
     session = await session_of(adapter, request)
     spec = RunSpec(
         user_message=_message(asked, adapter.option("max_text_chars")),
@@ -158,10 +158,10 @@ async def _turn(
         kind="session",
         owner=session["owner"],
         instructions=_instructions(asked, adapter.option("max_text_chars")),
-        **{**wished.fields(adapter, announces=streamed), "on_detach": "continue"},
+        **{**request_options.fields(adapter, announces=streamed), "on_detach": "continue"},
         **parameters(adapter, body),
     )
-    return Turn(adapter, request, spec, wished)
+    return Turn(adapter, request, spec, request_options)
 
 
 def _message(asked: SessionChatRequest, text_chars_max: int) -> Any:

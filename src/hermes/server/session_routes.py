@@ -67,7 +67,7 @@ async def list_sessions(adapter: APIServerAdapter, request: web.Request) -> web.
     archived = word(request, "archived", ("false", "true", "all")) or "false"
     chosen: Json = {
         "source": request.query.get("source") or None,
-        "owner": adapter.seen_by(request),
+        "owner": adapter.visible_owner(request),
         "include_children": flag(request, "include_children"),
         "archived": "all" if archived == "all" else archived == "true",
         "pinned": flag(request, "pinned") if request.query.get("pinned") else None,
@@ -82,7 +82,7 @@ async def list_sessions(adapter: APIServerAdapter, request: web.Request) -> web.
         raise bad_cursor() from None
     page = found[:limit]
     data = [
-        {**session_object(session, around.get(session["id"], {})), **adapter.whose(session["owner"])}
+        {**session_object(session, around.get(session["id"], {})), **adapter.owner_field(session["owner"])}
         for session in page
     ]
     following = page[-1]["cursor"] if len(found) > limit else None
@@ -120,7 +120,7 @@ async def import_sessions(adapter: APIServerAdapter, request: web.Request) -> we
     """POST /api/sessions/import"""
     body = await read(adapter, request, ImportRequest)
     owner = adapter.owner_of(request)
-    hides = adapter.seen_by(request) is not None
+    hides = adapter.visible_owner(request) is not None
     done = await adapter.database().import_sessions(body.model.sessions, owner=owner, hide_others=hides)
     told = {name: done[name] for name in ("imported", "skipped", "detached", "errors")}
     return answer({"object": "hermes.session.import", **told}, 200, body.headers())
@@ -137,7 +137,7 @@ async def search(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
     role = word(request, "role", _ROLES)
     sort = word(request, "sort", ("relevance", "newest", "oldest")) or "relevance"
     chosen: Json = {name: request.query.get(name) or None for name in ("source", "session_id")}
-    chosen["owner"] = adapter.seen_by(request)
+    chosen["owner"] = adapter.visible_owner(request)
     titled, said, total = await adapter.database().search_page(
         query, role=role, limit=limit + 1, offset=offset, sort=sort, marks=MARKS, **chosen
     )
@@ -372,7 +372,7 @@ def _answer_with(
     status: int = 200,
     headers: Mapping[str, str] | None = None,
 ) -> web.Response:
-    told = {**session_object(found, around.get(found["id"], {})), **adapter.whose(found["owner"])}
+    told = {**session_object(found, around.get(found["id"], {})), **adapter.owner_field(found["owner"])}
     return answer({"object": "hermes.session", "session": told}, status, headers)
 
 

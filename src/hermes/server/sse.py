@@ -203,7 +203,7 @@ class TurnQueue:
                 self._waiter = None
 
 
-def direct(renderer: Renderer, stream: EventStream | None) -> Sink:
+def inline_sink(renderer: Renderer, stream: EventStream | None) -> Sink:
     """What carries the pieces of a text to a reader that waits for nothing else, at once."""
 
     def carry(event: Event) -> bool:
@@ -235,7 +235,7 @@ async def items(
     """
     while True:
         if admission is not None and admission.begun:
-            async with contextlib.aclosing(logged(admission.engine, admission.run_id, rows, sink=sink)) as batches:
+            async with contextlib.aclosing(run_events(admission.engine, admission.run_id, rows, sink=sink)) as batches:
                 async for batch in batches:
                     if stream is not None:
                         await stream.release()
@@ -256,7 +256,7 @@ async def items(
             await asyncio.wait([task], timeout=QUEUE_POLL_S)
 
 
-def logged(
+def run_events(
     engine: Any, run_id: str, rows: frozenset[str] = frozenset(), after: int = 0, sink: Sink | None = None
 ) -> AsyncGenerator[list[Item], None]:
     """A run's log in batches, with the rows of those events that are to bring them."""
@@ -264,12 +264,12 @@ def logged(
     return _with_rows(engine, run_id, rows, batches) if rows else batches
 
 
-async def logged_to_its_end(
+async def run_events_to_end(
     engine: Any, run_id: str, rows: frozenset[str] = frozenset(), after: int = 0, sink: Sink | None = None
 ) -> AsyncGenerator[list[Item], None]:
     """The same for those who learn of the end from the log alone: they are told one that could not be put there."""
     ended = False
-    async with contextlib.aclosing(logged(engine, run_id, rows, after, sink)) as batches:
+    async with contextlib.aclosing(run_events(engine, run_id, rows, after, sink)) as batches:
         async for batch in batches:
             ended = any(not isinstance(item, str) and item.final for item in batch[-1:])
             yield batch
@@ -286,7 +286,7 @@ async def _with_rows(
                 row_id = event.data.get("row", event.data.get("partial_row")) if event.type in rows else None
                 if row_id is None:
                     continue
-                row = event.brings if event.brings is not None else await engine.row(run_id, row_id)
+                row = event.message_row if event.message_row is not None else await engine.row(run_id, row_id)
                 if row is not None:
                     told = {"content": row.content, "reasoning": row.reasoning, "opaque": row.opaque}
                     data = {**event.data, **told}
@@ -294,7 +294,7 @@ async def _with_rows(
             yield batch
 
 
-async def pump(source: AsyncGenerator[list[Item], None], renderer: Renderer, stream: EventStream | None) -> None:
+async def forward(source: AsyncGenerator[list[Item], None], renderer: Renderer, stream: EventStream | None) -> None:
     """Carry everything through the renderer; without a stream only the renderer learns of it."""
     async for batch in source:
         data = renderer.feed(batch)

@@ -20,12 +20,12 @@ from hermes.runs.events import Event
 from hermes.runs.spec import RouteChoice, RunSpec
 from hermes.server import outcome
 from hermes.server.errors import ApiError, invalid
-from hermes.server.idempotency import RECORDING, joined
+from hermes.server.idempotency import RECORDING, resumed_admission
 from hermes.server.keys import CALLER
 from hermes.server.models import ChatTool, Parameters
 from hermes.server.outcome import Outcome
 from hermes.server.request_bodies import Body
-from hermes.server.request_options import Wishes
+from hermes.server.request_options import RequestOptions
 from hermes.server.sse import EventStream, TurnQueue
 from hermes.store.base import StoreError
 from hermes.store.history_match import match
@@ -179,7 +179,7 @@ class Turn:
     adapter: APIServerAdapter
     request: web.Request
     spec: RunSpec
-    wishes: Wishes
+    parse_options: RequestOptions
     bind: bool = False
     history: list[Message] = field(default_factory=list)
     history_source: str = "request"
@@ -197,42 +197,42 @@ class Turn:
 
     async def admit(self) -> None:
         """Gain a permit and the session, then read what was said in it before. Refusals leave no trace."""
-        await self.gain()
-        await self.look_back()
+        await self.acquire_session()
+        await self.load_history()
 
-    async def gain(self, after_run: str | None = None) -> None:
+    async def acquire_session(self, after_run: str | None = None) -> None:
         """Gain a permit and the session, with `after_run` waiting for no other run's end than that one's. One whose run
         an earlier server has begun has both, and only follows."""
         app = await self.adapter.app()
-        if self.adapter.seen_by(self.request) is None and not self.bind:
+        if self.adapter.visible_owner(self.request) is None and not self.bind:
             # Who sees all sessions works in another owner's for that owner.
             session = await self.adapter.session(self.spec.session_id)
             if session is not None and session["owner"] != self.spec.owner:
                 self.spec = self.spec.replace(owner=session["owner"])
         try:
-            self.admission = joined() or await app.engine.admit(
+            self.admission = resumed_admission() or await app.engine.admit(
                 self.spec, wait_s=self.wait_s, bind=self.bind, charged=True, after_run=after_run
             )
         except Refused as error:
             raise outcome.refusal(error) from None
         self.spec = self.admission.spec
         self.admission.told = self.queue.wake
-        if joined() is None:
+        if resumed_admission() is None:
             try:
                 await check_model(self.adapter, self.spec)
             except BaseException:
                 await self.release()
                 raise
 
-    async def look_back(self) -> None:
+    async def load_history(self) -> None:
         """The history that the turn goes on from, once the session is held; a client's calls in it are answered."""
         try:
-            await self._look_back()
+            await self._load_history()
         except BaseException:
             await self.release()
             raise
 
-    async def _look_back(self) -> None:
+    async def _load_history(self) -> None:
         spec = self.spec
         held = self.admission.lease.begun if self.admission is not None and spec.persist else None
         if spec.continues and held is not None:
@@ -247,14 +247,14 @@ class Turn:
                 session = await self.adapter.session(spec.session_id) if spec.persist else None
             if session is not None and not self.adapter.may_see(self.request, session.get("owner", spec.owner)):
                 raise ApiError(404, f"There is no session {spec.session_id!r}.", "session_not_found")
-            stored = await self.adapter.stored_history(spec.session_id, joined())
+            stored = await self.adapter.stored_history(spec.session_id, resumed_admission())
             if begun is not None and stored:
                 begun.said = [*stored]
             seeded = not stored and bool(spec.history)
             self.history = list(spec.history or ()) if seeded else stored
             self.history_source = "request" if seeded else "stored"
             self.ignored_messages = 0 if seeded else self.ignored_messages
-        if joined() is None:
+        if resumed_admission() is None:
             await self._answer_calls()
             self._check_continued()
         self.history += ({"role": "tool", **result} for result in self.spec.results)
@@ -397,7 +397,7 @@ class Turn:
 
     async def leave(self, task: asyncio.Future[Any]) -> None:
         """The client has gone: stop the turn and wait for its end, unless it goes on without its client."""
-        await to_its_end(self._leave(task))
+        await run_uncancellable(self._leave(task))
 
     async def _leave(self, task: asyncio.Future[Any]) -> None:
         if self.spec.on_detach == "continue":
@@ -417,7 +417,7 @@ class Turn:
             return False
         until = asyncio.get_running_loop().time() + grace_s
         while asyncio.get_running_loop().time() < until:
-            if self.admission.engine.watched(self.spec.run_id):
+            if self.admission.engine.has_subscribers(self.spec.run_id):
                 return True
             await asyncio.sleep(GRACE_POLL_S)
         return False
@@ -432,7 +432,7 @@ class Turn:
         """The headers of a plain answer; an end that leaves nothing to show is raised as the error it is."""
         body.ignored += ended.ignored
         headers = {**self.headers(ended), **body.headers()}
-        if not ended.stands:
+        if not ended.is_success:
             failure = ended.failure()
             failure.headers |= headers
             failure.hermes |= named
@@ -469,7 +469,7 @@ async def ended_of(adapter: APIServerAdapter, task: asyncio.Future[Any], turn: T
     return outcome.outcome_of(result, usage, adapter.redact)
 
 
-async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
+async def run_uncancellable(work: Coroutine[Any, Any, None]) -> None:
     """Do this to its end, however often whoever waits for it is cancelled; then the cancellation goes on."""
     done, cancelled = asyncio.ensure_future(work), None
     while not done.done():
@@ -482,9 +482,9 @@ async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
         raise cancelled
 
 
-async def leave(task: asyncio.Future[Any], agent_ref: list[Any] | None, joined: bool = False) -> None:
+async def leave(task: asyncio.Future[Any], agent_ref: list[Any] | None, is_resumed: bool = False) -> None:
     """Stop a turn whose client has gone. A real run hears of it by its task, a stand-in by its agent."""
-    if task.done() or joined:
+    if task.done() or is_resumed:
         return
     if agent_ref and agent_ref[0] is not None:
         agent_ref[0].interrupt("SSE client disconnected")

@@ -15,7 +15,7 @@ from hermes.server.keys import CALLER
 from hermes.server.middleware import own_headers
 from hermes.server.models import ResponseRequest
 from hermes.server.outcome import Outcome
-from hermes.server.prepared_response import Work, prepare
+from hermes.server.prepared_response import PreparedResponse, prepare
 from hermes.server.render_responses import socket_frame
 from hermes.server.request_bodies import as_object, flag_of, parse
 from hermes.server.response_record import transcript
@@ -180,7 +180,7 @@ class _Connection:
         else:
             self._remember(work, renderer.response, ended)
 
-    async def _warm_up(self, work: Work) -> None:
+    async def _warm_up(self, work: PreparedResponse) -> None:
         """Answer without a turn. What the input says belongs to the history of whatever is chained to the answer."""
         kept, write = work.kept, _Writer(self._socket, self._adapter.option("write_stall_seconds"))
         renderer = await kept.renderer(self._adapter, frame=write.frame)
@@ -199,7 +199,7 @@ class _Connection:
             await self._adapter.stored_responses.put(kept.response_id, record)
         await write(data)
 
-    def _remember(self, work: Work, response: Json, ended: Any) -> None:
+    def _remember(self, work: PreparedResponse, response: Json, ended: Any) -> None:
         kept = work.kept
         said = transcript(kept.history, kept.user_message, ended.messages, ended.text)
         record = kept.record(response, said)

@@ -332,7 +332,7 @@ class LeaseStore(Protocol):
 
 
 @dataclass(slots=True)
-class Begun:
+class OpenedSession:
     """A session that a turn holds: the lease's token, runs that were begun in it and have no end, and the session. `said`
     is the conversation, once somebody has read it; of a session that was found by content, what the turn goes on from."""
 
@@ -355,7 +355,7 @@ class Store(Protocol):
     @property
     def leases(self) -> LeaseStore: ...
 
-    def begin(self, spec: RunSpec, holder: str, ttl: float, *, bind: bool) -> asyncio.Future[Begun | None]:
+    def begin(self, spec: RunSpec, holder: str, ttl: float, *, bind: bool) -> asyncio.Future[OpenedSession | None]:
         """The lease on a turn's session, and what is to be known of that; None while somebody else has it.
 
         With `bind` it is the session that holds the spec's history, or one for it to begin in. A session of another

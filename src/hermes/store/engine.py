@@ -174,11 +174,11 @@ class Engine:
         except sqlite3.Error as error:
             raise explained(error, self.path) from error
 
-    async def write_soon(self, work: Callable[[Tx], R], *, sync: bool = False) -> R:
+    async def awrite(self, work: Callable[[Tx], R], *, sync: bool = False) -> R:
         """The same as `write`, for a loop."""
-        return await self.write_later(work, sync=sync)
+        return await self.submit_write(work, sync=sync)
 
-    def write_later(self, work: Callable[[Tx], R], *, sync: bool = False) -> asyncio.Future[R]:
+    def submit_write(self, work: Callable[[Tx], R], *, sync: bool = False) -> asyncio.Future[R]:
         """The same, done whether it is awaited or not."""
         job = _Job(work, sync, asyncio.get_running_loop())
         assert job.future is not None
@@ -192,7 +192,7 @@ class Engine:
     async def read_soon(self, work: Callable[[Tx], R], *, slow: bool = False) -> R:
         """The same as `read`, for a loop."""
         if self.path is None:
-            return await self.write_soon(work)
+            return await self.awrite(work)
         self._check_usable()
         if not slow:
             return await self._readers.threads.call(lambda: self.read(work))  # type: ignore[no-any-return]

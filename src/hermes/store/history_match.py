@@ -16,12 +16,12 @@ from hermes.store.codec import checked_id, clean, text_of
 from hermes.store.connections import Tx
 from hermes.store.digests import continued, digest_of, is_current
 from hermes.store.leases import held_by
-from hermes.store.repository import Part, reads
+from hermes.store.repository import Repository, reads
 
 Message = Mapping[str, Any]
 
 
-class Binding(Part):
+class Binding(Repository):
     """Equal openings of two people stay apart; one person's conversation is found again."""
 
     @reads

@@ -9,7 +9,7 @@ from typing import Literal
 
 from hermes.limits import IDEMPOTENCY_KEPT_S, IDEMPOTENCY_KEY_CHARS_MAX, IDEMPOTENCY_RECORDS_MAX, SWEEP_BATCH_ROWS
 from hermes.store.connections import Tx
-from hermes.store.repository import Part, writes
+from hermes.store.repository import Repository, writes
 
 _KEY = re.compile(rf"[\x21-\x7e]{{1,{IDEMPOTENCY_KEY_CHARS_MAX}}}")
 
@@ -25,7 +25,7 @@ class Claim:
     created_at: float = 0.0
 
 
-class Idempotency(Part):
+class Idempotency(Repository):
     """Claims by scope and key. A claim is committed before its run starts, its answer with the run's end."""
 
     @writes

@@ -11,12 +11,12 @@ from typing import Any
 
 from hermes.store.codec import clean, pack, unpack
 from hermes.store.connections import Tx
-from hermes.store.repository import Part, reads, writes
+from hermes.store.repository import Repository, reads, writes
 
 _COLUMNS = ("id", "owner", "name", "enabled", "state", "created_at", "next_run_at")
 
 
-class Jobs(Part):
+class Jobs(Repository):
     """Jobs by id. One that is due is given to one caller at a time."""
 
     @writes

@@ -6,14 +6,14 @@ import time
 
 from hermes.processes import is_gone, this_process
 from hermes.store.connections import Tx
-from hermes.store.repository import Part, reads, writes
+from hermes.store.repository import Repository, reads, writes
 
 __all__ = ["Leases", "acquire", "held", "held_by", "is_current", "release", "this_process"]
 
 _LAST_TOKEN = "lease_token"
 
 
-class Leases(Part):
+class Leases(Repository):
     """Leases with growing tokens. A holder of this host whose process is gone has lapsed at once."""
 
     @writes

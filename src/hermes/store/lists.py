@@ -9,7 +9,7 @@ from typing import Any
 
 from hermes.limits import SESSION_ID_CHARS_MAX
 from hermes.store.connections import Tx
-from hermes.store.repository import Part, reads, reads_slowly_with
+from hermes.store.repository import Repository, reads, reads_slowly_with
 from hermes.store.session_rows import shown
 
 _SHOWN_IN_LISTS = (
@@ -27,7 +27,7 @@ _AT_WORK = (
 INSIDE = "(cwd = ? OR substr(cwd, 1, length(?)) = ?)"
 
 
-class Lists(Part):
+class Lists(Repository):
     """What there is."""
 
     @reads_slowly_with("search", "cwd_prefix")

@@ -15,7 +15,7 @@ from hermes.limits import QUICK_CHECK_S_MAX
 from hermes.store.base import StoreBusy, StoreError, StoreReadOnly
 from hermes.store.connections import Schema, TimeUp, Tx
 from hermes.store.engine import Engine
-from hermes.store.repository import Part
+from hermes.store.repository import Repository
 from hermes.store.salvage import copy_table, open_damaged
 from hermes.store.schema import STATE
 from hermes.store.space import give_back, gives_back, vacuum
@@ -26,7 +26,7 @@ _VACUUM_SHARE = 0.25
 _CHECKS = ("PRAGMA integrity_check", "PRAGMA foreign_key_check")
 
 
-class Upkeep(Part):
+class Upkeep(Repository):
     """What is done to the file as a whole."""
 
     def backup(self, path: str | Path) -> None:

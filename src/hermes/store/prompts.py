@@ -7,7 +7,7 @@ import time
 
 from hermes.limits import PROMPT_USE_NOTED_S, SWEEP_BATCH_ROWS
 from hermes.store.connections import Tx
-from hermes.store.repository import Part, reads_slowly, writes
+from hermes.store.repository import Repository, reads_slowly, writes
 
 # Of a prompt that is there already nothing is written, unless its last use was noted long ago.
 _PUT = (
@@ -21,7 +21,7 @@ _UNUSED = (
 )
 
 
-class Prompts(Part):
+class Prompts(Repository):
     """The prompts of all sessions and runs."""
 
     def remove_unused_prompts(self, now: float | None = None) -> int:

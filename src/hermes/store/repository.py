@@ -13,10 +13,10 @@ from hermes.store.engine import Engine
 
 P = ParamSpec("P")
 R = TypeVar("R")
-S = TypeVar("S", bound="Part")
+S = TypeVar("S", bound="Repository")
 
 
-class Part:
+class Repository:
     """A store: methods on an engine. Those marked `reads` and `writes` are given the transaction they work in."""
 
     def __init__(self, engine: Engine) -> None:
@@ -81,7 +81,7 @@ def writes(method: Callable[Concatenate[S, Tx, P], R]) -> Callable[Concatenate[S
 
     async def soon(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
         sync = bool(kwargs.get("sync"))
-        return await self._engine.write_soon(lambda tx: method(self, tx, *args, **kwargs), sync=sync)
+        return await self._engine.awrite(lambda tx: method(self, tx, *args, **kwargs), sync=sync)
 
     return _with_twin(call, soon, method)  # type: ignore[no-any-return]
 

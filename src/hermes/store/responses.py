@@ -17,7 +17,7 @@ from hermes.limits import BOUND_SESSIONS_MAX, PENDING_CALLS_KEPT_S
 from hermes.store.codec import pack
 from hermes.store.connections import Schema, Tx
 from hermes.store.engine import Engine
-from hermes.store.repository import Part, reads, reads_slowly, writes
+from hermes.store.repository import Repository, reads, reads_slowly, writes
 from hermes.store.space import give_back
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ _CONVERSATIONS = (
 RESPONSES = Schema((_TABLES, _CONVERSATIONS), upkeep=give_back)
 
 
-class ResponseStore(Part):
+class ResponseStore(Repository):
     """Records by id, the least recently used of an owner going first. Without a path it is in memory and begins empty."""
 
     def __init__(

@@ -21,7 +21,7 @@ from hermes.store.codec import clean, pack, pack_or_none, unpack
 from hermes.store.connections import Tx
 from hermes.store.leases import held, release
 from hermes.store.prompts import put
-from hermes.store.repository import Part, reads, writes
+from hermes.store.repository import Repository, reads, writes
 from hermes.store.session_rows import check_owner, count_usage, exists, open_session
 
 _EVENT = "INSERT INTO run_events VALUES (?, ?, ?, ?, ?, ?)"
@@ -69,7 +69,7 @@ _OWN = "run_id = ? AND +session_id IN (?, (SELECT session_id FROM runs WHERE run
 _CLOSING = ("message.completed", "reasoning.completed")
 
 
-class Runs(Part):
+class Runs(Repository):
     """Runs, each with its one writer: whoever holds the lease of its session."""
 
     # --- writing ------------------------------------------------------------------------------------------------

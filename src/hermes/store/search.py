@@ -26,7 +26,7 @@ from hermes.limits import (
 from hermes.store.codec import clean, spaced, unspaced
 from hermes.store.connections import TimeUp, Tx
 from hermes.store.lists import escaped
-from hermes.store.repository import Part, reads_slowly
+from hermes.store.repository import Repository, reads_slowly
 from hermes.store.rows import SAID
 
 R = TypeVar("R")
@@ -50,7 +50,7 @@ class Found(list[dict[str, Any]]):
     complete = True
 
 
-class Search(Part):
+class Search(Repository):
     """The index over all that was said."""
 
     @reads_slowly

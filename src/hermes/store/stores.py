@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hermes.errors import ConfigError
-from hermes.store.base import Begun, SessionNotFound
+from hermes.store.base import OpenedSession, SessionNotFound
 from hermes.store.connections import Tx
 from hermes.store.engine import Engine
 from hermes.store.history_match import Bound, bound
@@ -94,9 +94,9 @@ class AsyncStore:
 
     async def transaction(self, work: Callable[[], R]) -> R:
         """Do several things as one; `work` is carried out in the store's own thread, with the blocking parts."""
-        return await self.blocking.engine.write_soon(lambda _: work())
+        return await self.blocking.engine.awrite(lambda _: work())
 
-    def begin(self, spec: RunSpec, holder: str, ttl: float, *, bind: bool) -> asyncio.Future[Begun | None]:
+    def begin(self, spec: RunSpec, holder: str, ttl: float, *, bind: bool) -> asyncio.Future[OpenedSession | None]:
         """The lease on a turn's session, and what is to be known of that, in one step.
 
         With `bind` it is the session that holds the spec's history, or one for it to begin in. A session of another
@@ -105,7 +105,7 @@ class AsyncStore:
         sessions, runs = self.blocking.sessions, self.blocking.runs
         base_id, said = spec.base_id or spec.session_id, spec.history or []
 
-        def work(tx: Tx) -> Begun | None:
+        def work(tx: Tx) -> OpenedSession | None:
             found = Bound(spec.session_id, False)
             if bind:
                 answered = [str(result["tool_call_id"]) for result in spec.results]
@@ -119,9 +119,9 @@ class AsyncStore:
                 return None
             # What was begun in a session has made it: a new one has nothing left over.
             left = () if found.new else runs.unfinished(found.session_id)
-            return Begun(found.session_id, token, left, session, found.history)
+            return OpenedSession(found.session_id, token, left, session, found.history)
 
-        return self.blocking.engine.write_later(work)
+        return self.blocking.engine.submit_write(work)
 
     def close(self) -> None:
         """Give the files back."""

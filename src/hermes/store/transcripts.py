@@ -13,7 +13,7 @@ from hermes.store import rows
 from hermes.store.base import Row
 from hermes.store.codec import pack, unpack
 from hermes.store.connections import Tx
-from hermes.store.repository import Part, reads, writes
+from hermes.store.repository import Repository, reads, writes
 from hermes.store.session_rows import check_token, require
 
 _SHOWN = (
@@ -36,7 +36,7 @@ _SHOWN = (
 )
 
 
-class Transcripts(Part):
+class Transcripts(Repository):
     """What was said."""
 
     @writes

@@ -10,7 +10,7 @@ from hermes.store import rows
 from hermes.store.base import Row
 from hermes.store.codec import BadSessionId, checked_id, checked_role, clean_or_none, end_reason, pack, plain_title
 from hermes.store.connections import Tx
-from hermes.store.repository import Part, reads_slowly, writes
+from hermes.store.repository import Repository, reads_slowly, writes
 from hermes.store.session_rows import SESSION, column, exists, next_title, owner_of, refuse_foreign, shown, title_holder
 
 FORMAT = "hermes.session/1"
@@ -97,7 +97,7 @@ _NOT_IMPORTED = frozenset(
 )
 
 
-class Transfer(Part):
+class Transfer(Repository):
     """Out of one database and into another."""
 
     @reads_slowly

@@ -77,7 +77,7 @@ class Blocked(ToolError):
 
 
 @dataclass(frozen=True, slots=True)
-class Matter:
+class PermissionRequest:
     """Something that needs leave. `keys` name it in the grants of a session, `patterns` are what `always` writes, and
     to the list `setting`; `allowed` says that such patterns allow it. A reviewer is told `cwd`, and is asked only where
     there is one."""
@@ -115,7 +115,7 @@ async def command(ctx: ToolContext, command: str, cwd: str) -> None:
     moves = any(form.split(" ", 1)[0] in _MOVES for form in forms)
     details = [hit.detail if found and not moves else command for hit, found in zip(kept, pieces, strict=True)]
     rules = tuple(dict.fromkeys(hit.rule for hit in kept))
-    matter = Matter(
+    matter = PermissionRequest(
         "command",
         command,
         _reason(rules),
@@ -139,14 +139,14 @@ async def script(ctx: ToolContext, code: str, cwd: str) -> None:
     rules = tuple(dict.fromkeys(hit.rule for hit in hits))
     reason = "A script runs without a sandbox." + (f" {_reason(rules)}" if rules else "")
     key = hashlib.sha256(code.encode("utf-8", "replace")).hexdigest()
-    await _settle(ctx, Matter("code", code, reason, rules, frozenset({f"code {cwd} {key}"}), cwd=cwd))
+    await _settle(ctx, PermissionRequest("code", code, reason, rules, frozenset({f"code {cwd} {key}"}), cwd=cwd))
 
 
 async def folder(ctx: ToolContext, folder: Path) -> None:
     """Leave to write below a folder outside the workspace: for the rest of the turn, or for the session."""
     paths = await ctx.world.paths()
     reason = "It lies outside the workspace."
-    choice = await _settle(ctx, Matter("write", str(folder), reason, keys=frozenset({f"write {folder}"})))
+    choice = await _settle(ctx, PermissionRequest("write", str(folder), reason, keys=frozenset({f"write {folder}"})))
     paths.grant(folder)
     if choice == "session":
         ctx.world.granted(folder)
@@ -157,7 +157,9 @@ async def reserved(ctx: ToolContext, entries: Sequence[Path], details: str = "")
     paths = await ctx.world.paths()
     subject = "\n".join(map(str, entries))
     reason = f"The user's own tools may run what is written there.{details}"
-    choice = await _settle(ctx, Matter("write", subject, reason, keys=frozenset(f"write {entry}" for entry in entries)))
+    choice = await _settle(
+        ctx, PermissionRequest("write", subject, reason, keys=frozenset(f"write {entry}" for entry in entries))
+    )
     for entry in entries:
         paths.grant_reserved(entry)
         ctx.world.granted_reserved(entry, session=choice == "session")
@@ -184,7 +186,10 @@ async def host(ctx: ToolContext, host: str, key: str) -> None:
     """Leave for the commands of a running call to reach a host: until it ends, for the session, or for good."""
     reason = "A command in the sandbox wants to connect to this host, which is not granted."
     await _settle(
-        ctx, Matter("network", host, reason, keys=frozenset({key}), patterns=(host,), setting="terminal.allowed_hosts")
+        ctx,
+        PermissionRequest(
+            "network", host, reason, keys=frozenset({key}), patterns=(host,), setting="terminal.allowed_hosts"
+        ),
     )
 
 
@@ -202,7 +207,7 @@ async def hosts(ctx: ToolContext, urls: Iterable[str]) -> None:
         if ctx.world.may_read(host):
             continue
         reason = f"Neither the user nor the settings have named {host}."
-        matter = Matter("host", "\n".join(named), reason, keys=frozenset({f"host {host}"}), hint=_HOST_HINT)
+        matter = PermissionRequest("host", "\n".join(named), reason, keys=frozenset({f"host {host}"}), hint=_HOST_HINT)
         try:
             await _settle(ctx, matter)
             ctx.world.hosts.add(host)
@@ -226,7 +231,7 @@ async def leave(
 ) -> None:
     """Leave for something else. With a `key` it can be given for the session, to all that has the same one."""
     keys = frozenset({f"{kind} {key}"}) if key else frozenset[str]()
-    await _settle(ctx, Matter(kind, subject, reason, tuple(rules), keys))
+    await _settle(ctx, PermissionRequest(kind, subject, reason, tuple(rules), keys))
 
 
 def counted(
@@ -258,11 +263,11 @@ def online(ctx: ToolContext, sandbox: Sandbox) -> bool:
     if not sandbox.isolated or sandbox.place.network:
         return True
     is_granted = any(key.startswith(HOST_KEY) for key in ctx.world.desk.granted)
-    has_hosts = is_granted or bool(ctx.settings.get("terminal.allowed_hosts")) or may_be_had(ctx)
+    has_hosts = is_granted or bool(ctx.settings.get("terminal.allowed_hosts")) or can_be_approved(ctx)
     return has_hosts and sandbox.name in PROXIED
 
 
-def may_be_had(ctx: ToolContext) -> bool:
+def can_be_approved(ctx: ToolContext) -> bool:
     """Whether there is any way to get leave in this run."""
     return ctx.asking.answerable or ctx.asking.unattended == "allow" or _mode(ctx) == "off"
 
@@ -270,7 +275,7 @@ def may_be_had(ctx: ToolContext) -> bool:
 # ---- the order
 
 
-async def _settle(ctx: ToolContext, matter: Matter) -> str:
+async def _settle(ctx: ToolContext, matter: PermissionRequest) -> str:
     """From the modes to the question; returns the choice that allows it, or raises Blocked."""
     asking, granted, mode = ctx.asking, ctx.world.desk.granted, _mode(ctx)
 
@@ -307,7 +312,7 @@ def _mode(ctx: ToolContext) -> str:
     return "off" if ctx.world.yolo else ctx.asking.mode
 
 
-def _may_write(ctx: ToolContext, matter: Matter) -> bool:
+def _may_write(ctx: ToolContext, matter: PermissionRequest) -> bool:
     """Whether `always` can be offered: there is something to write, and the caller may change the configuration."""
     return bool(matter.patterns) and (ctx.world.spec.source == "cli" or ctx.owner == "default")
 
@@ -385,7 +390,7 @@ def _write(ctx: ToolContext, setting: str, patterns: Sequence[str], by: str) -> 
 # ---- the reviewer
 
 
-async def _review(ctx: ToolContext, matter: Matter) -> dict[str, str] | None:
+async def _review(ctx: ToolContext, matter: PermissionRequest) -> dict[str, str] | None:
     """What a model thinks of it, without having seen the output of any tool; None where there is none that counts."""
     action = {"kind": matter.kind, "action": visible(ctx.secrets.mask(matter.subject)), "cwd": matter.cwd}
     action |= {"rules": _reason(matter.rules), "user_message": text_of(ctx.world.spec.user_message)}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hermes.runs.engine import RunEngine
     from hermes.sandbox.base import Process, Sandbox
     from hermes.tools.registry import ToolContext
-    from hermes.tools.session_state import Desk
+    from hermes.tools.session_state import SessionState
 
 State = Literal["running", "exited", "timeout", "killed"]
 _STATES: dict[str, State] = {"exit": "exited", "timeout": "timeout"}
@@ -125,7 +125,7 @@ class Processes:
         self._known[made.id] = made
         # Only what outlives the turn: nothing here leads to its conversation.
         world = ctx.world
-        made.run_ids, made.keep = frozenset({ctx.run_id, world.engine.asked_by(world.spec).run_id}), keep
+        made.run_ids, made.keep = frozenset({ctx.run_id, world.engine.root_spec(world.spec).run_id}), keep
         tell = partial(_tell, world.engine, world.desk, ctx.owner, ctx.session_id, ctx.run_id) if notify else None
         made.task = asyncio.create_task(_follow(made, Readable(ctx.secrets), tell))
         return made
@@ -156,7 +156,7 @@ async def _follow(made: Background, readable: Readable, tell: Callable[[str], Aw
         await tell(f"[The background process {made.id} has ended with exit code {made.exit_code}.]")
 
 
-async def _tell(engine: RunEngine, desk: Desk, owner: str, session_id: str, run_id: str, words: str) -> None:
+async def _tell(engine: RunEngine, desk: SessionState, owner: str, session_id: str, run_id: str, words: str) -> None:
     """To the turn that runs in the session, like words of the user; or as a notice of its next turn."""
     if engine.draining:
         return

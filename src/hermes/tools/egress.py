@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hermes.config import Settings
     from hermes.guards.urls import UrlGuard
     from hermes.tools.registry import ToolContext
-    from hermes.tools.resources import World
+    from hermes.tools.resources import RunResources
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +54,7 @@ class HostGrants:
         self._settings: Settings | None = None
         self._granted: set[str] = set()
 
-    def proxy(self, world: World) -> EgressProxy:
+    def proxy(self, world: RunResources) -> EgressProxy:
         """The proxy of the session's sandbox, from now on with the guard and the settings of this turn."""
         self._guard, self._settings, self._granted = world.command_urls, world.settings, world.desk.granted
         if self._proxy is None:
@@ -73,7 +73,7 @@ class HostGrants:
     async def call(self, ctx: ToolContext) -> AsyncIterator[RunningCall]:
         """While the commands of a tool call run. Its open questions end with it, and so does what was granted once."""
         self.proxy(ctx.world)
-        turn_id = ctx.world.engine.asked_by(ctx.world.spec).run_id
+        turn_id = ctx.world.engine.root_spec(ctx.world.spec).run_id
         if turn_id != self._turn_id:
             self._turn_id, self._denied = turn_id, set()
         call = RunningCall(ctx)

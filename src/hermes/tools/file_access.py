@@ -32,7 +32,7 @@ from hermes.text import whole_text
 from hermes.tools.registry import Args, Prepared, Reconciled, ToolContext, ToolError
 
 if TYPE_CHECKING:
-    from hermes.tools.resources import World
+    from hermes.tools.resources import RunResources
 
 # Where a file is really is known only to the guard, so calls that write wait for each other and for those that read.
 SCOPE = frozenset({"files"})
@@ -66,7 +66,7 @@ class Placed(Protocol):
     """Whatever works in the world of a run."""
 
     @property
-    def world(self) -> World: ...
+    def world(self) -> RunResources: ...
 
 
 def _base(ctx: Placed, paths: Paths) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hermes.guards.secrets import Secrets
     from hermes.home import Home
     from hermes.tools.questions import Asking
-    from hermes.tools.resources import World
+    from hermes.tools.resources import RunResources
 
 Effect = Literal["read", "idempotent", "effect"]
 Reconciled = Literal["done", "not_done", "unclear"]
@@ -53,7 +53,7 @@ class ToolContext:
     emit: Callable[[str, str], None]
     blocking: Callable[[Callable[[], Any]], Awaitable[Any]]
     last_answer: Callable[[str, str], Answer | None]
-    world: World
+    world: RunResources
     # Whether the model can be shown images, and what a call shows it beside its answer, as data URLs.
     sees_images: bool = False
     images: list[str] = field(default_factory=list)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hermes.runs.spec import RunSpec
     from hermes.sandbox.base import Sandbox
     from hermes.sandbox.proxy import EgressProxy
-    from hermes.tools.session_state import Desk
+    from hermes.tools.session_state import SessionState
 
 SAFE_ROOT = "HERMES_WRITE_SAFE_ROOT"
 YOLO = "HERMES_YOLO_MODE"
@@ -34,7 +34,7 @@ Blocking = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 @dataclass(slots=True)
-class Outside:
+class ProcessResources:
     """What belongs to the process and leads out of it."""
 
     sandboxes: Sandboxes
@@ -46,7 +46,7 @@ class Outside:
     yolo: bool = field(default_factory=lambda: os.environ.get(YOLO, "").lower() in ("1", "true", "yes", "on"))
 
 
-class World:
+class RunResources:
     """Files, commands, addresses, the store and other runs, as far as one run may touch them.
 
     Its parts are made when they are first asked for: a turn without tools costs nothing here. `hosts` are those of the
@@ -62,8 +62,8 @@ class World:
         settings: Settings,
         secrets: Secrets,
         store: Any,
-        desk: Desk,
-        outside: Outside,
+        desk: SessionState,
+        outside: ProcessResources,
         blocking: Blocking,
         window_tokens: int,
         ask_model: Callable[..., Awaitable[Any]],
@@ -150,7 +150,7 @@ class World:
         """The one way to run commands."""
         if self._sandbox is None:
             # A child works where its parent does, in the same sandbox.
-            spec = self.engine.asked_by(self.spec)
+            spec = self.engine.root_spec(self.spec)
             here, workdir = None, spec.workdir
             if spec.source == "cli":  # the user's own choice, whatever folder that is
                 here, workdir = Path(spec.workdir or Path.cwd()), None

@@ -30,7 +30,7 @@ def pictured(content: str, images: Sequence[str]) -> Content:
     return [{"type": "text", "text": content}, *parts] if parts else content
 
 
-class Shaper:
+class ResultLimiter:
     """Shapes the answers of one run. `folder` is where its long ones go."""
 
     def __init__(

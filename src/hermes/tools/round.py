@@ -32,7 +32,7 @@ from hermes.text import text_of
 from hermes.threads import Threads
 from hermes.tools import arguments
 from hermes.tools.registry import Answer, Args, Effect, Prepared, Reconciled, ToolContext, ToolDef, ToolError, render
-from hermes.tools.result_limits import Shaper, pictured
+from hermes.tools.result_limits import ResultLimiter, pictured
 
 log = logging.getLogger(__name__)
 
@@ -53,14 +53,14 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Work:
+class PendingCall:
     """A call on its way through the round."""
 
     call: ToolCall
     tool: ToolDef | None = None
     args: Args = field(default_factory=dict)
     refusal: Answer | None = None
-    same_as: Work | None = None
+    same_as: PendingCall | None = None
     done: asyncio.Event = field(default_factory=asyncio.Event)
     outcome: Outcome | None = None
     begun: bool = False
@@ -73,7 +73,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Before:
+class PriorOutcome:
     """What is known of a call that was cut off, and what it had said."""
 
     known: Reconciled
@@ -119,7 +119,7 @@ class ToolRound:
         transcript_id: str,
         parallel_max: int,
         redact: Callable[[str], str],
-        shape: Shaper,
+        shape: ResultLimiter,
         read_foreign: Callable[[], None] = lambda: None,
         resumes: bool = False,
     ) -> None:
@@ -129,7 +129,7 @@ class ToolRound:
         self._slots = asyncio.Semaphore(parallel_max)
         self._redact, self._shape, self._resumes = redact, shape, resumes
         self._guard = LoopGuard()
-        self._before: dict[str, Before] = {}
+        self._before: dict[str, PriorOutcome] = {}
 
     async def run(
         self, calls: Sequence[ToolCall], steer: Callable[[], str], out: list[Outcome], refused: Mapping[str, Answer]
@@ -140,9 +140,9 @@ class ToolRound:
         calls that are not to be run. A stop ends what runs, puts it on record and is raised again.
         """
         self._shape.begin_step()
-        works: list[Work] = []
+        works: list[PendingCall] = []
         for at, call in enumerate(calls, 1):
-            works.append(Work(call, refusal=refused[call.id]) if call.id in refused else self._settle(call))
+            works.append(PendingCall(call, refusal=refused[call.id]) if call.id in refused else self._settle(call))
             if not at % ITEMS_AT_ONCE_MAX:
                 await asyncio.sleep(0)  # others have their turn in between
         self._mark_duplicates(works)
@@ -151,7 +151,7 @@ class ToolRound:
         def steer_last() -> str:
             return steer() if left == 1 else ""
 
-        async def take(work: Work, earlier: Sequence[Work]) -> None:
+        async def take(work: PendingCall, earlier: Sequence[PendingCall]) -> None:
             nonlocal left
             for one in earlier:
                 await one.done.wait()
@@ -177,7 +177,7 @@ class ToolRound:
         finally:
             out += (work.outcome for work in works if work.outcome is not None)
 
-    def _is_left_open(self, work: Work) -> bool:
+    def _is_left_open(self, work: PendingCall) -> bool:
         """Whether a call that has no outcome is left to the next server: it can be gone on with, or was never begun."""
         if self._stop.reason != "server_shutdown" or not self._resumes or work.tool is None or work.refusal is not None:
             return False
@@ -200,7 +200,7 @@ class ToolRound:
         assert work.outcome is not None
         return work.outcome, work.foreign
 
-    async def _unspoken(self, call: ToolCall, parent: str) -> Work:
+    async def _unspoken(self, call: ToolCall, parent: str) -> PendingCall:
         work = self._settle(call)
         work.parent = parent
         try:
@@ -211,7 +211,7 @@ class ToolRound:
             raise
         return work
 
-    async def judge(self, calls: Sequence[ToolCall], found: Resumption) -> dict[str, Before]:
+    async def judge(self, calls: Sequence[ToolCall], found: Resumption) -> dict[str, PriorOutcome]:
         """What becomes of the calls that were cut off: done already, to be made again, or nobody knows."""
         for call in calls:
             started = found.started.get(call.id)
@@ -222,10 +222,10 @@ class ToolRound:
             if known is None:
                 harmless = started.data["effect"] in ("read", "idempotent")
                 known = "not_done" if harmless else "unclear"
-            self._before[call.id] = Before(known, found.output_of(call.id))
+            self._before[call.id] = PriorOutcome(known, found.output_of(call.id))
         return self._before
 
-    async def _reconciled(self, work: Work, started: Mapping[str, Any]) -> Reconciled | None:
+    async def _reconciled(self, work: PendingCall, started: Mapping[str, Any]) -> Reconciled | None:
         tool = work.tool
         if tool is None or tool.reconcile is None:
             return None
@@ -239,7 +239,7 @@ class ToolRound:
             self._crash(tool, error)
             return "unclear"
 
-    async def close_off(self, calls: Sequence[ToolCall], out: list[Outcome]) -> None:
+    async def record_interrupted(self, calls: Sequence[ToolCall], out: list[Outcome]) -> None:
         """Put on record that calls were cut off, without making any of them again."""
         for call in calls:
             before = self._before.get(call.id)
@@ -252,25 +252,25 @@ class ToolRound:
                 await self._finish(work, "interrupted", {"status": "interrupted"}, time.monotonic())
             out += [work.outcome] if work.outcome is not None else []
 
-    def _settle(self, call: ToolCall) -> Work:
+    def _settle(self, call: ToolCall) -> PendingCall:
         name = arguments.settle_name(call.name, self._tools)
         if name is None:
             near = arguments.nearest(call.name, self._tools)
             hint = f"The nearest are: {', '.join(near)}." if near else "No tools are offered."
-            return Work(
+            return PendingCall(
                 call, refusal={"error": f"There is no tool {call.name!r}.", "code": "unknown_tool", "hint": hint}
             )
         tool = self._tools[name]
         parsed = arguments.parse(call.arguments)
         if parsed.state != "ok" or parsed.value is None:
-            return Work(call, tool, refusal=_invalid(f"The arguments are {parsed.fault}."))
+            return PendingCall(call, tool, refusal=_invalid(f"The arguments are {parsed.fault}."))
         args, fault = arguments.check(parsed.value, tool.parameters)
         if fault:
-            return Work(call, tool, args, refusal=_invalid(f"The arguments do not fit: {fault}."))
-        return Work(call, tool, args)
+            return PendingCall(call, tool, args, refusal=_invalid(f"The arguments do not fit: {fault}."))
+        return PendingCall(call, tool, args)
 
-    def _mark_duplicates(self, works: list[Work]) -> None:
-        first: dict[str, Work] = {}
+    def _mark_duplicates(self, works: list[PendingCall]) -> None:
+        first: dict[str, PendingCall] = {}
         for work in works:
             if work.tool is not None and work.refusal is None:
                 key = f"{work.tool.name}:{json.dumps(work.args, sort_keys=True)}"
@@ -278,7 +278,7 @@ class ToolRound:
                     work.same_as = first[key]
                 first.setdefault(key, work)
 
-    async def _carry_out(self, work: Work, steer: Callable[[], str]) -> None:
+    async def _carry_out(self, work: PendingCall, steer: Callable[[], str]) -> None:
         began = time.monotonic()
         if work.same_as is not None and work.same_as.outcome is not None:
             first, work.images = work.same_as.outcome, work.same_as.images
@@ -300,7 +300,7 @@ class ToolRound:
             answer["hint"] = f"{answer['hint']} {hint}" if answer.get("hint") else hint
         await self._finish(work, status, answer, began, steer=steer)
 
-    async def _guarded(self, tool: ToolDef, work: Work) -> tuple[Status, Answer, Effect]:
+    async def _guarded(self, tool: ToolDef, work: PendingCall) -> tuple[Status, Answer, Effect]:
         """Start and run a tool. Whatever part of it is defective, only its own call fails."""
         try:
             effect, _ = tool.effect_of(work.args), tool.scope_of(work.args)
@@ -329,7 +329,7 @@ class ToolRound:
         said = self._redact(f"{tool.name} failed: {type(error).__name__}: {error}")
         return {"error": said, "code": "tool_crashed", "hint": _CRASHED}
 
-    async def _prepared(self, tool: ToolDef, ctx: ToolContext, work: Work) -> Prepared | tuple[Status, Answer]:
+    async def _prepared(self, tool: ToolDef, ctx: ToolContext, work: PendingCall) -> Prepared | tuple[Status, Answer]:
         """What comes before a call begins; or how it ends without having begun."""
         if tool.prepare is None:
             return Prepared()
@@ -341,7 +341,7 @@ class ToolRound:
         except ToolError as refusal:
             return _refused(refusal, work)
 
-    async def _start(self, tool: ToolDef, work: Work, known: Mapping[str, Any]) -> None:
+    async def _start(self, tool: ToolDef, work: PendingCall, known: Mapping[str, Any]) -> None:
         effect = tool.effect_of(work.args)
         event = self._log.event(
             "tool.started", call_id=work.call.id, name=tool.name, effect=effect, parent_call_id=work.parent
@@ -352,7 +352,7 @@ class ToolRound:
         work.begun = True
         await self._log.append(event, sync=effect == "effect")
 
-    async def _call(self, tool: ToolDef, ctx: ToolContext, work: Work) -> tuple[Status, Answer]:
+    async def _call(self, tool: ToolDef, ctx: ToolContext, work: PendingCall) -> tuple[Status, Answer]:
         limit = asyncio.timeout(tool.timeout_s)
         try:
             async with limit:
@@ -387,7 +387,7 @@ class ToolRound:
 
     async def _finish(
         self,
-        work: Work,
+        work: PendingCall,
         status: Status,
         answer: Answer | str,
         began: float,
@@ -432,7 +432,7 @@ def _heard(done: asyncio.Future[Any]) -> None:
         done.exception()
 
 
-def _refused(refusal: ToolError, work: Work) -> tuple[Status, Answer]:
+def _refused(refusal: ToolError, work: PendingCall) -> tuple[Status, Answer]:
     work.quotes = refusal.foreign
     return _STATUSES.get(refusal.answer.get("code", ""), "error"), refusal.answer
 
@@ -452,9 +452,9 @@ def _invalid(message: str) -> Answer:
     return {"error": message, "code": "invalid_arguments", "hint": _UNFIT}
 
 
-def _waits(works: Sequence[Work]) -> list[list[Work]]:
+def _waits(works: Sequence[PendingCall]) -> list[list[PendingCall]]:
     """For each call the earlier ones that it must wait for, without those that these wait for themselves."""
-    waits: list[list[Work]] = []
+    waits: list[list[PendingCall]] = []
     keys = _Keys()
     for work in works:
         found = [work.same_as] if work.same_as is not None else []
@@ -478,13 +478,15 @@ class _Keys:
     """Which calls have last read and written what."""
 
     def __init__(self) -> None:
-        self._alone: Work | None = None  # the last one that conflicts with all; what follows is counted from there
-        self._since: list[Work] = []
-        self._writers: list[Work] = []
-        self._readers_of_all: list[Work] = []
-        self._last: dict[str, tuple[Work | None, list[Work]]] = {}
+        self._alone: PendingCall | None = (
+            None  # the last one that conflicts with all; what follows is counted from there
+        )
+        self._since: list[PendingCall] = []
+        self._writers: list[PendingCall] = []
+        self._readers_of_all: list[PendingCall] = []
+        self._last: dict[str, tuple[PendingCall | None, list[PendingCall]]] = {}
 
-    def take(self, work: Work, reads: bool, scope: frozenset[str]) -> list[Work]:
+    def take(self, work: PendingCall, reads: bool, scope: frozenset[str]) -> list[PendingCall]:
         """The earlier calls that this one must wait for."""
         waits = [self._alone] if self._alone is not None else []
         if "*" in scope and not reads:
