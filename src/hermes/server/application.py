@@ -186,7 +186,7 @@ class _Connection(RequestHandler):
         elif status >= 500:
             words, code = "The server had an internal error.", "internal_error"
         else:
-            words, code = "The request is no HTTP that can be read.", "bad_request"
+            words, code = "Malformed HTTP request.", "bad_request"
             if "content-length" in str(exc).lower():
                 words, code = "The Content-Length cannot be used.", "invalid_content_length"
         response = error_response(status, words, code, headers=_parser_headers())

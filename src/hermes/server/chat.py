@@ -224,7 +224,7 @@ def _check_supported(asked: ChatRequest) -> None:
         raise invalid("n", "Only one choice is made: n must be 1.", "unsupported_value")
     if asked.logprobs or asked.top_logprobs:
         param = "logprobs" if asked.logprobs else "top_logprobs"
-        raise invalid(param, "Log probabilities are not told.", "unsupported_parameter")
+        raise invalid(param, "logprobs is not supported.", "unsupported_parameter")
     if asked.modalities is not None and asked.modalities != ["text"]:
         raise invalid("modalities", 'The only modality is ["text"].', "unsupported_value")
     for name in _UNSUPPORTED:

@@ -241,10 +241,10 @@ def _check_supported(asked: ResponseRequest, body: Body[ResponseRequest]) -> Non
         if getattr(asked, name) is not None:
             raise invalid(name, f"{name} is not supported.", "unsupported_parameter")
     if asked.top_logprobs:
-        raise invalid("top_logprobs", "Log probabilities are not told.", "unsupported_parameter")
+        raise invalid("top_logprobs", "logprobs is not supported.", "unsupported_parameter")
     for at, wanted in enumerate(asked.include or ()):
         if wanted == "message.output_text.logprobs":
-            raise invalid(f"include[{at}]", "Log probabilities are not told.", "unsupported_value")
+            raise invalid(f"include[{at}]", "logprobs is not supported.", "unsupported_value")
         if wanted in _INCLUDES:
             body.ignored.append(f"include.{wanted}")
         elif wanted != _ENCRYPTED:
