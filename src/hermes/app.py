@@ -172,7 +172,7 @@ class App:
         Of several workers one `leads`: it does what is to be done once. `begins`: the server itself is started, and
         not only this worker of it.
         """
-        self.engine.keep_going()
+        self.engine.start_background_tasks()
         self.services.mcp.begin(self._settings)
         self._in_background(self._try_sandbox())
         if not leads:

@@ -114,7 +114,7 @@ class HttpClient:
         self._lookup, self._ca_bundle, self._unix = lookup, ca_bundle, unix
         self._proxy = proxy or None
         self._tls: ssl.SSLContext | None = None
-        self._resting: dict[tuple[str, ...], list[Connection]] = {}
+        self._idle: dict[tuple[str, ...], list[Connection]] = {}
         self._open_ones: set[Connection] = set()
         self._known: dict[tuple[str, int], tuple[float, list[tuple[str, int]]]] = {}
         self._asked: dict[tuple[str, int], tuple[Pending, int]] = {}
@@ -127,7 +127,7 @@ class HttpClient:
         """Close every connection."""
         for connection in tuple(self._open_ones):
             connection.drop()
-        self._resting.clear()
+        self._idle.clear()
         await asyncio.sleep(0)
 
     # --- one exchange -------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class HttpClient:
             return answer
 
         key = (place.scheme, place.authority)
-        if (rested := self._rested(key)) is not None:
+        if (rested := self._acquire_idle(key)) is not None:
             try:
                 return await over(rested)
             except ConnectFailed:  # it may have been on its way out
@@ -176,9 +176,9 @@ class HttpClient:
 
     # --- connections --------------------------------------------------------------------------------------------
 
-    def _rested(self, key: tuple[str, ...]) -> Connection | None:
+    def _acquire_idle(self, key: tuple[str, ...]) -> Connection | None:
         """A connection that is open and unused."""
-        connections = self._resting.get(key)
+        connections = self._idle.get(key)
         while connections:
             connection = connections.pop()
             if connection.resting is not None:
@@ -191,7 +191,7 @@ class HttpClient:
     def rest(self, connection: Connection) -> None:
         """Keep a connection for the next exchange."""
         if self._keeps:
-            self._resting.setdefault(connection.key, []).append(connection)
+            self._idle.setdefault(connection.key, []).append(connection)
             connection.resting = asyncio.get_running_loop().call_later(KEPT_ALIVE_S, connection.drop)
         else:
             connection.drop()
@@ -206,7 +206,7 @@ class HttpClient:
         if connection.resting is not None:
             connection.resting.cancel()
         with suppress(ValueError, KeyError):
-            self._resting[connection.key].remove(connection)
+            self._idle[connection.key].remove(connection)
 
     async def _open(self, place: _Place, make: Callable[[], Connection]) -> Connection:
         if self._unix is not None:

@@ -205,12 +205,12 @@ async def test_no_more_runs_than_allowed_are_admitted_at_once(
 async def twins(house: House) -> AsyncIterator[tuple[House, House]]:
     """Two engines on one store, as two processes would be."""
     made = [House(house.home, {}), House(house.home, {})]
-    for twin in made:
-        twin.app = App(house.home, config.load(house.home))
-        twin.engine = twin.app.engine
+    for async_class in made:
+        async_class.app = App(house.home, config.load(house.home))
+        async_class.engine = async_class.app.engine
     yield made[0], made[1]
-    for twin in made:
-        await twin.close()
+    for async_class in made:
+        await async_class.close()
 
 
 async def test_turns_of_one_session_never_overlap_across_engines(

@@ -777,7 +777,7 @@ async def test_a_connection_that_the_server_closed_is_not_used(http: HttpClient)
     async with playing(answers([OK, CLOSE])) as scene:
         for turn in (1, 2, 3):
             assert await ask(http, scene.url(), "POST", b"body") == (200, b"ok")
-            await until(lambda: not http._resting[next(iter(http._resting))])
+            await until(lambda: not http._idle[next(iter(http._idle))])
             assert scene.connections == turn
 
 

@@ -52,7 +52,7 @@ class Left:
     async def begin(self) -> Left:
         await self.house.app.store.runs.create(self.spec)
         started = self.event("run.started", kind="run", model="m", provider="p", user_row=None, session_id=SESSION)
-        row = Row(SESSION, "user", "do it", self.spec.run_id, told=((started, "user_row"),))
+        row = Row(SESSION, "user", "do it", self.spec.run_id, announced_in=((started, "user_row"),))
         await self.add(started, rows=[row], session={"id": SESSION, "source": "api_server"})
         return self
 
@@ -75,7 +75,7 @@ class Left:
         ]
         done = self.event("message.completed", message_id=message_id, row=None, text_length=len(text))
         done.data |= {"cuts": cuts.pack(), "tool_calls": [], "finish_reason": "tool_calls" if calls else "stop"}
-        row = Row(SESSION, "assistant", text, self.spec.run_id, tool_calls=asked or None, told=((done, "row"),))
+        row = Row(SESSION, "assistant", text, self.spec.run_id, tool_calls=asked or None, announced_in=((done, "row"),))
         row.continues, row.active = continues, not continues
         await self.add(done, rows=[row])
 
@@ -85,7 +85,7 @@ class Left:
     async def finish(self, call: Call, content: str) -> None:
         done = self.event("tool.finished", call_id=call.id, name=call.name, status="ok", row=None)
         row = Row(SESSION, "tool", content, self.spec.run_id, tool_call_id=call.id, tool_name=call.name)
-        row.told = ((done, "row"),)
+        row.announced_in = ((done, "row"),)
         await self.add(done, rows=[row])
 
     async def leave_text(self, text: str, stream_id: str = MESSAGE, kind: str = "text", form: str = "") -> None:
@@ -669,7 +669,7 @@ async def main():
         spec = RunSpec("do it", "the-session", run_id=sys.argv[4], route=route, toolsets=frozenset({"x"}))
         await app.engine.run(spec)
     else:
-        app.engine.keep_going()
+        app.engine.start_background_tasks()
         for record in await app.store.runs.list():
             async for event in app.engine.subscribe(record.spec.run_id):
                 pass
@@ -743,7 +743,7 @@ async def test_a_reader_has_a_run_that_nobody_carries_on_taken_up_at_once(
     house: House, server: ModelServer, reads: str
 ) -> None:
     server.script = [Reply(text="Done.")]
-    house.engine.keep_going()
+    house.engine.start_background_tasks()
     await house.engine.resume_all()
     left = await Left(house, server).begin()
     async with asyncio.timeout(10):
@@ -758,7 +758,7 @@ async def test_readers_at_the_same_time_take_a_run_up_once(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.script = [Reply(text="Done."), Reply(text="Done twice.")]
-    house.engine.keep_going()
+    house.engine.start_background_tasks()
     await house.engine.resume_all()
     left, runs = Left(house, server), house.app.store.runs
     await runs.create(left.spec)
@@ -804,7 +804,7 @@ async def test_a_control_left_by_another_process_is_heard(
 ) -> None:
     monkeypatch.setattr("hermes.runs.engine.CONTROL_POLL_S", 0.02)
     server.script = [Reply(text=["a"] * 400, gap_s=0.02)]
-    house.engine.keep_going()
+    house.engine.start_background_tasks()
     running = await house.begin(house.spec(server, persist=True, session_id=SESSION))
     await running.seen("text.delta")
     assert await house.app.store.runs.add_control(running.run_id, Control("cancel", {"reason": "stop"}))

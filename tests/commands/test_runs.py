@@ -78,7 +78,11 @@ def stored(store: Store, run_id: str, *types: str, session_id: str = "talk", **d
     begin = {"model": "m", "provider": "p"}
     for seq, kind in enumerate(types, 1):
         event = Event(run_id, kind, data={**begin, **data.get(kind.replace(".", "_"), {})}, seq=seq, ts=1_700_000_000.0)
-        row = [Row(session_id, "assistant", "Done.", run_id, told=((event, "row"),))] if kind == "run.completed" else []
+        row = (
+            [Row(session_id, "assistant", "Done.", run_id, announced_in=((event, "row"),))]
+            if kind == "run.completed"
+            else []
+        )
         store.runs.append(run_id, token, [event], row)
     assert token is not None
     store.leases.release(f"session:{session_id}", token)

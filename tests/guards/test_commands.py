@@ -309,7 +309,7 @@ def test_words_become_what_bash_makes_of_them() -> None:
     )
     expected = [tuple(line.split("\0")[:-1]) for line in told.stdout.split("\1")[:-1]]
 
-    class Seen(commands._Judge):
+    class Seen(commands._CommandAnalyzer):
         got: list[tuple[str, ...]]
 
         def call(self, argv: list[str], feed: str | None) -> str | None:

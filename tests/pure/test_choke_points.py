@@ -46,7 +46,7 @@ MAY_OPEN = {
     "guards/paths.py": (10, "the path guard itself"),
     "config_files.py": (1, "settings and .env"),
     "home.py": (11, "the home folder: settings, locks, copies of a profile"),
-    "remembered.py": (2, _OWN),
+    "version_cache.py": (2, _OWN),
     "logs.py": (1, _OWN),
     "processes.py": (1, _SYSTEM),
     "server/peers.py": (1, _SYSTEM),

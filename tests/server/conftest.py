@@ -87,7 +87,7 @@ async def start(home_folder: Path) -> AsyncIterator[Start]:
         port = runner.addresses[0][1]
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         client = aiohttp.ClientSession(headers=headers)
-        app.engine.keep_going()
+        app.engine.start_background_tasks()
         running.extend((model.stop, app.close, runner.cleanup, client.close))
         return Api(f"http://127.0.0.1:{port}", client, model, adapter, app)
 

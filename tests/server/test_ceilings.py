@@ -133,7 +133,7 @@ async def _resumed(api: Api) -> None:
     await store.runs.create(spec)
     data = {"kind": "run", "model": "m", "provider": "p", "user_row": None, "session_id": spec.session_id}
     started = Event(spec.run_id, "run.started", 0, data, 1, time.time())
-    row = Row(spec.session_id, "user", "hi", spec.run_id, told=((started, "user_row"),))
+    row = Row(spec.session_id, "user", "hi", spec.run_id, announced_in=((started, "user_row"),))
     session = {"id": spec.session_id, "source": "api_server", "owner": spec.owner}
     await store.runs.append(spec.run_id, None, [started], [row], session=session)
     await api.app.engine.resume_all()  # unless the server has found it already

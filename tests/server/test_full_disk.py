@@ -40,10 +40,10 @@ class Disk:
         self._break, self._mend = FAULTS[fault]
 
     def fail(self) -> None:
-        self._engine.alone(lambda db: db.execute(f"PRAGMA {self._break}").close())
+        self._engine.exclusive(lambda db: db.execute(f"PRAGMA {self._break}").close())
 
     def mend(self) -> None:
-        self._engine.alone(lambda db: db.execute(f"PRAGMA {self._mend}").close())
+        self._engine.exclusive(lambda db: db.execute(f"PRAGMA {self._mend}").close())
 
 
 @pytest.fixture(params=FAULTS)

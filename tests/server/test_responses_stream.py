@@ -520,7 +520,7 @@ async def test_a_run_that_keeps_nothing_is_there_for_the_stream_that_asked_for_i
 ) -> None:
     """Also where the run has ended before its stream begins."""
     api = await start(Reply(text="Hello.", reasoning="A greeting will do."))
-    begin = ResponseRecord.try_to_begin
+    begin = ResponseRecord.try_insert
 
     async def late(kept: ResponseRecord, *arguments: Any) -> None:
         await begin(kept, *arguments)
@@ -530,7 +530,7 @@ async def test_a_run_that_keeps_nothing_is_there_for_the_stream_that_asked_for_i
 
         await eventually(ended)
 
-    monkeypatch.setattr(ResponseRecord, "try_to_begin", late)
+    monkeypatch.setattr(ResponseRecord, "try_insert", late)
     body = {"input": "hi", "store": False, "stream": True, "reasoning": {"summary": "auto"}}
     async with api.post(PATH, body) as response:
         stream = await stream_of(response)

@@ -84,7 +84,7 @@ async def test_signs_of_life_while_the_writer_of_the_store_answers(
             loop.call_soon_threadsafe(began.set)
             asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
 
-        held = asyncio.create_task(asyncio.to_thread(engine.alone, hold))
+        held = asyncio.create_task(asyncio.to_thread(engine.exclusive, hold))
         await began.wait()
         await until(lambda: manager.hears("STATUS=The database does not answer."))
         manager.heard.clear()

@@ -297,20 +297,20 @@ def test_readers_do_not_wait_for_the_writer(db: SessionDB, path: Path) -> None:
 
 
 async def test_every_part_is_offered_as_coroutines(store: Any) -> None:
-    twin = Async(store)
-    assert await twin.sessions.append_message("s", "user", "hello") >= 1
-    assert await twin.leases.acquire("session:s", "me", 60) == 1
-    assert (await twin.idempotency.claim("scope", "key", "print")).state == "new"
-    assert (await twin.jobs.create({"name": "n", "prompt": "p"}))["name"] == "n"
-    assert await twin.runs.unfinished() == []
-    assert await twin.responses.get("resp_1") is None
-    assert [m["content"] for m in await twin.sessions.get_messages("s")] == ["hello"]
+    async_class = Async(store)
+    assert await async_class.sessions.append_message("s", "user", "hello") >= 1
+    assert await async_class.leases.acquire("session:s", "me", 60) == 1
+    assert (await async_class.idempotency.claim("scope", "key", "print")).state == "new"
+    assert (await async_class.jobs.create({"name": "n", "prompt": "p"}))["name"] == "n"
+    assert await async_class.runs.unfinished() == []
+    assert await async_class.responses.get("resp_1") is None
+    assert [m["content"] for m in await async_class.sessions.get_messages("s")] == ["hello"]
 
 
 async def test_a_single_part_can_be_wrapped(db: SessionDB) -> None:
-    twin = Async(db)
-    await twin.append_message("s", "user", content="hello")
-    assert [m["content"] for m in await twin.get_messages("s", limit=1)] == ["hello"]
+    async_class = Async(db)
+    await async_class.append_message("s", "user", content="hello")
+    assert [m["content"] for m in await async_class.get_messages("s", limit=1)] == ["hello"]
 
 
 async def test_an_error_reaches_whoever_awaits(db: SessionDB) -> None:
@@ -319,11 +319,11 @@ async def test_an_error_reaches_whoever_awaits(db: SessionDB) -> None:
 
 
 async def test_the_loop_goes_on_while_a_write_waits(db: SessionDB, path: Path) -> None:
-    twin = Async(db)
+    async_class = Async(db)
     async with asyncio.timeout(PATIENCE_S):
         with held(path) as release:
-            writes = [asyncio.create_task(twin.append_message("s", "user", str(n))) for n in range(50)]
-            assert await twin.get_messages("s") == []
+            writes = [asyncio.create_task(async_class.append_message("s", "user", str(n))) for n in range(50)]
+            assert await async_class.get_messages("s") == []
             assert not any(write.done() for write in writes)
             release()
             ids = await asyncio.gather(*writes)
@@ -332,26 +332,26 @@ async def test_the_loop_goes_on_while_a_write_waits(db: SessionDB, path: Path) -
 
 
 async def test_leaving_an_awaited_write_breaks_nothing(db: SessionDB, path: Path) -> None:
-    twin = Async(db)
+    async_class = Async(db)
     async with asyncio.timeout(PATIENCE_S):
         with held(path) as release:
-            left = asyncio.create_task(twin.append_message("s", "user", "left"))
-            await twin.get_messages("s")
+            left = asyncio.create_task(async_class.append_message("s", "user", "left"))
+            await async_class.get_messages("s")
             left.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await left
             release()
-        await twin.append_message("s", "user", "stays")
+        await async_class.append_message("s", "user", "stays")
     assert texts(db, "s")[-1] == "stays"
     assert db.get_session("s")["message_count"] == len(texts(db, "s"))
 
 
 async def test_more_may_wait_at_once_than_one_commit_takes(db: SessionDB, path: Path) -> None:
-    twin = Async(db)
+    async_class = Async(db)
     async with asyncio.timeout(PATIENCE_S):
         with held(path) as release:
-            writes = [asyncio.create_task(twin.append_message("s", "user", str(n))) for n in range(600)]
-            await twin.get_session("s")
+            writes = [asyncio.create_task(async_class.append_message("s", "user", str(n))) for n in range(600)]
+            await async_class.get_session("s")
             release()
             ids = await asyncio.gather(*writes)
     assert len(set(ids)) == 600
@@ -360,12 +360,15 @@ async def test_more_may_wait_at_once_than_one_commit_takes(db: SessionDB, path: 
 
 async def test_a_closed_store_refuses_coroutines_too(path: Path) -> None:
     store = open_store(url(path))
-    twin = Async(store)
-    await twin.sessions.create_session("s", "cli")
-    await asyncio.gather(*(twin.sessions.get_session("s") for _ in range(8)))
+    async_class = Async(store)
+    await async_class.sessions.create_session("s", "cli")
+    await asyncio.gather(*(async_class.sessions.get_session("s") for _ in range(8)))
     store.close()
     async with asyncio.timeout(PATIENCE_S):
-        for work in (lambda: twin.sessions.get_session("s"), lambda: twin.sessions.append_message("s", "user", "x")):
+        for work in (
+            lambda: async_class.sessions.get_session("s"),
+            lambda: async_class.sessions.append_message("s", "user", "x"),
+        ):
             with pytest.raises(StoreError):
                 await work()
 
@@ -767,8 +770,8 @@ def endless(began: threading.Event) -> Callable[[Any], Any]:
 async def test_quick_reads_do_not_wait_for_slow_ones(path: Path) -> None:
     release = threading.Event()
     with contextlib.closing(open_store(url(path), read_threads=1)) as store:
-        twin = Async(store)
-        await twin.sessions.create_session("s", "cli")
+        async_class = Async(store)
+        await async_class.sessions.create_session("s", "cli")
         waiting = [
             asyncio.create_task(store.engine.read_soon(lambda _: release.wait(PATIENCE_S), slow=True))
             for _ in range(40)
@@ -776,8 +779,8 @@ async def test_quick_reads_do_not_wait_for_slow_ones(path: Path) -> None:
         await asyncio.sleep(0)  # all of them have been handed over
         try:
             async with asyncio.timeout(PATIENCE_S):
-                assert (await twin.sessions.get_session("s"))["id"] == "s"
-                assert (await twin.sessions.list_sessions())[0]["id"] == "s"
+                assert (await async_class.sessions.get_session("s"))["id"] == "s"
+                assert (await async_class.sessions.list_sessions())[0]["id"] == "s"
             assert not any(task.done() for task in waiting)
         finally:
             release.set()
@@ -798,13 +801,13 @@ async def test_slow_reads_do_not_wait_for_quick_ones(path: Path) -> None:
 
 
 async def test_reads_do_not_wait_for_callers_that_wait_for_the_writer(store: Any, path: Path) -> None:
-    twin = Async(store)
-    await twin.sessions.get_session("s")
+    async_class = Async(store)
+    await async_class.sessions.get_session("s")
     async with asyncio.timeout(PATIENCE_S):
         with held(path) as release:
-            gone = [asyncio.create_task(twin.sessions.delete_session(f"x{n}")) for n in range(20)]
+            gone = [asyncio.create_task(async_class.sessions.delete_session(f"x{n}")) for n in range(20)]
             await asyncio.sleep(0)
-            assert (await twin.sessions.get_session("s"))["id"] == "s"
+            assert (await async_class.sessions.get_session("s"))["id"] == "s"
             release()
             await asyncio.gather(*gone)
 

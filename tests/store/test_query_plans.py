@@ -312,7 +312,7 @@ def test_progress_of_a_run_sets_no_indexed_column(tmp_path: Path) -> None:
     with contextlib.closing(open_store(url(tmp_path / "state.db"))) as made:
         turn = Turn(made, "s")
         turn.begin()
-        made.engine.alone(lambda db: db.set_trace_callback(seen.append))
+        made.engine.exclusive(lambda db: db.set_trace_callback(seen.append))
         turn.complete("m", "Noon.")
         [update] = [sql for sql in seen if sql.startswith("UPDATE runs")]
         assert not re.search(r"\b(status|ended_at|owner|created_at|session_id|kind|job_id) =", update)

@@ -511,12 +511,12 @@ def test_threads_do_not_disturb_each_other(place: str | None) -> None:
 
 
 async def test_it_can_be_awaited(store: ResponseStore) -> None:
-    twin = Async(store)
-    await twin.put("resp_1", record(owner="a"))
-    assert await twin.get("resp_1", owner="a") == record(owner="a")
-    await twin.set_conversation("c", "resp_1", owner="a")
-    assert await twin.get_conversation("c", owner="a") == "resp_1"
-    assert await twin.delete("resp_1") is True
+    async_class = Async(store)
+    await async_class.put("resp_1", record(owner="a"))
+    assert await async_class.get("resp_1", owner="a") == record(owner="a")
+    await async_class.set_conversation("c", "resp_1", owner="a")
+    assert await async_class.get_conversation("c", owner="a") == "resp_1"
+    assert await async_class.delete("resp_1") is True
 
 
 def test_the_bundle_has_one_too(tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ def test_rows_get_growing_ids_and_tell_their_event(turn: Turn) -> None:
     assert done.data["row"] == rows[1].id
     assert turn.store.runs.durable(turn.run_id)[-1].data["row"] == rows[1].id
     found = turn.store.runs.row(turn.run_id, rows[1].id)
-    assert found == replace(rows[1], told=())
+    assert found == replace(rows[1], announced_in=())
     assert texts(turn.store.sessions, "s") == ["What is the time?", "hi", "hello"]
 
 
@@ -419,7 +419,7 @@ def test_a_commit_waits_for_the_disk_when_it_is_asked_to(tmp_path: Path) -> None
     with closing(open_store(url(tmp_path / "state.db"))) as store:
         turn = Turn(store, "s")
         statements: list[str] = []
-        store.engine.alone(lambda db: db.set_trace_callback(statements.append))
+        store.engine.exclusive(lambda db: db.set_trace_callback(statements.append))
         for sync in (True, False, True):
             turn.append(notice(turn), sync=sync)
 
@@ -430,7 +430,7 @@ def test_a_commit_waits_for_the_disk_when_it_is_asked_to(tmp_path: Path) -> None
             await writer.close()
 
         asyncio.run(written())
-        store.engine.alone(lambda db: db.set_trace_callback(None))
+        store.engine.exclusive(lambda db: db.set_trace_callback(None))
     at, modes = "", []
     for statement in statements:
         if statement.startswith("PRAGMA synchronous="):
@@ -709,7 +709,7 @@ class Driven:
         elif name == "finish" and self.call:
             closes = writer.end_output(self.call)
             done = writer.event("tool.finished", call_id=self.call, status="ok", row=None)
-            row = self.row("tool", "x", tool_call_id=self.call, told=((done, "row"),))
+            row = self.row("tool", "x", tool_call_id=self.call, announced_in=((done, "row"),))
             await writer.append(done, rows=[row], closes=closes)
             self.finished.add(self.call)
             self.call = ""
@@ -730,7 +730,7 @@ class Driven:
     async def run(self, script: list[tuple[str, str]], end: str) -> list[Event]:
         """What was shown, without what is only shown live."""
         opening = self.writer.event("run.started", model="m", provider="p", user_row=None)
-        row = self.row("user", "x", told=((opening, "user_row"),))
+        row = self.row("user", "x", announced_in=((opening, "user_row"),))
         await self.writer.append(opening, rows=[row], session={"id": self.spec.session_id, "source": "cli"})
         for name, piece in script:
             await self.act(name, piece)

@@ -208,8 +208,8 @@ class Turn:
         self.seq += 1
         return Event(self.run_id, type_, step, data, self.seq, 1_790_000_000.0 + self.seq)
 
-    def row(self, role: str, content: Any, *told: tuple[Event, str], **fields: Any) -> Row:
-        return Row(self.session_id, role, content, self.run_id, told=told, **fields)
+    def row(self, role: str, content: Any, *announced_in: tuple[Event, str], **fields: Any) -> Row:
+        return Row(self.session_id, role, content, self.run_id, announced_in=announced_in, **fields)
 
     def append(self, *events: Event, rows: list[Row] | None = None, **options: Any) -> None:
         self.store.runs.append(self.run_id, self.token, events, rows or [], **options)

@@ -336,7 +336,7 @@ async def begin(child: Left) -> None:
     session = child.spec.session_id
     await child.house.app.store.runs.create(child.spec)
     started = child.event("run.started", kind="subagent", model="m", provider="p", user_row=None, session_id=session)
-    row = Row(session, "user", "count", child.spec.run_id, told=((started, "user_row"),))
+    row = Row(session, "user", "count", child.spec.run_id, announced_in=((started, "user_row"),))
     await child.add(started, rows=[row], session={"id": session, "source": "subagent", "kind": "delegate"})
 
 
@@ -423,7 +423,7 @@ async def test_where_the_parent_is_not_gone_on_with_its_child_is_stopped(house: 
     child = await left_child(house, server, left)
     child.spec = child.spec.replace(on_detach="continue")
     await begin(child)
-    house.engine.keep_going()
+    house.engine.start_background_tasks()
     events = await left.log()
     assert (events[-1]["type"], events[-1]["failure"]) == ("run.failed", "server_restarted")
     ended = [event.type async for event in house.engine.subscribe(child.spec.run_id)]

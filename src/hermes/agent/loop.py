@@ -20,8 +20,8 @@ from hermes.agent.media_tags import strip_rendered_media
 from hermes.agent.step import ModelStep, StepResult
 from hermes.agent.stream_parts import Assembled, ToolCall
 from hermes.agent.turn import Services, Turn
-from hermes.agent.turn_end import close_cancelled, close_completed, close_failed, close_without_store, open_answer
-from hermes.agent.turn_start import open_turn, reopen_turn
+from hermes.agent.turn_end import close_cancelled, close_failed, close_without_store, finish_completed, open_answer
+from hermes.agent.turn_start import resume_turn, start_turn
 from hermes.guards.hosts import hosts_in
 from hermes.guards.secrets import redact_tree
 from hermes.ids import random_hex
@@ -45,7 +45,7 @@ _APPROVAL_S = {"api_server": "api_server.approval_timeout_seconds"}
 async def run_turn(live: LiveRun, services: Services) -> Result:
     """Run a turn from its spec to its result; whatever happens, it ends on record."""
     resumed = live.resumption
-    turn, fault = await (open_turn if resumed is None else reopen_turn)(live, services)
+    turn, fault = await (start_turn if resumed is None else resume_turn)(live, services)
     try:
         if resumed is not None and resumed.verdict != "go_on":
             with TurnLoop(turn) as work:
@@ -56,11 +56,11 @@ async def run_turn(live: LiveRun, services: Services) -> Result:
             if failure is not None:
                 done = await close_failed(turn, failure)
             elif live.spec.count_only:
-                done = await close_completed(turn, StepResult(Assembled(), ""), [])
+                done = await finish_completed(turn, StepResult(Assembled(), ""), [])
                 done["prompt_tokens"] = turn.prompt_tokens()
             elif live.spec.compact is not None:
                 await compact(turn, ASKED, live.spec.compact)
-                done = await close_completed(turn, StepResult(Assembled(), ""), [])
+                done = await finish_completed(turn, StepResult(Assembled(), ""), [])
             else:
                 with TurnLoop(turn) as work:
                     done = await work.run()
@@ -137,14 +137,14 @@ class TurnLoop:
             if not calls:
                 fault = self._structure_fault(begun + answered.text)
                 if not fault:
-                    return await close_completed(turn, answered, [])
+                    return await finish_completed(turn, answered, [])
                 if repairs:
                     return await self._fail_kind("bad_structure", answered, fault)
                 repairs += 1
                 turn.nudges = [prompt.repair(fault)]
                 continue
             if pending := await self._act(calls):
-                return await close_completed(turn, answered, pending)
+                return await finish_completed(turn, answered, pending)
             if self._invalid_steps >= INVALID_STEPS_MAX:
                 return await self._fail_kind("invalid_calls", answered)
             if failure := await fit(turn, "step"):

@@ -286,7 +286,7 @@ class ModelStep:
 
     def _possible(self, facts: FailureFacts) -> set[Action]:
         turn = self._turn
-        usable = [c for c in turn.route.credentials if c and not turn.services.learnt.rests(c)]
+        usable = [c for c in turn.route.credentials if c and not turn.services.learnt.is_cooling_down(c)]
         option = rejected_option(facts)
         pictures = images.present(turn.messages)
         ceiling = turn.capabilities.max_output

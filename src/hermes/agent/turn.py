@@ -62,7 +62,7 @@ class RouteHealth:
         """Leave a credential or a route alone for a while."""
         self._rests[thing] = time.monotonic() + seconds
 
-    def rests(self, thing: object) -> bool:
+    def is_cooling_down(self, thing: object) -> bool:
         """Whether it is to be left alone."""
         return self._rests.get(thing, 0.0) > time.monotonic()
 
@@ -280,7 +280,7 @@ class Turn:
 
     def credential(self) -> Credential | None:
         """The first key of the present route that is not resting."""
-        usable = [c for c in self.route.credentials if c and not self.services.learnt.rests(c)]
+        usable = [c for c in self.route.credentials if c and not self.services.learnt.is_cooling_down(c)]
         return next(iter(usable or [c for c in self.route.credentials if c]), None)
 
     def usage_event(self, usage: Usage | None, text: str, task: str = "") -> dict[str, Any]:

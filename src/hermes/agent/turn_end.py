@@ -33,7 +33,7 @@ def open_answer(turn: Turn) -> StepResult | None:
     return StepResult(Assembled(), text, message_id=turn.message_id) if text else None
 
 
-async def close_completed(turn: Turn, answered: StepResult, pending: list[ToolCall]) -> Result:
+async def finish_completed(turn: Turn, answered: StepResult, pending: list[ToolCall]) -> Result:
     """The answer is there, or the client's own calls are. Without its store it is given, and not kept."""
     calls = [call.as_dict() for call in pending]
     try:
@@ -180,7 +180,12 @@ async def _close(
         await turn.services.outside.processes.end_run(log.run_id)
     if answered is not None and answered.text:
         row = Row(
-            transcript, "assistant", answered.text, log.run_id, finish_reason=finish, told=((event, "partial_row"),)
+            transcript,
+            "assistant",
+            answered.text,
+            log.run_id,
+            finish_reason=finish,
+            announced_in=((event, "partial_row"),),
         )
         row.continues, row.active = bool(turn.begun), not turn.begun
         row.api_content = strip_rendered_media(answered.text) if turn.media else None
@@ -217,7 +222,7 @@ async def _close(
 def _tell_row(row: Row | None, event: Event, name: str) -> None:
     """Have an event tell the number of a row, which it may get only when both are committed."""
     if row is not None and row.id is None:
-        row.told = (*row.told, (event, name))
+        row.announced_in = (*row.announced_in, (event, name))
     elif row is not None:
         event.data[name] = row.id
 

@@ -33,7 +33,7 @@ _KINDS = {"subagent": "delegate", "job": "job"}
 _UNREADABLE = "[A message that could not be read.]"
 
 
-async def open_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | None]:
+async def start_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | None]:
     """The turn, its beginning on record. A route that cannot be had is a failure to be told."""
     spec = live.spec
     settings, notice = services.settings()
@@ -83,7 +83,7 @@ async def open_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | 
     return turn, fault
 
 
-async def reopen_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | None]:
+async def resume_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure | None]:
     """The turn of a run that was cut off, with all that it has said and done so far."""
     spec, resumed = live.spec, live.resumption
     assert resumed is not None
@@ -170,8 +170,8 @@ def _found(services: Services, settings: Settings, chosen: RouteChoice | None) -
 
 async def _equip(turn: Turn, client_tools: dict[str, ToolSchema]) -> None:
     """What the turn has at hand."""
-    rests = turn.services.learnt.rests
-    turn.at = 1 if len(turn.routes) > 1 and rests(turn.routes[0].key) else 0
+    is_cooling_down = turn.services.learnt.is_cooling_down
+    turn.at = 1 if len(turn.routes) > 1 and is_cooling_down(turn.routes[0].key) else 0
     turn.instructions = turn.live.spec.instructions or ""
     turn.reasoning = _reasoning(turn)
     turn.client_tools = client_tools
@@ -313,7 +313,7 @@ async def _record(turn: Turn, record: Mapping[str, Any], before: Arrived, *, beg
         rows += await turn.aside(lambda: [before.row(live.transcript_id, message) for message in told])
     if said is not None:
         turn.user_row = row = before.row(live.transcript_id, said)
-        row.run_id, row.told = spec.run_id, ((started, "user_row"),)
+        row.run_id, row.announced_in = spec.run_id, ((started, "user_row"),)
         rows.append(row)
         if not names_session(turn):
             record = {**record, "auto_title": plain_title(first_words(turn.messages))}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hermes import config
 from hermes.cli.actions import Actions, Args, Arguments, command
-from hermes.cli.output import NotFound, note, tell_said
+from hermes.cli.output import NotFound, note, print_redacted
 from hermes.home import Home
 from hermes.text import visible
 
@@ -19,7 +19,7 @@ def _grants(home: Home) -> dict[str, list[str]]:
 
 def _list(args: Args, home: Home) -> None:
     grants = [grant for listed in _grants(home).values() for grant in listed]
-    tell_said(args, home, {"grants": grants}, (f"{at}  {visible(grant)}" for at, grant in enumerate(grants, 1)))
+    print_redacted(args, home, {"grants": grants}, (f"{at}  {visible(grant)}" for at, grant in enumerate(grants, 1)))
     if not grants:
         note("Nothing is allowed for good.")
 
@@ -34,7 +34,9 @@ def _remove(args: Args, home: Home) -> None:
     for key, listed in by_key.items():
         if set(gone).intersection(listed):
             config.set_value(home, key, [grant for grant in listed if grant not in gone])
-    tell_said(args, home, {"removed": gone}, (f"No longer allowed without asking: {visible(grant)}" for grant in gone))
+    print_redacted(
+        args, home, {"removed": gone}, (f"No longer allowed without asking: {visible(grant)}" for grant in gone)
+    )
 
 
 _ARGUMENTS: Arguments = {

@@ -19,13 +19,13 @@ from hermes.cli.output import (
     NotFound,
     UsageError,
     confirmed,
-    hush,
     mask,
-    meant,
     note,
-    plainly,
+    print_redacted,
+    resolve_name,
     secrets,
-    tell_said,
+    silence_logs,
+    tool_errors_as_cli,
 )
 from hermes.cli.session_maintenance import opened
 from hermes.config_keys import EFFORTS
@@ -52,7 +52,7 @@ def _job(jobs: Jobs, text: str) -> Json:
     """The job that is meant, by its id, the beginning of it, or its name."""
     known = {job["id"]: job for job in jobs.list()}
     named = [job_id for job_id, job in known.items() if job["name"] == text]
-    return known[named[0] if len(named) == 1 else meant(text, known, "job", "hermes cron list")]
+    return known[named[0] if len(named) == 1 else resolve_name(text, known, "job", "hermes cron list")]
 
 
 def _when(job: Json) -> str:
@@ -83,7 +83,7 @@ def _list(args: Args, home: Home) -> None:
         known = _jobs(db).list()
     found = known if args.all else [job for job in known if job["enabled"]]
     rows = [(job["id"], job["name"], job["schedule_display"], _when(job), job["last_status"] or "-") for job in found]
-    tell_said(args, home, {"jobs": [_shown(job) for job in found]}, columns(rows, 1))
+    print_redacted(args, home, {"jobs": [_shown(job) for job in found]}, columns(rows, 1))
     if not known:
         note('There are no jobs. Try: hermes cron create "every 1d" "Say what is new."')
     if hidden := len(known) - len(found):
@@ -109,7 +109,7 @@ def _runs(args: Args, home: Home) -> None:
     lines = [
         (one["run_id"], one["status"], local(one["started_at"]), text) for one, text in zip(rows, about, strict=True)
     ]
-    tell_said(args, home, {"job_id": job["id"], "runs": with_iso(rows)}, columns(lines, 3))
+    print_redacted(args, home, {"job_id": job["id"], "runs": with_iso(rows)}, columns(lines, 3))
     if not found:
         note("It has not run yet.")
 
@@ -125,7 +125,7 @@ def _status(args: Args, home: Home) -> None:
     document |= {"running": sum(job["last_status"] == "running" for job in found)}
     lines = [f"{name.replace('_', ' ')}: {value}" for name, value in document.items()]
     lines.append(f"next: {local(upcoming) if upcoming else 'never'}")
-    tell_said(args, home, {**document, "next_run_at": iso(upcoming)}, lines)
+    print_redacted(args, home, {**document, "next_run_at": iso(upcoming)}, lines)
     if not enabled:
         note("Jobs are turned off. Try: hermes config set cron.enabled true")
     else:
@@ -163,7 +163,7 @@ def _create(args: Args, home: Home) -> None:
     from hermes.tools.cronjob import made
 
     fields, now = _fields(args, home), time.time()
-    with plainly():
+    with tool_errors_as_cli():
         job = made(fields, now, fields.get("timezone", config.load(home).get("timezone")), secrets(home))
     with opened(home, "make") as db:
         jobs = _jobs(db)
@@ -172,7 +172,7 @@ def _create(args: Args, home: Home) -> None:
         job = jobs.create(job | {"owner": "default", "origin": {"source": "cli", "session_id": None}})
     times = next_times(job["schedule"], now, zone_named(job["timezone"]))
     lines = [f"{job['id']}  {one_line(job['name'])}  {job['schedule_display']}", *(f"  {when}" for when in times)]
-    tell_said(args, home, {"job": _shown(job), "next_times": times}, lines)
+    print_redacted(args, home, {"job": _shown(job), "next_times": times}, lines)
     _say_unserved(home)
 
 
@@ -180,11 +180,11 @@ def _change(change: Callable[[Args, Home], Callable[[Json, float], Json]]) -> Ca
     """An action that changes a job, given what it changes."""
 
     def action(args: Args, home: Home) -> None:
-        with opened(home, "change") as db, plainly("hermes cron edit ID --schedule SCHEDULE"):
+        with opened(home, "change") as db, tool_errors_as_cli("hermes cron edit ID --schedule SCHEDULE"):
             jobs = _jobs(db)
             job = _job(jobs, args.id)
             job = jobs.update(job["id"], **change(args, home)(job, time.time())) or job
-        tell_said(args, home, {"job": _shown(job)}, [f"{job['id']}  {one_line(job['name'])}  {_when(job)}"])
+        print_redacted(args, home, {"job": _shown(job)}, [f"{job['id']}  {one_line(job['name'])}  {_when(job)}"])
         if job["enabled"]:
             _say_unserved(home)
 
@@ -213,7 +213,7 @@ def _remove(args: Args, home: Home) -> int:
         if not confirmed(args, f"Removing the job {job['id']}", f"{job['id']}  {one_line(job['name'])} will be gone."):
             return 1
         jobs.delete(job["id"])
-    tell_said(args, home, {"id": job["id"], "removed": True}, [f"The job {job['id']} is gone."])
+    print_redacted(args, home, {"id": job["id"], "removed": True}, [f"The job {job['id']} is gone."])
     return 0
 
 
@@ -223,7 +223,7 @@ def _remove(args: Args, home: Home) -> int:
 def _run(args: Args, home: Home) -> int:
     from hermes.app import new_loop
 
-    hush(args)
+    silence_logs(args)
     with opened(home, "change") as db:
         job = _job(_jobs(db), args.id)
     with asyncio.Runner(loop_factory=new_loop) as loop:
@@ -239,7 +239,7 @@ async def _run_now(args: Args, home: Home, job_id: str) -> int:
     from hermes.runs.spec import Control
 
     app, stopped = await current(home), list[Any]()
-    app.engine.keep_going(resume=False)
+    app.engine.start_background_tasks(resume=False)
     spec = await app.store.transaction(lambda: _begun(app.store.blocking, job_id))
     try:
         await app.engine.start(spec)

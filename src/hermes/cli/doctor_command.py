@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hermes.cli.actions import FLAG, Args
 from hermes.cli.formatting import counted, size, span
-from hermes.cli.output import Json, hush, mask, note, settings_of, tell
+from hermes.cli.output import Json, mask, note, settings_of, silence_logs, tell
 from hermes.errors import ConfigError, HermesError
 from hermes.home import Home, is_served, tighten
 
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: Args, home: Home) -> int:
-    hush(args)
+    silence_logs(args)
     began, hidden, checks, lines = time.monotonic(), mask(home), list[Json](), list[str]()
     for name, found in _found(args, home).items():
         state, message, remedy = map(hidden, found)

@@ -220,7 +220,7 @@ async def open_door(app: App, home: Home, *, here: bool) -> Door:
         if await door.answers():
             return door
         await door.hang_up()
-    app.engine.keep_going(resume=False)
+    app.engine.start_background_tasks(resume=False)
     return Door(app)
 
 

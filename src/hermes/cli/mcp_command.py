@@ -12,7 +12,17 @@ from typing import Any
 from hermes import config
 from hermes.cli.actions import FLAG, YES, Actions, Args, Arguments, command
 from hermes.cli.formatting import columns, counted
-from hermes.cli.output import Json, UsageError, confirmed, hush, meant, note, secrets, tell, tell_said
+from hermes.cli.output import (
+    Json,
+    UsageError,
+    confirmed,
+    note,
+    print_redacted,
+    resolve_name,
+    secrets,
+    silence_logs,
+    tell,
+)
 from hermes.errors import ConfigError, HermesError
 from hermes.home import Home
 
@@ -24,7 +34,7 @@ def _servers(home: Home) -> dict[str, Json]:
 
 
 def _name(args: Args, home: Home) -> str:
-    return meant(args.name, _servers(home), "MCP server", "hermes mcp list")
+    return resolve_name(args.name, _servers(home), "MCP server", "hermes mcp list")
 
 
 def _list(args: Args, home: Home) -> None:
@@ -46,7 +56,7 @@ def _list(args: Args, home: Home) -> None:
 
 def _asked(args: Args, home: Home, name: str, flags: Mapping[str, Any]) -> Json:
     """Connect a server as the settings and the flags describe it, and see what it has."""
-    hush(args)
+    silence_logs(args)
     settings = config.load(home, {**flags, f"mcp_servers.{name}.enabled": True})
     settings.require_valid(*(problem.key for problem in settings.errors if problem.key in flags))
     return asyncio.run(_connected(home, settings, name))
@@ -75,7 +85,7 @@ def _words(state: Json) -> str:
 def _test(args: Args, home: Home) -> int:
     state = _asked(args, home, _name(args, home), {})
     unfit = [f"  left out: {name}: {why}" for name, why in state["unfit"].items()]
-    tell_said(args, home, state, [_words(state), *(f"  {tool['name']}" for tool in state["tools"]), *unfit])
+    print_redacted(args, home, state, [_words(state), *(f"  {tool['name']}" for tool in state["tools"]), *unfit])
     return 0 if state["state"] == "up" else 1
 
 
@@ -84,7 +94,7 @@ def _tools(args: Args, home: Home) -> None:
     if state["state"] != "up":
         raise HermesError(_words(state), hint=f"hermes mcp test {state['name']}")
     lines = columns([(tool["name"], tool["description"]) for tool in state["tools"]], 1)
-    tell_said(args, home, {"name": state["name"], "tools": state["tools"]}, lines)
+    print_redacted(args, home, {"name": state["name"], "tools": state["tools"]}, lines)
 
 
 # ---- changing
@@ -114,7 +124,9 @@ def _add(args: Args, home: Home) -> None:
     except ConfigError:
         _forget(home, args.name)
         raise
-    tell_said(args, home, {"name": args.name, "test": state}, [_words(state), f"{args.name} is in {home.config_file}."])
+    print_redacted(
+        args, home, {"name": args.name, "test": state}, [_words(state), f"{args.name} is in {home.config_file}."]
+    )
 
 
 def _remove(args: Args, home: Home) -> int:

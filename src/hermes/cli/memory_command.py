@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hermes.cli.actions import YES, Actions, Args, Arguments, command
 from hermes.cli.formatting import printable
-from hermes.cli.output import confirmed, note, plainly, secrets, tell, tell_said
+from hermes.cli.output import confirmed, note, print_redacted, secrets, tell, tool_errors_as_cli
 from hermes.home import Home, locked
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def _show(args: Args, home: Home) -> None:
         document[target] = {"path": str(file.path), "entries": entries, "chars": chars, "limit": file.chars_max}
         lines.append(f"{target}: {chars} of {file.chars_max} characters, {file.path}")
         lines += ["  - " + printable(entry).replace("\n", "\n    ") for entry in entries]
-    tell_said(args, home, document, lines)
+    print_redacted(args, home, document, lines)
 
 
 def _edit(args: Args, home: Home) -> None:
@@ -44,7 +44,7 @@ def _edit(args: Args, home: Home) -> None:
 
     def check(draft: Path) -> None:
         entries = MemoryFile(draft, file.chars_max).entries()
-        with plainly():
+        with tool_errors_as_cli():
             apply([], [{"action": "add", "content": entry} for entry in entries], file, secrets(home))
 
     saved = edit(file.path, b"", check)

@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Any
 from hermes import config
 from hermes.cli.actions import FLAG, YES, Args
 from hermes.cli.formatting import columns, one_line
-from hermes.cli.output import Json, NotFound, UsageError, confirmed, hush, note, settings_of, tell, tell_said
+from hermes.cli.output import (
+    Json,
+    NotFound,
+    UsageError,
+    confirmed,
+    note,
+    print_redacted,
+    settings_of,
+    silence_logs,
+    tell,
+)
 from hermes.errors import HermesError
 from hermes.home import Home, write_private
 
@@ -55,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: Args, home: Home) -> int:
-    hush(args)
+    silence_logs(args)
     if (args.path is None) is (args.name == "use"):
         raise UsageError("A file belongs to `use`, and to nothing else.", hint="hermes model use PATH")
     return {None: _show, "list": _list, "use": _use}.get(args.name, _set)(args, home)
@@ -112,7 +122,7 @@ def _show(args: Args, home: Home) -> int:
     told["fallbacks"] = ", ".join(f"{one['provider']}/{one['model']}" for one in others)
     told |= local.status(home, settings) if first["api_mode"] == "local" else {}
     lines = [f"{name.replace('_', ' ')}: {'set' if value is True else value}" for name, value in told.items() if value]
-    tell_said(args, home, {"route": first, "fallbacks": others}, lines)
+    print_redacted(args, home, {"route": first, "fallbacks": others}, lines)
     return EXIT_NO_MODEL if first["problem"] else 0
 
 
@@ -254,7 +264,7 @@ def _wanted(args: Args, found: Json) -> bool:
 
 
 def _told(args: Args, home: Home, found: Json, done: str) -> int:
-    tell_said(args, home, {"model": args.path or args.name, "test": found}, [words_of(found), done])
+    print_redacted(args, home, {"model": args.path or args.name, "test": found}, [words_of(found), done])
     return 0
 
 

@@ -56,7 +56,7 @@ def tell(args: argparse.Namespace, document: Any, *lines: str) -> None:
         print(line)
 
 
-def tell_said(args: argparse.Namespace, home: Home, document: Any, lines: Iterable[str]) -> None:
+def print_redacted(args: argparse.Namespace, home: Home, document: Any, lines: Iterable[str]) -> None:
     """The same for what was said by anybody: secrets are not shown."""
     from hermes.guards.secrets import redact_tree
 
@@ -100,7 +100,7 @@ def settings_of(args: argparse.Namespace, home: Home, more: Mapping[str, Any] | 
     return config.load(home, {**flags, **(more or {})}, safe_mode=bool(getattr(args, "safe_mode", False)))
 
 
-def hush(args: argparse.Namespace) -> None:
+def silence_logs(args: argparse.Namespace) -> None:
     """What the parts log on their way is not for whoever waits for a result, unless they want to see it."""
     import logging
 
@@ -132,7 +132,7 @@ def confirmed(args: argparse.Namespace, deed: str, *about: str) -> bool:
     return False
 
 
-def meant(text: str, names: Iterable[str], thing: str, hint: str) -> str:
+def resolve_name(text: str, names: Iterable[str], thing: str, hint: str) -> str:
     """The one name that is given or begun."""
     known = list(names)
     found = [name for name in known if name == text] or [name for name in known if text and name.startswith(text)]
@@ -145,7 +145,7 @@ def meant(text: str, names: Iterable[str], thing: str, hint: str) -> str:
 
 
 @contextlib.contextmanager
-def plainly(hint: str = "") -> Iterator[None]:
+def tool_errors_as_cli(hint: str = "") -> Iterator[None]:
     """A tool's refusal as that of a command."""
     from hermes.tools.registry import ToolError
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, get_args
 
 from hermes.cli.actions import Actions, Args, Arguments, command, number
 from hermes.cli.formatting import columns, local, one_line, with_iso
-from hermes.cli.output import Json, NotFound, UsageError, mask, meant, note, tell, tell_said
+from hermes.cli.output import Json, NotFound, UsageError, mask, note, print_redacted, resolve_name, tell
 from hermes.cli.session_maintenance import find, opened
 from hermes.cli.streams import as_json
 from hermes.errors import HermesError
@@ -71,7 +71,7 @@ def _list(args: Args, home: Home) -> None:
         (one["run_id"], one["status"], one["kind"], one["session_id"], local(record.created_at))
         for one, record in zip(objects, found, strict=True)
     ]
-    tell_said(args, home, {"runs": with_iso(objects), "more": more}, columns(rows, 3))
+    print_redacted(args, home, {"runs": with_iso(objects), "more": more}, columns(rows, 3))
     if more:
         note(f"There are more. Try: hermes runs list --limit {max(20, args.limit * 2)}")
     elif not found:
@@ -96,7 +96,7 @@ def _record(db: SessionDB, text: str) -> RunRecord:
     begin = text if text.startswith("run_") else f"run_{text}"
     sql = "SELECT run_id FROM runs WHERE substr(run_id, 1, ?) IN (?, ?) ORDER BY created_at DESC LIMIT 50"
     near = db.engine.read(lambda tx: [str(row[0]) for row in tx.rows(sql, (len(begin), begin, text))])
-    found = Runs(db.engine).get(text) or Runs(db.engine).get(meant(begin, near, "run", "hermes runs list"))
+    found = Runs(db.engine).get(text) or Runs(db.engine).get(resolve_name(begin, near, "run", "hermes runs list"))
     if found is None:  # it has just gone
         raise NotFound(f"There is no run '{text}'.", hint="hermes runs list")
     return found
@@ -107,7 +107,7 @@ def _show(args: Args, home: Home) -> None:
         shown = _object(db, _record(db, args.id))
     told = {name: local(value) if name.endswith("_at") else value for name, value in shown.items() if value}
     lines = [f"{name}: {one if isinstance(one, str) else json.dumps(one)}" for name, one in told.items()]
-    tell_said(args, home, with_iso(shown), lines)
+    print_redacted(args, home, with_iso(shown), lines)
 
 
 # ---- following

@@ -138,7 +138,7 @@ class Conversation:
         """A turn; what it tells is shown, or with `log` its log itself, and what it came to is given back."""
         if not await self.door.answers():  # the server has gone since
             self.door = Door(self.app)
-            self.app.engine.keep_going(resume=False)
+            self.app.engine.start_background_tasks(resume=False)
         return await self.follow(self.door, self.spec(content), show, log=log)
 
     async def follow(self, door: Door, spec: RunSpec, show: Show, *, log: bool = False) -> Result:
@@ -215,8 +215,8 @@ class Conversation:
             **({"search": name} if name else {"cwd_prefix": here()}), owner=_OWNER, limit=100, cursor=cursor
         ):
             # A title that was taken has a number behind it.
-            meant = [one for one in page if (one["title"] or "").partition(" #")[0] == name.partition(" #")[0]]
-            found = meant if name else [one for one in page if one["cwd"] == here()]
+            candidates = [one for one in page if (one["title"] or "").partition(" #")[0] == name.partition(" #")[0]]
+            found = candidates if name else [one for one in page if one["cwd"] == here()]
             if found:
                 return await self._take(max(found, key=lambda one: float(one["last_active"])))
             cursor = page[-1]["cursor"]

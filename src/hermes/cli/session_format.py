@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hermes.cli.formatting import columns, counted, iso, local, one_line, printable, width
-from hermes.cli.output import Json, mask, note, tell_said
+from hermes.cli.output import Json, mask, note, print_redacted
 
 if TYPE_CHECKING:
     from hermes.home import Home
@@ -24,7 +24,7 @@ _CLIPPED_CHARS, _CLIPPED_LINES = 1_000, 12
 
 
 def tell_sessions(args: argparse.Namespace, home: Home, document: Any, sessions: Sequence[Json]) -> None:
-    tell_said(args, home, document, session_lines(sessions, width()))
+    print_redacted(args, home, document, session_lines(sessions, width()))
 
 
 def note_sessions(home: Home, sessions: Sequence[Json]) -> None:

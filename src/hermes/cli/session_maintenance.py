@@ -79,11 +79,11 @@ def _id_of(db: SessionDB, home: Home, text: str) -> str:
     if found := db.resolve_session_id(text):
         return found
     near = db.list_sessions(search=text, limit=_NEAR_MAX, include_children=True, archived="all") if text else []
-    meant = [one for one in near if one["id"].lower().startswith(text.lower()) or one["title"] == text]
-    if not meant:
+    candidates = [one for one in near if one["id"].lower().startswith(text.lower()) or one["title"] == text]
+    if not candidates:
         raise _unknown(text)
-    note_sessions(home, meant[:_CANDIDATES_MAX])
-    raise UsageError(f"'{text}' may mean any of these sessions.", hint=f"hermes sessions show {meant[0]['id']}")
+    note_sessions(home, candidates[:_CANDIDATES_MAX])
+    raise UsageError(f"'{text}' may mean any of these sessions.", hint=f"hermes sessions show {candidates[0]['id']}")
 
 
 def session_of(db: SessionDB, session_id: str) -> Json:

@@ -11,7 +11,7 @@ from hermes.cli import session_format as words
 from hermes.cli import session_maintenance, sessions_transfer
 from hermes.cli.actions import FLAG, YES, Actions, Args, Arguments, age, command, folder, number
 from hermes.cli.formatting import counted
-from hermes.cli.output import Json, NotFound, UsageError, confirmed, mask, note, tell, tell_said
+from hermes.cli.output import Json, NotFound, UsageError, confirmed, mask, note, print_redacted, tell
 from hermes.cli.session_format import tell_sessions
 from hermes.cli.session_maintenance import find, opened, session_of
 from hermes.home import Home
@@ -47,7 +47,7 @@ def _show(args: Args, home: Home) -> None:
     lines = words.head_lines(session)
     for message in messages:
         lines += ["", *words.message_lines(message, full=args.full)]
-    tell_said(args, home, document, lines)
+    print_redacted(args, home, document, lines)
     if len(messages) < total and args.messages is None:
         note(f"These are the last {len(messages)} of {total} messages. Try: --messages {total}")
 
@@ -63,7 +63,7 @@ def _search(args: Args, home: Home) -> None:
         # It may only be the index, which is made anew by whoever may write.
         found, complete = _hits(args, home, "change")
     document = {"hits": [words.shown(hit) for hit in found], "complete": complete}
-    tell_said(args, home, document, (line for hit in found for line in words.hit_lines(hit)))
+    print_redacted(args, home, document, (line for hit in found for line in words.hit_lines(hit)))
     if not complete:
         note("The search took too long: there may be better hits, and more.")
     elif not found:

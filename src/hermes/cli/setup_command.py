@@ -18,7 +18,7 @@ from hermes.cli import model_command as models
 from hermes.cli.actions import FLAG, Args
 from hermes.cli.formatting import one_line, words
 from hermes.cli.model_command import NoModel
-from hermes.cli.output import Json, UsageError, asked, hush, note, tell_said
+from hermes.cli.output import Json, UsageError, asked, note, print_redacted, silence_logs
 from hermes.home import Home, write_private
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: Args, home: Home) -> int:
-    hush(args)
+    silence_logs(args)
     if not args.non_interactive and not sys.stdin.isatty():
         raise UsageError("There is no terminal to ask at.", hint="hermes setup --non-interactive --help")
     setup = _Setup(args, home)
@@ -57,7 +57,7 @@ def run(args: Args, home: Home) -> int:
     setup.write()
     written = sorted(key for key, value in setup.changes.items() if value is not None)
     document = {"written": written, "test": setup.test, "file": str(home.config_file)}
-    tell_said(args, home, document, [f"Written: {', '.join(written) or 'nothing'}."])
+    print_redacted(args, home, document, [f"Written: {', '.join(written) or 'nothing'}."])
     note("Try: hermes chat")
     return 0
 

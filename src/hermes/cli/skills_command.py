@@ -22,12 +22,12 @@ from hermes.cli.output import (
     UsageError,
     confirmed,
     mask,
-    meant,
     note,
-    plainly,
+    print_redacted,
+    resolve_name,
     secrets,
     tell,
-    tell_said,
+    tool_errors_as_cli,
 )
 from hermes.errors import HermesError
 from hermes.home import Home, locked, make_private_folder, write_private
@@ -56,7 +56,7 @@ def _skill(args: Args, context: Any) -> Skill:
     from hermes.agent.skills import find_skills
 
     found = {skill.name: skill for skill in find_skills(context.settings)}
-    return found[meant(args.name, found, "skill", "hermes skills list")]
+    return found[resolve_name(args.name, found, "skill", "hermes skills list")]
 
 
 # ---- looking
@@ -67,7 +67,7 @@ def _list(args: Args, home: Home) -> None:
 
     found = find_skills(config.load(home))
     lines = columns([(skill.name, skill.category or "-", skill.description) for skill in found], 2)
-    tell_said(args, home, {"skills": [{**skill._asdict(), "path": str(skill.path)} for skill in found]}, lines)
+    print_redacted(args, home, {"skills": [{**skill._asdict(), "path": str(skill.path)} for skill in found]}, lines)
     if not found:
         note("There are no skills. Try: hermes skills add PATH_OR_GIT_URL")
 
@@ -79,7 +79,7 @@ def _show(args: Args, home: Home) -> None:
     skill = _skill(args, _context(home))
     text, files = skill_text(skill.path), _files(skill.path.parent)
     document = {**skill._asdict(), "path": str(skill.path), "content": text, "files": files}
-    tell_said(args, home, document, [text.rstrip(), *(f"file: {file}" for file in files)])
+    print_redacted(args, home, document, [text.rstrip(), *(f"file: {file}" for file in files)])
 
 
 def _check(args: Args, home: Home) -> int:
@@ -87,7 +87,7 @@ def _check(args: Args, home: Home) -> int:
     skill = _skill(args, context)
     scan = _scan(context, skill.path.parent)
     faults = [*scan.faults, *scan.suspicions]
-    tell_said(args, home, {"name": skill.name, "faults": faults}, faults or [f"{skill.name} is in order."])
+    print_redacted(args, home, {"name": skill.name, "faults": faults}, faults or [f"{skill.name} is in order."])
     return 1 if faults else 0
 
 
@@ -145,7 +145,7 @@ def _new(args: Args, home: Home) -> None:
     except (OSError, UnicodeError) as error:
         raise UsageError(f"The file cannot be read: {error}.", where=args.file) from None
     given = {"action": "create", "name": args.name, "content": text, "category": args.category}
-    with plainly("hermes skills list"):
+    with tool_errors_as_cli("hermes skills list"):
         file = home.skills / _manage(_context(home), given)["path"]
     tell(args, {"name": args.name, "path": str(file)}, f"{file} is there.")
     note(f"Try: hermes skills edit {args.name}")
@@ -159,10 +159,10 @@ def _edit(args: Args, home: Home) -> None:
     skill = _skill(args, context)
 
     def check(draft: Path) -> None:
-        with plainly():
+        with tool_errors_as_cli():
             tools._checked(context, skill.name, tools.Change(skill.path, "", draft.read_text("utf-8", "replace")))
 
-    with plainly():
+    with tool_errors_as_cli():
         tools._own_folder(context, skill)
     saved = edit(skill.path, b"", check)
     tell(args, {"path": str(skill.path), "saved": saved}, "Saved." if saved else "Nothing was changed.")
@@ -175,7 +175,7 @@ def _remove(args: Args, home: Home) -> int:
     skill = _skill(args, context)
     if not confirmed(args, f"Removing '{skill.name}'", f"{skill.path.parent} will be gone."):
         return 1
-    with plainly():
+    with tool_errors_as_cli():
         _manage(context, {"action": "delete", "name": skill.name})
     tell(args, {"name": skill.name, "removed": True}, f"The skill '{skill.name}' is gone.")
     return 0
@@ -243,7 +243,7 @@ def _refuse_unfit(args: Args, found: list[Scan]) -> None:
 def _copied(context: Any, scan: Scan, category: str | None) -> Path:
     from hermes.tools.skills import _new_place
 
-    with locked(context.home.skills), plainly(f"hermes skills remove {scan.name}"):
+    with locked(context.home.skills), tool_errors_as_cli(f"hermes skills remove {scan.name}"):
         target = _new_place(context, {"name": scan.name, "category": category}).parent
         draft = target.with_name(f".new-{os.urandom(6).hex()}")
         try:

@@ -7,7 +7,7 @@ import time
 
 from hermes.cli.actions import Args
 from hermes.cli.formatting import size
-from hermes.cli.output import Json, settings_of, tell_said
+from hermes.cli.output import Json, print_redacted, settings_of
 from hermes.errors import HermesError
 from hermes.home import Home, is_served
 
@@ -24,7 +24,7 @@ def run(args: Args, home: Home) -> int:
     facts: Json = {"profile": home.profile, "home": str(home.path), "route": _route(args, home), "server": server}
     facts |= _store(home)
     told = {**facts, "store_bytes": size(facts["store_bytes"])}
-    tell_said(
+    print_redacted(
         args, home, facts, (f"{name.replace('_bytes', ' size').replace('_', ' ')}: {told[name]}" for name in told)
     )
     return 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hermes.cli.actions import Actions, Args, Arguments, command
 from hermes.cli.formatting import columns
-from hermes.cli.output import Json, meant, note, settings_of, tell, tell_said
+from hermes.cli.output import Json, note, print_redacted, resolve_name, settings_of, tell
 from hermes.home import Home
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _change(args: Args, home: Home) -> int:
 
     settings, add = config.load(home), args.action == "enable"
     known, on = _toolsets(settings), _chosen(settings, args.platform)
-    names = {meant(name, known, "toolset", "hermes tools list") for name in args.names}
+    names = {resolve_name(name, known, "toolset", "hermes tools list") for name in args.names}
     key = f"platform_toolsets.{args.platform}"
     config.set_value(home, key, sorted(on | names if add else on - names))
     now = _chosen(config.load(home), args.platform)
@@ -75,7 +75,7 @@ def _show(args: Args, home: Home) -> None:
     settings = settings_of(args, home)
     sets = _toolsets(settings)
     tools = {tool.name: tool for found in sets.values() for tool in found}
-    name = meant(args.name, [*tools, *sets], "tool", "hermes tools list")
+    name = resolve_name(args.name, [*tools, *sets], "tool", "hermes tools list")
     shown = [_described(tool, settings) for tool in ([tools[name]] if name in tools else sets[name])]
     lines = [line for tool in shown for line in ("", *_lines(tool))][1:]
     tell(args, shown[0] if name in tools else {"name": name, "tools": shown}, *lines)
@@ -114,7 +114,7 @@ def _check(args: Args, home: Home) -> int:
     line = args.command_line[0] if len(args.command_line) == 1 else shlex.join(args.command_line)
     found = verdict(settings_of(args, home), line, Path.cwd())
     hits = [f"  {hit['rule']} ({hit['detail']}){'' if hit['counts'] else ', harmless here'}" for hit in found["rules"]]
-    tell_said(args, home, found, [f"{found['verdict']}: {found['reason']}", *hits])
+    print_redacted(args, home, found, [f"{found['verdict']}: {found['reason']}", *hits])
     return 0 if found["verdict"] == "free" else EXIT_FLAGGED
 
 

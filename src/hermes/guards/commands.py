@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable
 
 from hermes.guards import rules, snippets
-from hermes.guards.findings import BARE, DECODER, KILL, LOOSE, NET, PIDS, SINK, Facts, Hit, Verdict, covered, form
+from hermes.guards.findings import BARE, DECODER, KILL, LOOSE, NET, PIDS, SINK, Facts, Findings, Hit, covered, form
 from hermes.guards.shell import HERE
 from hermes.guards.shell_expansion import GLOBS, UNKNOWN, Unparsable, Value, clean, plain
 
@@ -39,17 +39,17 @@ _TAR_FOLDER = re.compile(r"(?:.*? (?:--directory=|-C)|(?:--directory|-C) )([^-].
 
 def check(command: str, cwd: str, facts: Facts, exists: Callable[[str], bool] | None = None) -> list[Hit]:
     """The rules a command line falls under; without `exists` every file that is written to is taken to exist."""
-    return _Judge(cwd, facts, exists).begin(command).hits()
+    return _CommandAnalyzer(cwd, facts, exists).begin(command).hits()
 
 
 def detaches(command: str) -> bool:
     """Whether a command line leaves something running behind it."""
-    return _Judge("/", Facts((), "/", "/")).begin(command).detached
+    return _CommandAnalyzer("/", Facts((), "/", "/")).begin(command).detached
 
 
 def simple_forms(command: str, cwd: str = "/", facts: Facts | None = None) -> list[str]:
     """Each simple command, and each redirect that writes, in normal form; none when something is hidden."""
-    judge = _Judge(cwd, facts or Facts((), "~", "~/.hermes")).begin(command)
+    judge = _CommandAnalyzer(cwd, facts or Facts((), "~", "~/.hermes")).begin(command)
     return [] if judge.opaque else [form(*part) for stage in judge.stages for part in _apart(*stage) if any(part)]
 
 
@@ -90,7 +90,7 @@ def _deep(argv: list[str], letters: str) -> bool:
     return short or any(len(arg) > 2 and "--recursive".startswith(arg) for arg in argv)
 
 
-class _Judge(Verdict):
+class _CommandAnalyzer(Findings):
     """Judges each command of a command line."""
 
     def __init__(self, cwd: str, facts: Facts, exists: Callable[[str], bool] | None = None) -> None:
@@ -98,7 +98,7 @@ class _Judge(Verdict):
         self.level, self.root, self.many = 0, False, False  # commands around this one; run as root; on many files
         self.stdin: str | None = None  # what `exec <` has left for the commands after it
 
-    def begin(self, command: str) -> _Judge:
+    def begin(self, command: str) -> _CommandAnalyzer:
         """Follow the whole command line."""
         try:
             self.inside(clean(command), self.script)
@@ -200,7 +200,7 @@ class _Judge(Verdict):
         for words in (1, 2, 3):
             if (wrapper := " ".join(argv[:words])) in rules.WRAPPERS:
                 return self.wrapped(wrapper, argv[words - 1 :], feed)
-        return _KINDS.get(name, _Judge.others)(self, argv, feed)
+        return _KINDS.get(name, _CommandAnalyzer.others)(self, argv, feed)
 
     def wrapped(self, wrapper: str, argv: list[str], feed: str | None) -> str | None:
         """A command that runs another."""
@@ -496,19 +496,19 @@ class _Judge(Verdict):
         return feed if name == "tee" or (name == "cat" and all(argv[at] == "-" for at in operands)) else None
 
 
-_KINDS: dict[str, Callable[[_Judge, list[str], str | None], str | None]] = {
-    "eval": _Judge.evaluate,
-    "find": _Judge.find,
-    "kill": _Judge.kill,
-    **dict.fromkeys(("make", "gmake"), _Judge.make),
-    **dict.fromkeys(("sed", "gsed"), _Judge.sed),
-    **dict.fromkeys(("rm", "srm"), _Judge.remove),
-    **dict.fromkeys(("xargs", "parallel"), _Judge.xargs),
-    **dict.fromkeys((".", "source"), _Judge.source),
-    **dict.fromkeys(("alias", "trap", "at", "batch"), _Judge.later),
-    **dict.fromkeys(("chmod", "chown", "chgrp", "install", "mkdir"), _Judge.modes),
-    **dict.fromkeys(rules.TRANSFERS, _Judge.transfer),
-    **dict.fromkeys(rules.SQL, _Judge.sql),
-    **dict.fromkeys(rules.SHELLS, _Judge.shell),
-    **dict.fromkeys(rules.CODE, _Judge.interpreter),
+_KINDS: dict[str, Callable[[_CommandAnalyzer, list[str], str | None], str | None]] = {
+    "eval": _CommandAnalyzer.evaluate,
+    "find": _CommandAnalyzer.find,
+    "kill": _CommandAnalyzer.kill,
+    **dict.fromkeys(("make", "gmake"), _CommandAnalyzer.make),
+    **dict.fromkeys(("sed", "gsed"), _CommandAnalyzer.sed),
+    **dict.fromkeys(("rm", "srm"), _CommandAnalyzer.remove),
+    **dict.fromkeys(("xargs", "parallel"), _CommandAnalyzer.xargs),
+    **dict.fromkeys((".", "source"), _CommandAnalyzer.source),
+    **dict.fromkeys(("alias", "trap", "at", "batch"), _CommandAnalyzer.later),
+    **dict.fromkeys(("chmod", "chown", "chgrp", "install", "mkdir"), _CommandAnalyzer.modes),
+    **dict.fromkeys(rules.TRANSFERS, _CommandAnalyzer.transfer),
+    **dict.fromkeys(rules.SQL, _CommandAnalyzer.sql),
+    **dict.fromkeys(rules.SHELLS, _CommandAnalyzer.shell),
+    **dict.fromkeys(rules.CODE, _CommandAnalyzer.interpreter),
 }

@@ -83,7 +83,7 @@ def covered(path: str, folders: tuple[str, ...]) -> bool:
     return any(len(parts) >= len(names) and all(map(_like, parts, names)) for names in wanted)
 
 
-class Verdict(Shell):
+class Findings(Shell):
     """The rules noted so far, and what is known of the files."""
 
     def __init__(self, cwd: str, facts: Facts, exists: Callable[[str], bool] | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from hermes.guards.shell_expansion import GLOBS, UNKNOWN, Unparsable, Value, Words, plain
+from hermes.guards.shell_expansion import GLOBS, UNKNOWN, ShellExpander, Unparsable, Value, plain
 from hermes.guards.snippets import printed
 
 HERE = "."  # the working directory among the variables, by a name that none can have
@@ -29,7 +29,7 @@ _DECLARE = frozenset({"export", "declare", "typeset", "local", "readonly"})
 _READ = frozenset({"read", "mapfile", "readarray", "getopts", "let"})
 
 
-class Shell(Words):
+class Shell(ShellExpander):
     """Reads a script and hands each simple command to `run`."""
 
     def __init__(self, variables: dict[str, Value], complete: bool) -> None:

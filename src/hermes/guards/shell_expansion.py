@@ -137,7 +137,7 @@ def _edited(text: str, op: str, arg: str) -> str | None:
     return {"^^": text.upper(), ",,": text.lower()}.get(op) if not arg else None
 
 
-class Words:
+class ShellExpander:
     """A place in a text, and the variables as far as the text so far tells them.
 
     Every change of a variable is noted, so that a subshell is undone and what perhaps does not run becomes unknown.

@@ -72,7 +72,7 @@ class Admission:
     begun: bool = False
     # Somebody waits for the whole answer, and would ask again if there were none.
     start_may_wait: bool = False
-    told: Callable[[], None] | None = field(default=None, repr=False)
+    on_started: Callable[[], None] | None = field(default=None, repr=False)
     released: bool = False
     waited_s: float = 0.0
 
@@ -92,7 +92,7 @@ class Admission:
             self.released = True
             await self.engine.give_back(self)
 
-    async def give_up(self) -> None:
+    async def finish_request(self) -> None:
         """Whoever asked for the run has read it: give it back, unless a run has taken it over."""
         if self.begun:
             await self.engine.read_by_its_client(self.run_id)
@@ -521,7 +521,7 @@ class RunEngine:
 
     # --- runs that were cut off -----------------------------------------------------------------------------------
 
-    def keep_going(self, *, resume: bool = True) -> None:
+    def start_background_tasks(self, *, resume: bool = True) -> None:
         """From now on look for controls that other processes have left and, as servers do, take up runs that were cut
         off."""
         if not self._watching:
@@ -719,9 +719,9 @@ class RunEngine:
             live.log.on_created = partial(self._mark_created, admission)
         live.task = self._spawn(self._carry_out(live, admission))
         admission.begun = True
-        if admission.told is not None:
+        if admission.on_started is not None:
             self._to_be_read.add(admission.run_id)
-            admission.told()
+            admission.on_started()
 
     async def _carry_out(self, live: LiveRun, admission: Admission) -> Result:
         try:

@@ -31,7 +31,7 @@ def encode_record(record: RunRecord) -> dict[str, Any]:
 
 def encode_row(row: Row) -> Row:
     """A message as it travels."""
-    return replace(row, told=())
+    return replace(row, announced_in=())
 
 
 _PLAIN = ("created_at", "updated_at", "resumes", "log_expired", "holder")

@@ -487,12 +487,12 @@ class RunWriter:
         content = text.text if text else ""
         row.content, row.reasoning = content, thought.text if thought else None
         done = self.event("message.completed", message_id=message_id, row=None, text_length=len(content), **data)
-        row.told = (*row.told, (done, "row"))
+        row.announced_in = (*row.announced_in, (done, "row"))
         events = [done, *after]
         if thought is not None:
             form = {"chars": len(thought.text), "form": thought.form}
             told = self.event("reasoning.completed", message_id=message_id, row=None, **form)
-            row.told = (*row.told, (told, "row"))
+            row.announced_in = (*row.announced_in, (told, "row"))
             events.insert(0, told)
 
         def cuts() -> None:
@@ -606,9 +606,9 @@ class RunWriter:
             self.creates = None
             self.on_created()
         for row in rows:
-            for event, _ in row.told if row.role == "assistant" else ():
+            for event, _ in row.announced_in if row.role == "assistant" else ():
                 event.message_row = row
-            row.told = ()
+            row.announced_in = ()
         for stream_id in closes:
             if (stream := self._streams.pop(stream_id, None)) is not None:
                 self._release(stream, closed=True)

@@ -186,7 +186,7 @@ class APIServerAdapter:
             self._response_store = ResponseStore(limits[0], path, max_age_days=limits[1])
             app.also_closed.append(self._response_store)
         self._limit(app)
-        app.engine.listeners += (self._spent, self.metrics.hear)
+        app.engine.listeners += (self._charge_tokens, self.metrics.hear)
         app.engine.revival_listeners.append(self._revived)
         app.services.background(level(self))
 
@@ -236,7 +236,7 @@ class APIServerAdapter:
         return isinstance(self._session_db, Repository)
 
     @property
-    def keeps_runs(self) -> bool:
+    def stores_runs(self) -> bool:
         """Whether the database of conversations is the one that runs are kept in."""
         return self._app is not None and self._session_db is self._app.store.blocking.sessions
 
@@ -415,7 +415,7 @@ class APIServerAdapter:
         """What answers to the present caller say of its limits."""
         return self.keyring.headers(CALLER.get().owner)
 
-    def _spent(self, live: LiveRun, event: Event) -> None:
+    def _charge_tokens(self, live: LiveRun, event: Event) -> None:
         """Count the tokens of a turn that has ended; those of a subagent are among its parent's."""
         if not event.final or live.spec.parent is not None:
             return
@@ -480,16 +480,16 @@ class APIServerAdapter:
         )
 
     @property
-    def _makes_its_own_agents(self) -> bool:
+    def _uses_real_agent(self) -> bool:
         """Whether nobody has put another agent in the place of ours: then all there is to a turn is in its spec."""
         made = getattr(self._create_agent, "__func__", None) is APIServerAdapter._create_agent
         return made and facade.AIAgent is _AGENT
 
     @property
-    def makes_runs(self) -> bool:
+    def uses_run_engine(self) -> bool:
         """Whether a turn is a run of the engine, and not the work of a stand-in."""
         own = getattr(self._run_agent, "__func__", None) is APIServerAdapter._run_agent
-        return own and self._makes_its_own_agents
+        return own and self._uses_real_agent
 
     async def _run_agent(
         self,
@@ -511,7 +511,7 @@ class APIServerAdapter:
         if admission is not None and admission.begun:
             told = await result_at_end(admission.engine, admission.run_id)
             return told, {name: told[name] for name in ("input_tokens", "output_tokens", "total_tokens")}
-        if admission is not None and spec is not None and self._makes_its_own_agents:
+        if admission is not None and spec is not None and self._uses_real_agent:
             told = await admission.engine.work(spec, admission)
             return told, {name: told[name] for name in ("input_tokens", "output_tokens", "total_tokens")}
         agent = self._create_agent(

@@ -141,7 +141,7 @@ def _told(
     body: Body[ChatRequest], turn: Turn, ended: Outcome, completion_id: str, created: int, model: str
 ) -> web.Response:
     """The answer of a turn that was not streamed."""
-    headers = turn.told(ended, body)
+    headers = turn.response_headers(ended, body)
     message: Message = {"role": "assistant", "content": ended.text, "refusal": None, "annotations": []}
     if ended.calls:
         message["content"] = ended.text or None

@@ -91,9 +91,9 @@ class ResponseRecord:
         if not self.known:
             await self.keep(adapter, response)
 
-    async def try_to_begin(self, adapter: APIServerAdapter, renderer: ResponseRenderer) -> None:
+    async def try_insert(self, adapter: APIServerAdapter, renderer: ResponseRenderer) -> None:
         """The same for those who are answered even without a store, and then warned."""
-        if not self.known and not await self.try_to_keep(adapter, renderer.snapshot()):
+        if not self.known and not await self.try_save(adapter, renderer.snapshot()):
             renderer.warn(*STORE_UNAVAILABLE_NOTICE)
 
     async def keep(self, adapter: APIServerAdapter, response: Json, ended: Outcome | None = None) -> None:
@@ -112,7 +112,7 @@ class ResponseRecord:
                 items = [*self.input_items, *response["output"]]
                 await store.add_conversation_items(self.conversation, self.owner, items, self.response_id)
 
-    async def try_to_keep(self, adapter: APIServerAdapter, response: Json, ended: Outcome | None = None) -> bool:
+    async def try_save(self, adapter: APIServerAdapter, response: Json, ended: Outcome | None = None) -> bool:
         """Store it if that can be done; a record that is behind then follows its run."""
         try:
             await self.keep(adapter, response, ended)

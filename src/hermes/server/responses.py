@@ -80,7 +80,7 @@ async def _plain(adapter: APIServerAdapter, work: PreparedResponse) -> web.Respo
     turn, kept = work.turn, work.kept
     renderer, ended = await run(adapter, work)
     named = {"response_id": kept.response_id, "run_id": turn.spec.run_id} if kept.store else {}
-    return answer(renderer.response, 200, turn.told(ended, work.body, **named))
+    return answer(renderer.response, 200, turn.response_headers(ended, work.body, **named))
 
 
 async def run(adapter: APIServerAdapter, work: PreparedResponse, write: Any = None) -> tuple[ResponseRenderer, Outcome]:
@@ -90,7 +90,7 @@ async def run(adapter: APIServerAdapter, work: PreparedResponse, write: Any = No
     task = asyncio.ensure_future(adapter._run_agent(**turn.arguments(streamed=write is not None)))
     task.add_done_callback(lambda _: turn.queue.put(None))
     try:
-        await kept.try_to_begin(adapter, renderer)
+        await kept.try_insert(adapter, renderer)
         for data in renderer.begin():
             await write(data) if write else None
         async with contextlib.aclosing(items(turn.queue, task, turn.admission, ROWS)) as source:
@@ -116,7 +116,7 @@ async def _carry(
         data = renderer.feed(batch)
         if renderer.ended and ended is None:
             ended = await ended_of(adapter, task, turn)
-            await kept.try_to_keep(adapter, renderer.response, ended)
+            await kept.try_save(adapter, renderer.response, ended)
         if data and write:
             await write(data)
     if ended is None:
@@ -129,7 +129,7 @@ async def _carry(
         if not renderer.snapshot()["output"] and ended.messages:
             told = reported(turn_messages(kept.history, ended.messages))
         data = renderer.feed(told) + renderer.finish(ended)
-        await kept.try_to_keep(adapter, renderer.response, ended)
+        await kept.try_save(adapter, renderer.response, ended)
         if data and write:
             await write(data)
     return ended
@@ -151,7 +151,7 @@ async def _lost(
         kept.run_id = None
         renderer.feed(_rest(turn.queue))
         renderer.cut("client_disconnected")
-        await kept.try_to_keep(adapter, renderer.response)
+        await kept.try_save(adapter, renderer.response)
 
 
 def _rest(stream_q: Any) -> list[Item]:
@@ -196,7 +196,7 @@ async def write_stream(
     if turn is not None:
         turn.hold(stream)
     try:
-        await kept.try_to_begin(adapter, renderer)
+        await kept.try_insert(adapter, renderer)
         async with stream:
             for data in renderer.begin():
                 await stream.write(data)
@@ -228,7 +228,7 @@ async def _left(
     await leave(task, agent_ref)
     renderer.feed(_rest(stream_q))
     renderer.cut("client_disconnected")
-    await kept.try_to_keep(adapter, renderer.response)
+    await kept.try_save(adapter, renderer.response)
 
 
 async def _in_background(adapter: APIServerAdapter, request: web.Request, work: PreparedResponse) -> web.StreamResponse:
@@ -317,7 +317,7 @@ async def _ensure_kept(adapter: APIServerAdapter, kept: ResponseRecord, renderer
     """Whoever is told the end of a response finds it stored, also where its own follower is a moment behind."""
     found = await adapter.stored_responses.get(kept.response_id, kept.owner)
     if found is not None and found["response"].get("status") in ("queued", "in_progress"):
-        await kept.try_to_keep(adapter, renderer.response)
+        await kept.try_save(adapter, renderer.response)
 
 
 async def delete(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:

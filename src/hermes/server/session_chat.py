@@ -121,7 +121,7 @@ async def _write(
 
 def _told(body: Body[SessionChatRequest], turn: Turn, ended: Outcome) -> web.Response:
     """The answer of a turn that was not streamed."""
-    headers = turn.told(ended, body)
+    headers = turn.response_headers(ended, body)
     message = {"role": "assistant", "content": ended.text}
     if ended.reasoning and _shows_reasoning(body, turn):
         message["reasoning_content"] = ended.reasoning

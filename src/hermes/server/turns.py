@@ -216,7 +216,7 @@ class Turn:
         except Refused as error:
             raise outcome.refusal(error) from None
         self.spec = self.admission.spec
-        self.admission.told = self.queue.wake
+        self.admission.on_started = self.queue.wake
         if resumed_admission() is None:
             try:
                 await check_model(self.adapter, self.spec)
@@ -240,7 +240,7 @@ class Turn:
         if spec.history is not None and not self._seeds():
             self.history = [*spec.history]
         else:
-            begun = self.admission.lease.begun if self.admission and spec.persist and self.adapter.keeps_runs else None
+            begun = self.admission.lease.begun if self.admission and spec.persist and self.adapter.stores_runs else None
             if begun is not None:
                 session = begun.session
             else:
@@ -366,7 +366,7 @@ class Turn:
 
     def hold(self, stream: EventStream) -> None:
         """Let the head of a stream, which names the run, wait until the run can be found after a crash."""
-        if self.admission is not None and self.adapter.makes_runs:
+        if self.admission is not None and self.adapter.uses_run_engine:
             stream.hold()
 
     async def ended(self, task: asyncio.Future[Any]) -> Outcome:
@@ -426,9 +426,9 @@ class Turn:
         """Give back what no run has taken over."""
         if self.admission is not None:
             with contextlib.suppress(StoreError):
-                await self.admission.give_up()
+                await self.admission.finish_request()
 
-    def told(self, ended: Outcome, body: Body[Any], **named: str) -> dict[str, str]:
+    def response_headers(self, ended: Outcome, body: Body[Any], **named: str) -> dict[str, str]:
         """The headers of a plain answer; an end that leaves nothing to show is raised as the error it is."""
         body.ignored += ended.ignored
         headers = {**self.headers(ended), **body.headers()}

@@ -75,7 +75,7 @@ class SessionBusy(HermesError):
 
 @dataclass(slots=True)
 class Row:
-    """A message of a transcript. The store sets `id`, and names it in the events of `told`, each in the given field.
+    """A message of a transcript. The store sets `id`, and names it in the events of `announced_in`, each in the given field.
 
     One that `continues` is the rest of the session's last message: that one is made longer, and this is kept for the log.
     """
@@ -101,7 +101,7 @@ class Row:
     name: str | None = None
     digest: str | None = None
     id: int | None = None
-    told: tuple[tuple[Event, str], ...] = ()
+    announced_in: tuple[tuple[Event, str], ...] = ()
     continues: bool = False
 
     def as_message(self) -> dict[str, Any]:

@@ -58,7 +58,7 @@ Work = Callable[[Tx], Any]
 class _Job:
     """Work on its way to the writer, and its outcome."""
 
-    __slots__ = ("bare", "done", "error", "future", "loop", "mended", "result", "sync", "work")
+    __slots__ = ("done", "error", "future", "loop", "mended", "raw", "result", "sync", "work")
 
     def __init__(
         self,
@@ -66,9 +66,9 @@ class _Job:
         sync: bool = False,
         loop: asyncio.AbstractEventLoop | None = None,
         *,
-        bare: bool = False,
+        raw: bool = False,
     ) -> None:
-        self.work, self.sync, self.loop, self.bare = work, sync, loop, bare
+        self.work, self.sync, self.loop, self.raw = work, sync, loop, raw
         self.mended = False
         self.result: Any = None
         self.error: BaseException | None = None
@@ -137,11 +137,11 @@ class Engine:
             return tx.nested(work)  # type: ignore[no-any-return]
         return self._wait(_Job(work, sync))  # type: ignore[no-any-return]
 
-    def alone(self, work: Callable[[sqlite3.Connection], R]) -> R:
+    def exclusive(self, work: Callable[[sqlite3.Connection], R]) -> R:
         """Do it with the writer's connection, outside of any transaction; other writers wait."""
         if getattr(self._here, "tx", None) is not None:
             raise StoreError("This cannot be done in the middle of a transaction.", where=str(self.path))
-        return self._wait(_Job(work, bare=True))  # type: ignore[no-any-return]
+        return self._wait(_Job(work, raw=True))  # type: ignore[no-any-return]
 
     def _wait(self, job: _Job) -> Any:
         if self.path is None:
@@ -167,7 +167,7 @@ class Engine:
         try:
             return self._read(work, readers, stop)
         except sqlite3.Error as error:
-            if self.read_only or not self.index.may_be_hit_by(error) or not self.alone(self.index.mend):
+            if self.read_only or not self.index.may_be_hit_by(error) or not self.exclusive(self.index.mend):
                 raise explained(error, self.path) from error
         try:
             return self._read(work, readers, stop)
@@ -227,7 +227,7 @@ class Engine:
         if self.path is None:
             return
         died = self._writer is not None and not self._writer.is_alive()
-        job = _Job(self._try_write, loop=asyncio.get_running_loop(), bare=True)
+        job = _Job(self._try_write, loop=asyncio.get_running_loop(), raw=True)
         assert job.future is not None
         self._submit(job)
         await job.future
@@ -249,7 +249,7 @@ class Engine:
     def copy_to(self, copy: sqlite3.Connection) -> None:
         """The database as it is now, into another."""
         if self.path is None:
-            self.alone(lambda db: db.backup(copy))
+            self.exclusive(lambda db: db.backup(copy))
             return
         while True:
             with self._slow_readers.connection() as db:
@@ -325,16 +325,16 @@ class Engine:
                     break
             else:
                 going = False
-            together = [one for one in batch if not one.bare]
+            together = [one for one in batch if not one.raw]
             if together:
                 self._upkeep_goes_on = False  # the moment is not idle any more
                 self._carry_out(together)
                 self._tell(together)
                 self._fold_if_due()
-            for bare in [one for one in batch if one.bare]:
-                self._carry_out_bare(bare)
-                self._tell([bare])
-                del bare
+            for raw in [one for one in batch if one.raw]:
+                self._carry_out_bare(raw)
+                self._tell([raw])
+                del raw
             del batch, together
             job = None  # or an idle thread would hold on to what it was given
         self._fail_left()
@@ -362,9 +362,9 @@ class Engine:
         for _ in range(LOG_EMPTIED_TRIES if empty else 1):
             with suppress(sqlite3.Error, OSError, StoreError):  # then whoever writes does it
                 self._check_files()
-                opening.fold(self.path)
+                opening.checkpoint(self.path)
             # What has come meanwhile is little. With that the log can begin anew.
-            job = _Job(opening.empty_log if empty else opening.fold_rest, bare=True)
+            job = _Job(opening.empty_log if empty else opening.fold_rest, raw=True)
             job.done = threading.Event()
             self._queue.put(job)
             if not empty:
@@ -381,9 +381,9 @@ class Engine:
                     job.error = StoreError("The database is closed.", where=str(self.path))
                     self._tell([job])
 
-    def _carry_out(self, batch: list[_Job], *, apart: bool = False) -> None:
+    def _carry_out(self, batch: list[_Job], *, isolated: bool = False) -> None:
         """One commit for all of them; where that cannot be had, one for each. `apart` keeps one's failure its own."""
-        alone = len(batch) == 1
+        exclusive = len(batch) == 1
         db: sqlite3.Connection | None = None
         tx: Tx | None = None
         try:
@@ -391,7 +391,7 @@ class Engine:
             self._begin(db, sync=any(job.sync for job in batch))
             self._here.tx = tx = Tx(db)
             for job in batch:
-                if not self._try(db, tx, job, apart):
+                if not self._try(db, tx, job, isolated):
                     raise _Undone
             db.execute("COMMIT")
             self._here.tx = None
@@ -405,11 +405,11 @@ class Engine:
             if tx is None and is_busy(error):  # all have waited as long as each may
                 for job in batch:
                     job.error = explained(error, self.path)
-            elif not alone:
+            elif not exclusive:
                 for job in batch:
                     job.result = job.error = None
-                for again in [[job] for job in batch] if apart else [batch]:
-                    self._carry_out(again, apart=not apart)
+                for again in [[job] for job in batch] if isolated else [batch]:
+                    self._carry_out(again, isolated=not isolated)
             elif isinstance(error, _Undone):
                 self._once_more(batch)
             else:
@@ -421,7 +421,7 @@ class Engine:
         """A database in memory is nobody's but this process's: what is to be done is done at once."""
         with self._lock:
             self._check_usable()
-            if job.bare:
+            if job.raw:
                 self._carry_out_bare(job)
             else:
                 self._carry_out([job])
@@ -432,13 +432,13 @@ class Engine:
         except BaseException as error:  # noqa: BLE001  (it belongs to the caller)
             job.error = explained(error, self.path)
 
-    def _try(self, db: sqlite3.Connection, tx: Tx, job: _Job, apart: bool) -> bool:
+    def _try(self, db: sqlite3.Connection, tx: Tx, job: _Job, isolated: bool) -> bool:
         """Do one job. False: the whole transaction has to be done again, without what failed."""
         try:
-            job.result = tx.nested(job.work) if apart else job.work(tx)
+            job.result = tx.nested(job.work) if isolated else job.work(tx)
         except BaseException as error:  # noqa: BLE001  (it belongs to the caller)
             job.error = error
-            if not apart or not db.in_transaction or self.index.may_be_hit_by(error):
+            if not isolated or not db.in_transaction or self.index.may_be_hit_by(error):
                 return False
             job.error = explained(error, self.path)
         return True
@@ -458,7 +458,7 @@ class Engine:
             job.error = explained(job.error, self.path)
             return
         job.mended = True
-        mend = _Job(self.index.mend, bare=True)
+        mend = _Job(self.index.mend, raw=True)
         self._carry_out_bare(mend)
         if not mend.result:
             job.error = explained(job.error, self.path)
@@ -539,7 +539,7 @@ class Engine:
             self.open()
         self._check_files()
         self._was_opened = True
-        return opening.connect_reader(self.path, self.schema, alone=self.read_only)
+        return opening.connect_reader(self.path, self.schema, exclusive=self.read_only)
 
     def _notice(self, words: str) -> None:
         if words not in self.notices:

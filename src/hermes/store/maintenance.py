@@ -62,7 +62,7 @@ class Upkeep(Repository):
             found += self._engine.read(lambda tx, sql=sql: _checked(tx, sql, until), slow=True)  # type: ignore[misc]
         if deep and not self._engine.read_only:
             progress("checking the search index")
-            found += self._engine.alone(_index_fault)
+            found += self._engine.exclusive(_index_fault)
         return found
 
     def optimize(self) -> dict[str, int]:
@@ -70,7 +70,7 @@ class Upkeep(Repository):
         before = self._size()
         self._engine.write(lambda tx: tx.execute("INSERT INTO messages_fts(messages_fts) VALUES ('optimize')"))
         self._engine.write(lambda tx: tx.execute("DELETE FROM state_meta WHERE key = 'purge_due'"))
-        self._engine.alone(_vacuum)
+        self._engine.exclusive(_vacuum)
         return {"bytes_before": before, "bytes_after": self._size()}
 
     def vacuum_if_worthwhile(self) -> bool:
@@ -82,7 +82,7 @@ class Upkeep(Repository):
 
         if not self._engine.read(is_worthwhile):
             return False
-        self._engine.alone(_vacuum)
+        self._engine.exclusive(_vacuum)
         return True
 
     def give_back_space(self) -> None:
@@ -172,11 +172,11 @@ def _rebuild(path: Path) -> dict[str, Any]:
     """Enough when all but the index is sound."""
     engine = Engine(path, STATE)
     try:
-        engine.alone(engine.index.rebuild)
+        engine.exclusive(engine.index.rebuild)
         faults: list[str] = []
         for sql in _CHECKS:
             faults += engine.read(lambda tx, sql=sql: _checked(tx, sql, float("inf")))  # type: ignore[misc]
-        faults += engine.alone(_index_fault)
+        faults += engine.exclusive(_index_fault)
         if faults:
             raise StoreError(faults[0])
         counts = {"rows": "SELECT count(*) FROM messages", "sessions": "SELECT count(*) FROM sessions"}
@@ -240,13 +240,13 @@ def _copy_tables(old: sqlite3.Connection, engine: Engine) -> dict[str, tuple[int
     found = [name for (name,) in engine.read(lambda tx: tx.rows(sql))]
     # Tables that name the keys of others come first.
     tables = sorted(found, key=lambda name: name not in ("sessions", "messages", "runs", "blobs"))
-    engine.alone(lambda db: db.execute("PRAGMA foreign_keys=OFF"))
+    engine.exclusive(lambda db: db.execute("PRAGMA foreign_keys=OFF"))
     return {table: engine.write(lambda tx, table=table: copy_table(old, tx, table)) for table in tables}  # type: ignore[misc]
 
 
 def _put_in_order(engine: Engine) -> None:
     engine.write(_drop_orphans)
-    engine.alone(engine.index.rebuild)
+    engine.exclusive(engine.index.rebuild)
 
 
 def _drop_orphans(tx: Tx) -> None:

@@ -93,7 +93,7 @@ def _migrate_all(db: sqlite3.Connection, schema: Schema) -> None:
         _migrate(db, schema, version)
 
 
-def fold(path: Path) -> None:
+def checkpoint(path: Path) -> None:
     """Take what can be taken of the log of changes into the file; nobody has to wait for that."""
     with closing(connect(uri(path, "rw"))) as db:
         db.execute("PRAGMA wal_checkpoint(PASSIVE)")
@@ -113,19 +113,19 @@ def empty_log(db: sqlite3.Connection) -> bool:
         db.execute(f"PRAGMA busy_timeout={int(BUSY_TIMEOUT_S * 1000)}")
 
 
-def connect_reader(path: Path, schema: Schema, *, alone: bool) -> Connection:
+def connect_reader(path: Path, schema: Schema, *, exclusive: bool) -> Connection:
     """A connection that changes nothing. `alone`: there is no writer in this process that has looked at the file."""
     require_fts5()
-    if alone and not path.is_file():
+    if exclusive and not path.is_file():
         raise StoreError("There is no such database.", where=str(path))
     # A file that nobody has open is read without leaving anything beside it, as long as it stays as it is.
-    stamp = stamp_of(path) if alone else None
+    stamp = stamp_of(path) if exclusive else None
     db = connect(uri(path, "ro" if stamp is None else "ro&immutable=1"))
     db.execute(f"PRAGMA cache_size=-{READER_CACHE_KB}")
     db.stamp = stamp
     try:
         db.execute("PRAGMA query_only=ON")
-        _check_version(db, path, schema, current=alone)
+        _check_version(db, path, schema, current=exclusive)
     except BaseException:
         db.close()
         raise

@@ -111,7 +111,7 @@ class AsyncPart:
 
 
 @functools.cache
-def twin(cls: Any) -> type[AsyncPart]:
+def async_class(cls: Any) -> type[AsyncPart]:
     """The class whose methods are those of a store, as coroutines."""
     made: dict[str, Any] = {"__doc__": f"`{cls.__name__}`, to be awaited."}
     for name, method in inspect.getmembers(cls, inspect.isfunction):

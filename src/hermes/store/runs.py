@@ -120,7 +120,7 @@ class Runs(Repository):
         if annotate is not None:
             messages.set_api_content(tx, *annotate)
         for row in rows:
-            for event, name in row.told:
+            for event, name in row.announced_in:
                 event.data[name] = row.id
         if events:
             if state.ended_at is not None or events[0].seq <= state.last_seq:

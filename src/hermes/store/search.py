@@ -337,13 +337,13 @@ def _hits(line: str, phrases: Sequence[str]) -> list[tuple[int, int]]:
         while (at := line.find(phrase, at + 1)) >= 0:
             first = line.count(" ", 0, at)
             found.append((first, first + length))
-    apart: list[tuple[int, int]] = []
+    isolated: list[tuple[int, int]] = []
     for first, end in sorted(found):
-        if apart and first < apart[-1][1]:
-            apart[-1] = (apart[-1][0], max(end, apart[-1][1]))
+        if isolated and first < isolated[-1][1]:
+            isolated[-1] = (isolated[-1][0], max(end, isolated[-1][1]))
         else:
-            apart.append((first, end))
-    return apart
+            isolated.append((first, end))
+    return isolated
 
 
 def _marked(

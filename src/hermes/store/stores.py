@@ -16,7 +16,7 @@ from hermes.store.history_match import Bound, bound
 from hermes.store.idempotency import Idempotency
 from hermes.store.jobs import Jobs
 from hermes.store.leases import Leases, acquire
-from hermes.store.repository import AsyncPart, twin
+from hermes.store.repository import AsyncPart, async_class
 from hermes.store.responses import ResponseStore
 from hermes.store.runs import Runs
 from hermes.store.schema import STATE
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 _RESPONSES_KEPT, _RESPONSES_DAYS = 1000, 30.0
 
-AsyncSessions, AsyncRuns, AsyncLeases = twin(SessionDB), twin(Runs), twin(Leases)
+AsyncSessions, AsyncRuns, AsyncLeases = async_class(SessionDB), async_class(Runs), async_class(Leases)
 
 
 class Store:
@@ -133,7 +133,7 @@ def Async(store: Any) -> Any:
     if isinstance(store, Store):
         return AsyncStore(store)
     kind: Any = type(store)
-    return twin(kind)(store) if hasattr(store, "_engine") else AsyncPart(store)
+    return async_class(kind)(store) if hasattr(store, "_engine") else AsyncPart(store)
 
 
 def address(home: Home, settings: Settings) -> str:

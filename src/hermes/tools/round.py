@@ -414,7 +414,7 @@ class ToolRound:
         event.data |= {"foreign": True} if work.foreign else {}
         told = pictured(content, work.images if status == "ok" else ())
         row = Row(self._transcript_id, "tool", told, self._log.run_id, tool_call_id=work.call.id, tool_name=name)
-        row.told = ((event, "row"),)
+        row.announced_in = ((event, "row"),)
         # From here on the commit goes through, also when this task is cancelled while it waits for it.
         work.outcome = Outcome(work.call, status, told, name, code, work.refusal is not None, bool(words))
         rows = [row] if work.parent is None else []
