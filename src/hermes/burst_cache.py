@@ -1,4 +1,4 @@
-"""What many turns ask for at the same moment, found out once."""
+"""A short cache that concurrent turns share, so that a burst of them does the same work once."""
 
 from __future__ import annotations
 

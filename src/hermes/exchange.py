@@ -379,7 +379,7 @@ class Answer:
         """One timer that looks now and then, not one that is set anew for every packet."""
         now, limits = self._loop.time(), self._timeouts
         if self._paused or self._connection.transport.get_write_buffer_size():  # type: ignore[union-attr]
-            self._heard_at = now  # what is silent is us, or has not heard us yet
+            self._heard_at = now  # time does not count while we are paused or the request is being sent
         stale_s = self._heard_at + limits.stale_s - now
         left_s = self._began_at + limits.total_s - now
         if left_s <= 0:

@@ -1,4 +1,4 @@
-"""What was found out once is told again while all that it depends on is as it was. This loads next to nothing."""
+"""A disk cache for `hermes --version`, keyed by a hash of its inputs. Imports next to nothing."""
 
 import os
 import sys

@@ -97,7 +97,7 @@ class ModelStep:
         finally:
             for task in self._notices:
                 task.cancel()
-            del self._caller  # which refers to this step: what refers to itself waits for the collector
+            del self._caller  # break the reference cycle, so that the step is freed at once
 
     @property
     def _text(self) -> str:

@@ -1,4 +1,4 @@
-"""A chat: what is typed becomes turns, answers and commands; what comes meanwhile waits, interrupts or steers."""
+"""The interactive chat: typed lines become turns and commands; input during a turn waits, interrupts or steers it."""
 
 from __future__ import annotations
 

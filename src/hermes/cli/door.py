@@ -1,4 +1,4 @@
-"""The two ways to the agent, in this process and through the server of the home: a run is told by the same events."""
+"""Clients of the agent: in this process, or over HTTP to the server of the home. Both give the same run events."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ class _NotStarted(Exception):
 
 
 def _is_orphaned(record: RunRecord) -> bool:
-    """Whether no process can be about to start it: one that was begun has its session's lease to tell."""
+    """Whether the run is orphaned: it was never started, and the process that created it is gone."""
     if record.state.started_at is not None or record.state.status == "interrupted" or is_gone(record.holder):
         return True
     # It is made a moment before its first event.
@@ -838,7 +838,7 @@ class RunEngine:
                     yield event
 
     def batches(self, run_id: str, after: int = 0, sink: Sink | None = None) -> AsyncGenerator[list[Event], None]:
-        """The same, as many events at a time as there are, but for those that the sink takes at once."""
+        """The events in batches; those that the sink has consumed are left out."""
         if run_id in self._live and run_id not in self._ephemeral_ids:
             return self._log.batches(run_id, self._store.runs, after, sink)
         return self._batches(run_id, after, sink)

@@ -114,7 +114,7 @@ class RunLog:
     async def batches(
         self, run_id: str, store: RunStore, after: int = 0, sink: Sink | None = None
     ) -> AsyncGenerator[list[Event], None]:
-        """The same, as many events at a time as there are, but for those that the sink takes at once."""
+        """The events in batches; those that the sink has consumed are left out."""
         live = self.bus.subscribe(run_id, sink)
         cursor, last = after, False
         try:

@@ -351,7 +351,7 @@ class APIServerAdapter:
         return None if self.keyring.shared and caller.is_admin else caller.owner
 
     def owner_field(self, owner: str) -> dict[str, str]:
-        """What an object says of its owner: something to who sees those of all, nothing to others."""
+        """`{"owner": owner}` for a caller that sees the objects of all owners, else nothing."""
         return {"owner": owner} if self.keyring.shared and CALLER.get().is_admin else {}
 
     def may_see(self, request: web.Request, owner: str) -> bool:

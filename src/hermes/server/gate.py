@@ -1,4 +1,4 @@
-"""The gate that every request passes once it is routed: its host, its origin and its key, as its profile has them."""
+"""Authentication: checks host, origin and API key of every routed request."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def seen_as(adapter: APIServerAdapter, request: web.Request) -> tuple[str, str]:
 
 
 def is_own_host(adapter: APIServerAdapter, host: str) -> bool:
-    """Whether a name by which the server was called is one that it may have: a strange one is a trick of a browser."""
+    """Whether a Host header is allowed: unknown ones are refused, which prevents DNS rebinding."""
     name = _PORT.sub("", host).strip("[]").rstrip(".").lower()
     if name in ("localhost", adapter._host.lower()) or name.endswith(".localhost"):
         return True

@@ -105,7 +105,7 @@ RECORDING: ContextVar[Recording | None] = ContextVar("recording", default=None)
 
 
 def resumed_admission() -> Admission | None:
-    """That of the run which an earlier server began for this request, and which is to answer it."""
+    """The admission of the run that a previous process started under this Idempotency-Key, or None."""
     recording = RECORDING.get()
     return recording.resumed_admission if recording is not None else None
 

@@ -85,7 +85,7 @@ Level = Callable[[], AbstractContextManager[list[float]]]
 
 
 class Bucket:
-    """So much per minute, saved up for a minute at most. More may be spent than there is; then it is waited for."""
+    """A token bucket with a burst of one minute. It may go below zero; the caller then waits."""
 
     __slots__ = ("_clock", "_level", "limit")
 

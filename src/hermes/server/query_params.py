@@ -1,4 +1,4 @@
-"""What stands in an address behind its question mark, checked, and the form of lists that are read page by page."""
+"""Query parameters and pagination."""
 
 from __future__ import annotations
 

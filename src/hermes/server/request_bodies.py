@@ -199,7 +199,7 @@ def _decoded(data: bytes | str) -> Any:
     except (ValueError, RecursionError) as error:
         what = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise ApiError(400, f"Invalid JSON in the body: {what}.", "invalid_json") from None
-    # What is nested begins that often, and a short body has no room for many fields.
+    # The depth cannot exceed the number of opening brackets, and a short body has no room for many fields.
     if len(data) > _SHORT_BYTES or openings > JSON_DEPTH_MAX:
         _check_size(value)
     return value

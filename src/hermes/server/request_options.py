@@ -53,7 +53,7 @@ class RequestOptions:
     strict: bool = False
 
     def fields(self, adapter: APIServerAdapter, *, announces: bool) -> dict[str, Any]:
-        """The fields of a spec that follow. Questions are asked where somebody hears them, or is said to wait for them."""
+        """The fields of a `RunSpec`. Approvals are asked for where the stream shows them or the client says that it waits."""
         toolsets = adapter.toolsets(self.toolsets)
         return {
             "session_key": self.session_key,

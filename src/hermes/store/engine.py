@@ -580,11 +580,11 @@ class Engine:
         return self
 
     def drop(self) -> None:
-        """One user less, from wherever the collector runs: even from within this very registry. It counts later."""
+        """Release one user later; safe to call from a finalizer, even one that runs inside this registry."""
         _dropped.put(self)
 
     def release(self) -> None:
-        """One user less; with the last one the files are closed."""
+        """Release one user; the last one closes the files."""
         _release_dropped()
         self._release()
 

@@ -1,4 +1,4 @@
-"""Stores made of an engine: methods that are given their transaction, and their twins for an event loop."""
+"""Base of the stores: methods that get a transaction, and their asynchronous counterparts."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def reads_slowly_with(
 
 
 def writes(method: Callable[Concatenate[S, Tx, P], R]) -> Callable[Concatenate[S, P], R]:
-    """A method that changes the database, wholly or not at all. It may be carried out twice before it counts once."""
+    """A method that writes in one transaction. It may run again when the transaction is retried: keep it free of side effects."""
 
     @functools.wraps(method)
     def call(self: S, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,4 +1,4 @@
-"""All stores of one address together, blocking and for an event loop."""
+"""All stores of one database, synchronous and asynchronous."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leave to do something: what is never done, what is done at once, and what somebody is asked about first."""
+"""Approvals of tool calls: which are refused, which need none, and which a person is asked about."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions to a human, from inside a tool call: approvals and clarifications, recorded, bounded in time."""
+"""Questions to a person during a tool call: approvals and clarifications, with expiry."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ Blocking = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 @dataclass(slots=True)
 class ProcessResources:
-    """What belongs to the process and leads out of it."""
+    """Resources of the process: sandboxes, network, background processes."""
 
     sandboxes: Sandboxes
     network: Network

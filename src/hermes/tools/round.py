@@ -235,7 +235,7 @@ class ToolRound:
                 return await tool.reconcile(ctx, work.args, started)  # type: ignore[no-any-return]
             look = tool.reconcile
             return await self._threads.call(lambda: look(ctx, work.args, started))  # type: ignore[no-any-return]
-        except Exception as error:  # noqa: BLE001  (then nobody knows)
+        except Exception as error:  # noqa: BLE001  (a reconcile that fails means "unclear")
             self._crash(tool, error)
             return "unclear"
 
