@@ -152,15 +152,15 @@ def coerce(key: Key, value: Any) -> Any:
 
 def expected(key: Key) -> str:
     """What would fit, in words."""
-    words = ", ".join(choice or '""' for choice in key.choices)
+    message = ", ".join(choice or '""' for choice in key.choices)
     if key.kind == "enum":
-        return f"one of {words}"
+        return f"one of {message}"
     text = _CHECKS[key.kind][1]
     if key.high is not None and key.high < 2**53:
         text += f" from {key.low:.15g} to {key.high:.15g}"
     elif key.low is not None:
         text += f" of at least {key.low:.15g}"
-    return f"{text}, or {words}" if words else text
+    return f"{text}, or {message}" if message else text
 
 
 def misfit(name: str, key: Key, value: Any) -> str:

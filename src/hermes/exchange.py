@@ -383,8 +383,8 @@ class Answer:
         stale_s = self._heard_at + limits.stale_s - now
         left_s = self._began_at + limits.total_s - now
         if left_s <= 0:
-            words = f"The exchange took longer than {limits.total_s:g} s."
-            self.fail(RequestTimeout(words, answered=bool(self.status)))
+            message = f"The exchange took longer than {limits.total_s:g} s."
+            self.fail(RequestTimeout(message, answered=bool(self.status)))
         elif stale_s <= 0:
             self.fail(StaleStream(f"Nothing came for {limits.stale_s:g} s.", answered=bool(self.status)))
         else:

@@ -353,8 +353,8 @@ class _Tunnel(asyncio.Protocol):
         if len(status) > 1 and status[1] == b"200" and self._said.endswith(b"\r\n\r\n"):
             self.opened.set_result(None)
         else:
-            words = b" ".join(status[1:]).decode("latin-1") or "no answer"
-            self.opened.set_exception(ConnectFailed(f"The proxy refused: {words}"))
+            message = b" ".join(status[1:]).decode("latin-1") or "no answer"
+            self.opened.set_exception(ConnectFailed(f"The proxy refused: {message}"))
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self.opened.done():

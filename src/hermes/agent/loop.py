@@ -81,8 +81,8 @@ async def run_turn(live: LiveRun, services: Services) -> Result:
         log.error("run %s lost its store: %s", live.spec.run_id, error)
         done = await close_without_store(turn, open_answer(turn))
     except Exception:
-        words = live.secrets.redact(traceback.format_exc())
-        log.error("run %s ended by a defect: %s", live.spec.run_id, words)
+        message = live.secrets.redact(traceback.format_exc())
+        log.error("run %s ended by a defect: %s", live.spec.run_id, message)
         failure = Failure("unknown", None, "", "The server had an internal error.", False, "agent_error")
         await close_failed(turn, failure, open_answer(turn))
         raise

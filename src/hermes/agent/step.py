@@ -143,8 +143,8 @@ class ModelStep:
         if not available(turn.route.api_mode):
             return Attempt(assembler, FailureFacts("connect", code="local_unavailable"))
         if credential is None and not is_private(turn.route.base_url):
-            words = f"No API key is configured for {turn.route.provider or turn.route.base_url}."
-            return Attempt(assembler, FailureFacts("connect", status=401, message=words))
+            message = f"No API key is configured for {turn.route.provider or turn.route.base_url}."
+            return Attempt(assembler, FailureFacts("connect", status=401, message=message))
         wire = await turn.aside(partial(turn.provider.request, turn.route, credential, request))
         del request  # an answer may take long
         await self._tell_left_out(wire.left_out)
@@ -159,8 +159,8 @@ class ModelStep:
             if prefill_of(self._turn.route) is not None and not self._nudge and not self._dropped_tools:
                 prefill = before
             else:
-                words = f"{prompt.go_on(self._dropped_tools)} {self._nudge}".strip()
-                tail += [{"role": "assistant", "content": before}, {"role": "user", "content": words}]
+                message = f"{prompt.go_on(self._dropped_tools)} {self._nudge}".strip()
+                tail += [{"role": "assistant", "content": before}, {"role": "user", "content": message}]
         elif self._nudge:
             tail.append({"role": "user", "content": self._nudge})
         return self._turn.prompt(tools=self._tools, tail=tail, prefill=prefill)
@@ -196,8 +196,8 @@ class ModelStep:
         for option in options:
             if option not in self._turn.options_told:
                 self._turn.options_told.add(option)
-                words = f"The model's provider does not take `{option}`; it is left out."
-                await self._log.emit("notice", level="info", code="option_left_out", message=words)
+                message = f"The model's provider does not take `{option}`; it is left out."
+                await self._log.emit("notice", level="info", code="option_left_out", message=message)
 
     def _tell_waiting(self, seconds: float) -> None:
         self._tell("model_waiting", f"The model has said nothing for {round(seconds)} s; still waiting.")
@@ -307,14 +307,14 @@ class ModelStep:
 
     async def _recover(self, facts: FailureFacts, kind: Kind, decision: Decision) -> bool:
         """Announce the action, wait as long as it says, carry it out. False: a stop came first."""
-        words = self._turn.live.secrets.redact(facts.message)[:500]
+        message = self._turn.live.secrets.redact(facts.message)[:500]
         await self._log.emit(
             "model.retrying",
             attempt=self._attempts,
             failure=kind,
             action=decision.action,
             wait_seconds=round(decision.wait_seconds, 3),
-            message=words,
+            message=message,
         )
         try:
             async with self._stop.scope():
@@ -333,8 +333,8 @@ class ModelStep:
         if len(thoughts) > REASONING_EXCERPT_CHARS_MAX:
             thoughts = f"… {thoughts[-REASONING_EXCERPT_CHARS_MAX:].lstrip()}"
         self._log.text(self._id, f"{prompt.REASONING_EXCERPT}\n\n{thoughts}")
-        words = "The model ended without an answer; the end of its reasoning is shown instead."
-        await self._log.emit("notice", level="warn", code="reasoning_only", message=words)
+        message = "The model ended without an answer; the end of its reasoning is shown instead."
+        await self._log.emit("notice", level="warn", code="reasoning_only", message=message)
 
     async def _end(self, attempt: Attempt, facts: FailureFacts, kind: Kind, decision: Decision) -> StepResult:
         turn = self._turn
@@ -396,9 +396,9 @@ class ModelStep:
         from hermes.agent.auxiliary import Auxiliary
 
         seen = bool(self._turn.settings.get("auxiliary.vision.model"))
-        words = "a description" if seen else "a note"
-        words = f"The model's provider refused an image; {words} is sent in its place."
-        await self._log.emit("notice", level="warn", code="image_rejected", message=words)
+        message = "a description" if seen else "a note"
+        message = f"The model's provider refused an image; {message} is sent in its place."
+        await self._log.emit("notice", level="warn", code="image_rejected", message=message)
         if not seen:
             self._turn.messages = images.removed(self._turn.messages)
             return

@@ -97,8 +97,8 @@ async def close_failed(
         **_spent(turn),
     )
     faulty = turn.user_row if failure.kind in _MESSAGE_FAULTS else None
-    words = f"[The turn failed: {sentence(failure.kind)}]"
-    row = await _close(turn, event, answered, _FINISH.get(failure.kind, "error"), words, said=said, faulty=faulty)
+    message = f"[The turn failed: {sentence(failure.kind)}]"
+    row = await _close(turn, event, answered, _FINISH.get(failure.kind, "error"), message, said=said, faulty=faulty)
     return result(
         turn,
         text=text,

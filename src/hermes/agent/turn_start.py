@@ -154,8 +154,8 @@ def _routes(
         if chosen is None:
             chosen = routes.of_session(settings, session)
         if not routes.is_allowed(settings, live.spec.allowed_models, chosen):
-            words = f"The model may not be used with this key; these may: {', '.join(sorted(live.spec.allowed_models or ()))}."
-            return [routes.LOCAL], Failure("unknown", None, "", words, False, "model_not_allowed")
+            message = f"The model may not be used with this key; these may: {', '.join(sorted(live.spec.allowed_models or ()))}."
+            return [routes.LOCAL], Failure("unknown", None, "", message, False, "model_not_allowed")
         if chosen is not None:
             return _found(services, settings, chosen), None
         known = services.lately((_found, settings), lambda: _found(services, settings, None))

@@ -144,8 +144,8 @@ class ServerDoor(Door):
                             return
             if not lost:
                 lost = True
-                words = "The server has gone. Waiting for it to come back; Ctrl-C ends the waiting."
-                yield {"event": "warning", "level": "warn", "code": "server_lost", "message": words}
+                message = "The server has gone. Waiting for it to come back; Ctrl-C ends the waiting."
+                yield {"event": "warning", "level": "warn", "code": "server_lost", "message": message}
             await asyncio.sleep(SERVER_POLL_S)
             await self._come_back(run_id)
 
@@ -164,8 +164,8 @@ class ServerDoor(Door):
         until = time.monotonic() + SERVER_BACK_S_MAX
         while not await self.answers():
             if time.monotonic() > until:
-                words = f"The server has not come back within {SERVER_BACK_S_MAX:g} s; it goes on with the turn then."
-                raise ServerLost(words, hint=f"hermes gateway run, then hermes runs show {run_id}")
+                message = f"The server has not come back within {SERVER_BACK_S_MAX:g} s; it goes on with the turn then."
+                raise ServerLost(message, hint=f"hermes gateway run, then hermes runs show {run_id}")
             await asyncio.sleep(SERVER_POLL_S)
 
     async def answers(self) -> bool:
@@ -278,7 +278,7 @@ def _lost() -> ServerLost:
 
 def _refusal(answered: int, told: Json) -> HermesError:
     error = told.get("error") or {}
-    words = error.get("message") or f"The server answers {answered}."
+    message = error.get("message") or f"The server answers {answered}."
     if answered == 401:
-        return HermesError(f"The server refuses the key of this home. {words}", hint="hermes gateway restart")
-    return SessionBusy(words) if error.get("code") == "session_busy" else HermesError(words)
+        return HermesError(f"The server refuses the key of this home. {message}", hint="hermes gateway restart")
+    return SessionBusy(message) if error.get("code") == "session_busy" else HermesError(message)

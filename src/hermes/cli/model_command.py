@@ -177,8 +177,8 @@ async def fetched(home: Home, settings: Settings, route: Route) -> Json:
             body = json.loads(await answer.body())
             models = [str(model["id"]) for model in body["data"]]
     except (TransportError, ValueError, TypeError, KeyError) as error:
-        words = app.secrets.redact(str(error)) if isinstance(error, TransportError) else "that is no list of models"
-        raise NoModel(f"{route.provider} cannot be asked for its models: {words}.") from None
+        message = app.secrets.redact(str(error)) if isinstance(error, TransportError) else "that is no list of models"
+        raise NoModel(f"{route.provider} cannot be asked for its models: {message}.") from None
     finally:
         await app.close()
     return {"fetched_at": time.time(), "windows": windows(body), "models": models}

@@ -145,10 +145,10 @@ class LocalModel:
             raise self._failure()
 
     def _failure(self) -> TransportError:
-        words = " ".join(self._said)[-500:]
+        message = " ".join(self._said)[-500:]
         code = self._process.returncode if self._process else None
-        log.warning("the local model's worker ended with %s: %s", code, words)
-        if code == 137 or any(word in words.lower() for word in _NO_MEMORY):
+        log.warning("the local model's worker ended with %s: %s", code, message)
+        if code == 137 or any(word in message.lower() for word in _NO_MEMORY):
             return LocalMemory("The local model does not fit into memory.")
         return LocalUnavailable(f"The local model could not be loaded from {self._wanted['path']}.")
 

@@ -770,8 +770,8 @@ class RunEngine:
         """The last resort: a run always has an end on record, even when the loop itself fell over."""
         if live.log.state.ended or live.log.state.status == "interrupted":
             return
-        words = live.secrets.redact(traceback.format_exc())
-        log.error("run %s ended by a defect: %s", live.spec.run_id, words)
+        message = live.secrets.redact(traceback.format_exc())
+        log.error("run %s ended by a defect: %s", live.spec.run_id, message)
         end: Result = {"failure": "unknown", "error": "The server had an internal error.", "retryable": False}
         if isinstance(sys.exception(), StoreError):
             end = _STORE_FAILED

@@ -96,10 +96,10 @@ class Scheduler:
         return {**following, **begun(spec, now), "repeat": repeat}
 
     async def _tell_skipped(self, job: Job) -> None:
-        words = f"The job {job['name']!r} was due again while it still runs; this time is skipped."
-        log.warning("%s (%s)", words, job["id"])
+        message = f"The job {job['name']!r} was due again while it still runs; this time is skipped."
+        log.warning("%s (%s)", message, job["id"])
         if (live := self._engine.live(job["last_run_id"])) is not None:
-            await live.log.emit("notice", level="warn", code="job_skipped", message=words)
+            await live.log.emit("notice", level="warn", code="job_skipped", message=message)
 
 
 async def settled(engine: RunEngine, record: RunRecord) -> Job:

@@ -374,8 +374,8 @@ class APIServerAdapter:
         """An open server serves the user who runs it; a connection that cannot be asked about is let in."""
         if getattr(request.protocol, "is_same_user", True):
             return None
-        words = f"This server has no key and serves only the user who runs it (uid {os.geteuid()}). Make a key: hermes gateway key"
-        return ApiError(401, words, "other_user", headers={"WWW-Authenticate": "Bearer"})
+        message = f"This server has no key and serves only the user who runs it (uid {os.geteuid()}). Make a key: hermes gateway key"
+        return ApiError(401, message, "other_user", headers={"WWW-Authenticate": "Bearer"})
 
     def _refusal(self, request: web.Request) -> ApiError | None:
         """Why the request may not come in: its key, its key's scopes, or too many requests."""
@@ -393,10 +393,10 @@ class APIServerAdapter:
         """Why a key does not suffice for what needs this scope."""
         if not (missing := key.lacks(scope)):
             return None
-        words = f"This key lacks the scope {' and '.join(map(repr, missing))}."
+        message = f"This key lacks the scope {' and '.join(map(repr, missing))}."
         needed = str(scope).partition("|")[0]
         challenge = {"WWW-Authenticate": f'Bearer error="insufficient_scope", scope="{needed}"'}
-        return ApiError(403, words, "insufficient_scope", headers=challenge)
+        return ApiError(403, message, "insufficient_scope", headers=challenge)
 
     def rate_refusal(self, key: Key, *, begins_turns: bool) -> ApiError | None:
         """Count a request of a key; one that has used up what it may do in a minute has to wait."""
@@ -435,8 +435,8 @@ class APIServerAdapter:
         if fault := session_key_fault(given):
             return None, ApiError(400, fault, "invalid_session_key", "X-Hermes-Session-Key")
         if self.is_open:
-            words = "X-Hermes-Session-Key requires API key authentication; the server is open."
-            return None, ApiError(403, words, "session_key_requires_api_key")
+            message = "X-Hermes-Session-Key requires API key authentication; the server is open."
+            return None, ApiError(403, message, "session_key_requires_api_key")
         return given, None
 
     def _origin_allowed(self, origin: str) -> bool:

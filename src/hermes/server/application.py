@@ -147,8 +147,8 @@ class _Connection(RequestHandler):
     def _late(self) -> None:
         self._head_timer = None
         if self.transport is not None and not self._messages and not self._request_in_progress:
-            words = f"The head of the request did not come within {HEADERS_S_MAX:.0f} seconds."
-            body = error_response(408, words, "request_timeout").body
+            message = f"The head of the request did not come within {HEADERS_S_MAX:.0f} seconds."
+            body = error_response(408, message, "request_timeout").body
             assert isinstance(body, bytes)
             told = {
                 "Content-Type": "application/json; charset=utf-8",

@@ -54,8 +54,8 @@ def _part(part: Any, where: str, chars_max: int, text_only: bool) -> dict[str, A
         return _image(part, where)
     if kind in _FILES and not text_only:
         return _file(part, where)
-    words = "a list of parts holds objects with a type" if kind is None else f"the type {kind!r} is not taken here"
-    raise invalid(f"{where}.type", f"Unsupported content in {where!r}: {words}.", "unsupported_content_type")
+    message = "a list of parts holds objects with a type" if kind is None else f"the type {kind!r} is not taken here"
+    raise invalid(f"{where}.type", f"Unsupported content in {where!r}: {message}.", "unsupported_content_type")
 
 
 def _image(part: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -116,8 +116,8 @@ def text_of(value: Any) -> str:
 def check_said(value: Content, where: str) -> None:
     """What is asked now must say something. `where` names the field."""
     if isinstance(value, str) and not value.strip():
-        words = f"{where!r} is empty or blank; send a message with text, an image or a file."
-        raise invalid(where, words, "empty_message")
+        message = f"{where!r} is empty or blank; send a message with text, an image or a file."
+        raise invalid(where, message, "empty_message")
 
 
 def newest(messages: Sequence[Message]) -> tuple[list[Message], list[Message], list[Message]]:

@@ -66,16 +66,16 @@ def endpoint(work: Work, *, public: bool = False) -> Handler:
         except StoreError as error:
             retry = {"Retry-After": "1", "x-should-retry": "true"} if isinstance(error, StoreBusy) else {}
             log.warning("%s: the store is out of reach: %s", request_id(request), error)
-            words = self.redact(
+            message = self.redact(
                 str(error) if isinstance(error, StoreTimeout) else f"The store is out of reach: {error}"
             )
-            return ApiError(503, words, "session_db_unavailable", headers=retry).response()
+            return ApiError(503, message, "session_db_unavailable", headers=retry).response()
         except web.HTTPException:
             raise
         except Exception:  # noqa: BLE001  (a defect of ours: the client learns under which id it is in the log)
             log.error("%s: %s", request_id(request), self.redact(traceback.format_exc()))
-            words = f"The server had an internal error; it is in the log as {request_id(request)}."
-            return ApiError(500, words, "internal_error").response()
+            message = f"The server had an internal error; it is in the log as {request_id(request)}."
+            return ApiError(500, message, "internal_error").response()
         finally:
             give_back_room(self, request)
 

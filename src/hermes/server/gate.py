@@ -65,13 +65,13 @@ def _foreign_host(adapter: APIServerAdapter, request: web.Request) -> ApiError |
     _, host = seen_as(adapter, request)
     if is_own_host(adapter, host):
         return None
-    words = f"The host {host!r} is not one of this server's; the setting api_server.allowed_hosts lists others."
-    return ApiError(403, words, "host_not_allowed")
+    message = f"The host {host!r} is not one of this server's; the setting api_server.allowed_hosts lists others."
+    return ApiError(403, message, "host_not_allowed")
 
 
 def _foreign_origin() -> ApiError:
-    words = "This origin may not call the server; the setting api_server.cors_origins lists those that may."
-    return ApiError(403, words, "origin_not_allowed")
+    message = "This origin may not call the server; the setting api_server.cors_origins lists those that may."
+    return ApiError(403, message, "origin_not_allowed")
 
 
 def is_same_origin(adapter: APIServerAdapter, request: web.Request, origin: str) -> bool:

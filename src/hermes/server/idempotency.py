@@ -176,8 +176,8 @@ class IdempotentExecutor:
     async def answer(self, request: web.Request, key: str, work: Work) -> web.StreamResponse:
         """The answer to this request: made now, being made, or made before."""
         if not _KEY.fullmatch(key):
-            words = f"An idempotency key is 1 to {IDEMPOTENCY_KEY_CHARS_MAX} visible ASCII characters."
-            raise invalid("Idempotency-Key", words, "invalid_idempotency_key")
+            message = f"An idempotency key is 1 to {IDEMPOTENCY_KEY_CHARS_MAX} visible ASCII characters."
+            raise invalid("Idempotency-Key", message, "invalid_idempotency_key")
         place = f"{self._adapter.owner_of(request)} {request.method} {request.path}", key
         fingerprint = await self._fingerprint(request)
         recording, again = self._under_way.get(place), True
@@ -333,12 +333,12 @@ class IdempotentExecutor:
         if found is None or record is None:
             await app.store.idempotency.release(*place)
             retry = {"Retry-After": "1", "x-should-retry": "true"}
-            words = "The server was restarted before this began; ask again."
-            raise ApiError(503, words, "server_restarted", headers=retry)
+            message = "The server was restarted before this began; ask again."
+            raise ApiError(503, message, "server_restarted", headers=retry)
         if code_of(record.state.code) == "server_restarted":
-            words = f"The server was restarted while it worked on this; what became of it is in the run {run_id}."
+            message = f"The server was restarted while it worked on this; what became of it is in the run {run_id}."
             told = {_RAN: run_id, _REPLAYED: "true", "x-should-retry": "false"}
-            raise ApiError(503, words, "server_restarted", headers=told)
+            raise ApiError(503, message, "server_restarted", headers=told)
         return found
 
 
@@ -347,5 +347,5 @@ def _plain(status: int, headers: Mapping[str, str], body: bytes) -> web.Response
 
 
 def _conflict() -> ApiError:
-    words = "This idempotency key was used for another request."
-    return ApiError(409, words, "idempotency_key_conflict", "Idempotency-Key", headers={"x-should-retry": "false"})
+    message = "This idempotency key was used for another request."
+    return ApiError(409, message, "idempotency_key_conflict", "Idempotency-Key", headers={"x-should-retry": "false"})

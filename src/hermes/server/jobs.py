@@ -231,5 +231,5 @@ def _shown(adapter: APIServerAdapter, job: Job) -> Job:
 def _refused(error: ToolError) -> ApiError:
     param, code = _CODES.get(error.answer["code"], (None, "invalid_value"))
     named = re.match(r"`(\w+)`", str(error.answer["error"]))
-    words = f"{error.answer['error']} {error.answer.get('hint', '')}".strip()
-    return ApiError(400, words, code, named[1] if named else param)
+    message = f"{error.answer['error']} {error.answer.get('hint', '')}".strip()
+    return ApiError(400, message, code, named[1] if named else param)

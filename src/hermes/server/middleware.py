@@ -125,8 +125,8 @@ async def envelope_middleware(request: web.Request, handler: Handler) -> web.Str
         refusal = ApiError(404, f"There is nothing at {request.method} {request.path}.", code)
     except web.HTTPMethodNotAllowed as error:
         allowed = ", ".join(sorted(error.allowed_methods))
-        words = f"{request.method} is not possible at {request.path}; {allowed} is."
-        refusal = ApiError(405, words, "method_not_allowed", headers={"Allow": allowed})
+        message = f"{request.method} is not possible at {request.path}; {allowed} is."
+        refusal = ApiError(405, message, "method_not_allowed", headers={"Allow": allowed})
     return _refusal(request, refusal)
 
 

@@ -116,8 +116,8 @@ class Outcome:
         headers = {**self.headers(), "x-should-retry": "false"}
         if code == "provider_rate_limited":
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s or 1)))
-        words = self.error or "The agent gave no answer."
-        return ApiError(STATUS.get(code, 502), words, code, headers=headers, hermes=self.flags())
+        message = self.error or "The agent gave no answer."
+        return ApiError(STATUS.get(code, 502), message, code, headers=headers, hermes=self.flags())
 
     def error_object(self) -> dict[str, Any]:
         """The error as a stream tells it."""

@@ -117,8 +117,8 @@ class PreparedResponse:
             raise busy
         await app.engine.wait(run_id, adapter.option("session_wait_seconds"))
         if any(record.spec.run_id == run_id for record in await app.store.runs.unfinished(session_id)):
-            words = "The response that this one goes on from has not ended yet."
-            raise busy or outcome.refusal(Refused("session_busy", words, run_id))
+            message = "The response that this one goes on from has not ended yet."
+            raise busy or outcome.refusal(Refused("session_busy", message, run_id))
         found: Json | None = await adapter.stored_responses.get(chain["response"]["id"], self.kept.owner)
         return found or chain
 
@@ -259,8 +259,8 @@ async def _chain(
     if asked.previous_response_id:
         found = memory.get(asked.previous_response_id) or await store.get(asked.previous_response_id, owner)
         if found is None and asked.conversation_history is None:
-            words = f"There is no response {asked.previous_response_id!r}."
-            raise ApiError(404, words, "previous_response_not_found", "previous_response_id")
+            message = f"There is no response {asked.previous_response_id!r}."
+            raise ApiError(404, message, "previous_response_not_found", "previous_response_id")
         return None, found, []
     name = asked.conversation.id if isinstance(asked.conversation, ConversationRef) else asked.conversation
     if not name:

@@ -210,9 +210,9 @@ class SessionRenderer:
             reason = self._reason or ("server_shutdown" if ended.code == "server_shutdown" else "stop")
             out.append(self._frame("run.cancelled", {"reason": reason, "messages": messages}))
         else:
-            words = ended.error or "The agent gave no answer."
-            out.append(self._frame("error", {"message": words, "code": ended.code}))
-            out.append(self._frame("run.failed", {"error": words, "error_code": ended.code, "messages": messages}))
+            message = ended.error or "The agent gave no answer."
+            out.append(self._frame("error", {"message": message, "code": ended.code}))
+            out.append(self._frame("run.failed", {"error": message, "error_code": ended.code, "messages": messages}))
         out.append(self._frame("done", {}))
         return b"".join(out)
 

@@ -84,8 +84,8 @@ async def read_object(adapter: APIServerAdapter, request: web.Request) -> dict[s
         data = await spool.whole()
         return await _aside(adapter, spool.size, lambda: as_object(data))
     except OSError as error:
-        words = f"The body cannot be kept on disk while it is read: {error.strerror}."
-        raise ApiError(503, words, "not_ready", headers={"Retry-After": "1", "x-should-retry": "true"}) from None
+        message = f"The body cannot be kept on disk while it is read: {error.strerror}."
+        raise ApiError(503, message, "not_ready", headers={"Retry-After": "1", "x-should-retry": "true"}) from None
 
 
 async def _aside(adapter: APIServerAdapter, size: int, function: Callable[[], R]) -> R:
@@ -102,9 +102,9 @@ async def _make_room(adapter: APIServerAdapter, request: web.Request, size: int)
     try:
         await adapter.body_memory.take(size, BODIES_WAIT_S_MAX)
     except TimeoutError:
-        words = "Too many large requests are being answered; try again, or send smaller images and files."
+        message = "Too many large requests are being answered; try again, or send smaller images and files."
         told = {"Retry-After": "5", "x-should-retry": "true"}
-        raise ApiError(429, words, "rate_limit_exceeded", headers=told) from None
+        raise ApiError(429, message, "rate_limit_exceeded", headers=told) from None
     request[_ROOM] = size
 
 
@@ -126,10 +126,10 @@ async def _received(request: web.Request, limit: int, folder: Path | None) -> Sp
     if encoding == "identity":
         encoding = ""
     if encoding not in ("", *ENCODINGS):
-        words = (
+        message = (
             f"The Content-Encoding {encoding!r} is not supported. Send the body with gzip or deflate, or uncompressed."
         )
-        raise ApiError(415, words, "unsupported_media_type", headers={"Accept-Encoding": "gzip, deflate"})
+        raise ApiError(415, message, "unsupported_media_type", headers={"Accept-Encoding": "gzip, deflate"})
     spool = Spool(folder)
     try:
         if request.content.is_eof():  # what has come already need not be waited for
@@ -168,8 +168,8 @@ async def _inflated(data: bytes, encoding: str, limit: int, folder: Path | None)
 
 
 def _too_large(limit: int) -> ApiError:
-    words = f"The body is larger than {limit} bytes; the setting api_server.max_body_bytes says how large it may be."
-    return ApiError(413, words, "body_too_large", headers={"Connection": "close"})
+    message = f"The body is larger than {limit} bytes; the setting api_server.max_body_bytes says how large it may be."
+    return ApiError(413, message, "body_too_large", headers={"Connection": "close"})
 
 
 def as_object(data: bytes | str) -> dict[str, Any]:
@@ -221,8 +221,8 @@ def _outside_strings(data: bytes | str) -> bytes:
 
 
 def _too_many_values() -> ApiError:
-    words = f"The body has more than {JSON_VALUES_MAX} fields and items; send it in parts."
-    return ApiError(400, words, "too_many_fields")
+    message = f"The body has more than {JSON_VALUES_MAX} fields and items; send it in parts."
+    return ApiError(400, message, "too_many_fields")
 
 
 def _openings(data: bytes | str) -> int:
@@ -240,8 +240,8 @@ def _check_size(value: Any) -> None:
             values += len(outer)
             if len(outer) > JSON_FIELDS_MAX and isinstance(outer, dict):
                 place = _place(value, outer)
-                words = f"{place or 'The body'} has more than {JSON_FIELDS_MAX} fields."
-                raise ApiError(400, words, "too_many_fields", place or None)
+                message = f"{place or 'The body'} has more than {JSON_FIELDS_MAX} fields."
+                raise ApiError(400, message, "too_many_fields", place or None)
         if values > JSON_VALUES_MAX:
             raise _too_many_values()
         inner = (outer.values() if isinstance(outer, dict) else outer for outer in level)
@@ -249,8 +249,8 @@ def _check_size(value: Any) -> None:
         if not level:
             return
     place = _place(value, level[0])
-    words = f"Invalid JSON in the body: it is nested deeper than {JSON_DEPTH_MAX} levels at {place}."
-    raise ApiError(400, words, "invalid_json", place)
+    message = f"Invalid JSON in the body: it is nested deeper than {JSON_DEPTH_MAX} levels at {place}."
+    raise ApiError(400, message, "invalid_json", place)
 
 
 def _place(value: Any, wanted: Any) -> str:

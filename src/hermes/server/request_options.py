@@ -127,8 +127,8 @@ def user_scope(request: web.Request, user: str | None) -> tuple[str | None, ApiE
     forwarded = request.headers.get(USER_HEADER, "").strip()
     where, given = (USER_HEADER, forwarded) if forwarded else ("user", (user or "").strip())
     if len(given) > USER_ID_CHARS_MAX or _CONTROL.search(given):
-        words = f"{where} is at most {USER_ID_CHARS_MAX} characters, without control characters."
-        return None, ApiError(400, words, "invalid_value", where)
+        message = f"{where} is at most {USER_ID_CHARS_MAX} characters, without control characters."
+        return None, ApiError(400, message, "invalid_value", where)
     return (f"user:{given}" if given else None), None
 
 

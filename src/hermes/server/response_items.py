@@ -51,8 +51,8 @@ class Given:
         """What was said before, what is said now, and the results of calls that what was said before leaves open."""
         before, outputs, asked = newest(self.messages)
         if not outputs and not (asked and self._speaks):
-            words = "The last item of input must be a message of the user or the output of a function call."
-            raise ApiError(400, words, "missing_user_message", "input")
+            message = "The last item of input must be a message of the user or the output of a function call."
+            raise ApiError(400, message, "missing_user_message", "input")
         if asked:
             check_said(asked[-1]["content"], self._asked_at)
         return before, asked[-1]["content"] if asked else "", tuple(map(result, outputs))

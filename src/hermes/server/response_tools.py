@@ -54,8 +54,8 @@ def response_tools(
             else:
                 reported.pop(name, None)
     if len(schemas) > CLIENT_TOOLS_MAX:
-        words = f"There are more than {CLIENT_TOOLS_MAX} tools, those of namespaces included."
-        raise invalid("tools", words, "array_above_max_length")
+        message = f"There are more than {CLIENT_TOOLS_MAX} tools, those of namespaces included."
+        raise invalid("tools", message, "array_above_max_length")
     chosen = _choice(choice, ignored)
     if chosen == "required" and tools and not schemas:  # only hosted ones, which the model uses as it sees fit
         ignored.append("tool_choice")
@@ -90,16 +90,16 @@ def _functions(tool: ResponseTool, where: str) -> Iterator[tuple[str, Message, M
     for at, inner in enumerate(tool.tools or ()):
         place = f"{where}.tools[{at}]"
         if inner.type not in ("function", "custom"):
-            words = f"A namespace holds function and custom tools, not {inner.type!r}."
-            raise invalid(f"{place}.type", words, "unsupported_tool_type")
+            message = f"A namespace holds function and custom tools, not {inner.type!r}."
+            raise invalid(f"{place}.type", message, "unsupported_tool_type")
         yield _function(inner, place, namespace)
 
 
 def _function(tool: NamespacedTool, where: str, namespace: str | None) -> tuple[str, Message, Message]:
     kind = CLIENT_TYPES.get(tool.type)
     if kind is None:
-        words = f"There is no tool type {tool.type!r}; client tools are {', '.join(CLIENT_TYPES)} and {_NAMESPACE}."
-        raise invalid(f"{where}.type", words, "unsupported_tool_type")
+        message = f"There is no tool type {tool.type!r}; client tools are {', '.join(CLIENT_TYPES)} and {_NAMESPACE}."
+        raise invalid(f"{where}.type", message, "unsupported_tool_type")
     called = {"type": tool.type, "name": kind.function or _name(tool, where)}
     if namespace:
         called["namespace"] = namespace

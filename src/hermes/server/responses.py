@@ -337,8 +337,8 @@ async def cancel(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
         renderer = await follow(adapter, ResponseRecord.of(response_id, record))
         record["response"] = renderer.response
     if record["response"].get("status") != "cancelled":
-        words = f"The response {response_id!r} is {record['response'].get('status')} and cannot be stopped."
-        raise ApiError(409, words, "response_not_cancellable")
+        message = f"The response {response_id!r} is {record['response'].get('status')} and cannot be stopped."
+        raise ApiError(409, message, "response_not_cancellable")
     return answer(record["response"])
 
 
@@ -421,8 +421,8 @@ async def compact(adapter: APIServerAdapter, request: web.Request) -> web.Stream
     if asked.previous_response_id:
         found = await adapter.stored_responses.get(asked.previous_response_id, owner)
         if found is None:
-            words = f"There is no response {asked.previous_response_id!r}."
-            raise ApiError(404, words, "previous_response_not_found", "previous_response_id")
+            message = f"There is no response {asked.previous_response_id!r}."
+            raise ApiError(404, message, "previous_response_not_found", "previous_response_id")
         before = list(found.get("conversation_history") or ())
     elif asked.input is None:
         raise invalid("input", "Missing required parameter: 'input'.", "missing_required_parameter")

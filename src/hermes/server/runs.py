@@ -161,8 +161,8 @@ async def _chain(adapter: APIServerAdapter, asked: RunRequest, owner: str) -> Js
         return None
     found: Json | None = await adapter.stored_responses.get(asked.previous_response_id, owner)
     if found is None:
-        words = f"There is no response {asked.previous_response_id!r}."
-        raise ApiError(404, words, "previous_response_not_found", "previous_response_id")
+        message = f"There is no response {asked.previous_response_id!r}."
+        raise ApiError(404, message, "previous_response_not_found", "previous_response_id")
     return found
 
 
@@ -170,12 +170,12 @@ def _session_id(asked: RunRequest, request_options: RequestOptions, chain: Json 
     """The session that is named, by whatever names it."""
     named = session_id_of(asked.session_id, "session_id") if asked.session_id else None
     if named and request_options.session_id and named != request_options.session_id:
-        words = "session_id and X-Hermes-Session-Id name different sessions."
-        raise ApiError(400, words, "session_conflict", "session_id")
+        message = "session_id and X-Hermes-Session-Id name different sessions."
+        raise ApiError(400, message, "session_conflict", "session_id")
     named = named or request_options.session_id
     if named and chain and chain.get("session_id") not in (None, named):
-        words = "The response belongs to another session than the one that is named."
-        raise ApiError(400, words, "session_conflict", "previous_response_id")
+        message = "The response belongs to another session than the one that is named."
+        raise ApiError(400, message, "session_conflict", "previous_response_id")
     return named
 
 
@@ -195,8 +195,8 @@ def _history(adapter: APIServerAdapter, asked: RunRequest, chain: Json | None) -
 async def _check_answered(adapter: APIServerAdapter, stored: list[Message], owner: str) -> None:
     asked = open_calls(stored)
     if asked and await adapter.waits(asked, owner):
-        words = f"The tool call {asked[0]!r} has no output; it must be answered before anything else is said."
-        raise ApiError(400, words, "tool_output_missing", "tool_call_id")
+        message = f"The tool call {asked[0]!r} has no output; it must be answered before anything else is said."
+        raise ApiError(400, message, "tool_output_missing", "tool_call_id")
 
 
 def _toolsets(asked: RunRequest, request_options: RequestOptions) -> frozenset[str] | None:
@@ -289,8 +289,8 @@ async def events(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
     record = await _record(adapter, request)
     spec, engine = record.spec, (await adapter.app()).engine
     if record.log_expired:
-        words = f"The events of the run {spec.run_id!r} are no longer kept; its status and output are."
-        raise ApiError(410, words, "events_expired")
+        message = f"The events of the run {spec.run_id!r} are no longer kept; its status and output are."
+        raise ApiError(410, message, "events_expired")
     used = used_until(await engine.durable(spec.run_id), after) if after else ()
     renderer = RunRenderer(record, adapter.redact, names=names, reasoning=reasoning, used=used)
     rows = ROWS | THOUGHTS if reasoning else ROWS

@@ -177,8 +177,8 @@ async def update(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
     for name in raw:
         if name not in SessionPatch.__struct_fields__:
             known = ", ".join(SessionPatch.__struct_fields__)
-            words = f"{name!r} of a session cannot be changed; these can be: {known}."
-            raise invalid(name, words, "unsupported_session_field")
+            message = f"{name!r} of a session cannot be changed; these can be: {known}."
+            raise invalid(name, message, "unsupported_session_field")
     asked = parse(raw, SessionPatch).model
     session_id = (await session_of(adapter, request))["id"]
     given = msgspec.structs.asdict(asked)
@@ -246,8 +246,8 @@ async def fork(adapter: APIServerAdapter, request: web.Request) -> web.StreamRes
     except ValueError as error:
         raise invalid("title", str(error), "invalid_title") from None
     except KeyError:
-        words = f"There is no message {asked.at_message_id} in this session."
-        raise ApiError(404, words, "message_not_found", "at_message_id") from None
+        message = f"There is no message {asked.at_message_id} in this session."
+        raise ApiError(404, message, "message_not_found", "at_message_id") from None
     return await _shown(adapter, made, 201, body.headers())
 
 
@@ -409,6 +409,6 @@ async def _turn_settings(adapter: APIServerAdapter, request: web.Request, given:
 def _system_prompt(adapter: APIServerAdapter, given: Any) -> str | None:
     longest = adapter.option("max_text_chars")
     if given is not None and (not isinstance(given, str) or len(given) > longest):
-        words = f"A system prompt is text of at most {longest} characters."
-        raise invalid("system_prompt", words, "invalid_system_prompt")
+        message = f"A system prompt is text of at most {longest} characters."
+        raise invalid("system_prompt", message, "invalid_system_prompt")
     return given or None

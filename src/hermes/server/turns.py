@@ -87,8 +87,8 @@ def route_of(adapter: APIServerAdapter, model: str | None, provider: str | None 
         model = f"{provider}/{(found.model if found else model) or ''}"
         _check_allowed(adapter, model)
         if found is None:
-            words = f"There is no model {model!r} here: the provider is not configured, or no model is named for it."
-            raise invalid("provider", f"{words} GET /v1/models lists what can be asked for.")
+            message = f"There is no model {model!r} here: the provider is not configured, or no model is named for it."
+            raise invalid("provider", f"{message} GET /v1/models lists what can be asked for.")
         return found
     if not model or is_default:
         return None
@@ -112,8 +112,8 @@ def _check_allowed(adapter: APIServerAdapter, name: str) -> None:
     """A ceiling holds names as they are asked for: `provider/model` is allowed only where it is listed as such."""
     allowed = CALLER.get().models
     if allowed is not None and name not in allowed:
-        words = f"This key may not use the model {name!r}; it may use {', '.join(sorted(allowed))}."
-        raise ApiError(403, words, "model_not_allowed", "model")
+        message = f"This key may not use the model {name!r}; it may use {', '.join(sorted(allowed))}."
+        raise ApiError(403, message, "model_not_allowed", "model")
 
 
 def client_tools(tools: Sequence[ChatTool] | None, choice: str | Message | None) -> Tools:
@@ -123,8 +123,8 @@ def client_tools(tools: Sequence[ChatTool] | None, choice: str | Message | None)
     for at, tool in enumerate(tools or ()):
         where = f"tools[{at}]"
         if tool.type != "function":
-            words = f"Tools of the type {tool.type!r} are not taken; only functions of the client are."
-            raise invalid(f"{where}.type", words, "unsupported_tool_type")
+            message = f"Tools of the type {tool.type!r} are not taken; only functions of the client are."
+            raise invalid(f"{where}.type", message, "unsupported_tool_type")
         function = tool.function
         where += ".function"
         if function is None:
@@ -276,15 +276,15 @@ class Turn:
         if given - set(asked) and await self._answer_again():
             return
         if unknown := sorted(given - set(asked)):
-            words = (
+            message = (
                 f"No tool call found for the output of {unknown[0]!r}. Continue from the response that made the call, "
                 "or send the call along."
             )
-            raise ApiError(400, words, "tool_call_not_found", "tool_call_id")
+            raise ApiError(400, message, "tool_call_not_found", "tool_call_id")
         missing = [call_id for call_id in asked if call_id not in given]
         if missing and (given or self.spec.verbatim or await self.adapter.waits(missing, self.spec.owner)):
-            words = f"The tool call {missing[0]!r} has no output; it must be answered before anything else is said."
-            raise ApiError(400, words, "tool_output_missing", "tool_call_id")
+            message = f"The tool call {missing[0]!r} has no output; it must be answered before anything else is said."
+            raise ApiError(400, message, "tool_output_missing", "tool_call_id")
         if missing:
             # Nobody waits for them any more; the model is told so.
             late = tuple({"tool_call_id": call_id, "content": UNANSWERED} for call_id in missing)
@@ -293,8 +293,8 @@ class Turn:
     def _check_continued(self) -> None:
         last = self.history[-1] if self.history else {}
         if self.spec.continues and (last.get("role") != "assistant" or not isinstance(last.get("content"), str)):
-            words = "The session does not end with an answer that can be gone on with; send a user message."
-            raise ApiError(400, words, "missing_user_message", "messages")
+            message = "The session does not end with an answer that can be gone on with; send a user message."
+            raise ApiError(400, message, "missing_user_message", "messages")
 
     async def _answer_again(self) -> bool:
         """Go back to calls that were answered before, if those are what the outputs are for."""

@@ -33,8 +33,8 @@ Json = dict[str, Any]
 async def connect(adapter: APIServerAdapter, request: web.Request) -> web.StreamResponse:
     """GET /v1/responses"""
     if request.headers.get("Upgrade", "").lower() != "websocket":
-        words = "GET /v1/responses is a WebSocket; ask with Upgrade: websocket, or POST."
-        raise ApiError(426, words, "upgrade_required", headers={"Upgrade": "websocket", "Connection": "Upgrade"})
+        message = "GET /v1/responses is a WebSocket; ask with Upgrade: websocket, or POST."
+        raise ApiError(426, message, "upgrade_required", headers={"Upgrade": "websocket", "Connection": "Upgrade"})
     # Without compression: a frame of a few bytes must not become megabytes on the event loop.
     limit = adapter.option("max_body_bytes")
     socket = web.WebSocketResponse(heartbeat=SOCKET_PING_S, max_msg_size=limit, compress=False)
@@ -85,8 +85,8 @@ class _Connection:
                 await self._finish(working)
                 await self._socket.close(code=WSCloseCode.SERVICE_RESTART)
             elif not reading.done():
-                words = "A connection lasts an hour; open another one."
-                await self._tell(ApiError(400, words, "websocket_connection_limit_reached"))
+                message = "A connection lasts an hour; open another one."
+                await self._tell(ApiError(400, message, "websocket_connection_limit_reached"))
                 await self._socket.close(code=WSCloseCode.OK)
         finally:
             tasks = (working, reading, draining)
@@ -133,8 +133,8 @@ class _Connection:
             except ApiError as error:
                 await self._tell(error)
             except StoreError as error:
-                words = self._adapter.redact(f"The store is out of reach: {error}")
-                await self._tell(ApiError(503, words, "session_db_unavailable"))
+                message = self._adapter.redact(f"The store is out of reach: {error}")
+                await self._tell(ApiError(503, message, "session_db_unavailable"))
             except ClientGone:
                 return
             except Exception:
@@ -153,8 +153,8 @@ class _Connection:
             given.setdefault("input", [])
         body = parse(given, ResponseRequest, strict=self._adapter.option("strict_parameters"))
         if body.model.background:
-            words = "A response on a WebSocket cannot run in the background; send it with POST."
-            raise ApiError(400, words, "unsupported_parameter", "background")
+            message = "A response on a WebSocket cannot run in the background; send it with POST."
+            raise ApiError(400, message, "unsupported_parameter", "background")
         body.model.stream = True
         before = body.model.previous_response_id
         try:

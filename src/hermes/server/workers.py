@@ -121,8 +121,8 @@ class Workers:
         """What is done once for all workers: the port, the homes of other profiles, and the orders."""
         check_settings(settings)
         if path_of(address(self.home, settings)) is None:
-            words = "Several workers need a database on disk, and storage.url names none."
-            raise ConfigError(words, where="storage.url", hint="api_server.workers 1")
+            message = "Several workers need a database on disk, and storage.url names none."
+            raise ConfigError(message, where="storage.url", hint="api_server.workers 1")
         locks = [lock, *(stack.enter_context(hold(its.home)) for its in profiles_of(self.home, settings).values())]
         host = settings.get("api_server.host") if self._host is None else self._host
         addresses = resolved(host, settings.get("api_server.port") if self._port is None else self._port)

@@ -114,9 +114,9 @@ class ResponseStore(Repository):
         """An equal record, or None; asking for it counts as use. With an owner, only that one's."""
         found, fault = self._get(response_id, owner)
         if fault:
-            words = f"A stored response could not be read and was removed: {response_id}."
-            self.notices.append(words)
-            log.warning("%s", words)
+            message = f"A stored response could not be read and was removed: {response_id}."
+            self.notices.append(message)
+            log.warning("%s", message)
         return found
 
     @writes

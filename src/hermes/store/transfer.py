@@ -212,8 +212,8 @@ def _faults(batch: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             errors.append({"index": index, "message": str(error.args[0] if error.args else error)})
     if held > IMPORT_ROWS_AT_ONCE_MAX:
-        words = f"At most {IMPORT_ROWS_AT_ONCE_MAX} messages are taken at once."
-        errors.append({"index": len(batch) - 1, "message": words})
+        message = f"At most {IMPORT_ROWS_AT_ONCE_MAX} messages are taken at once."
+        errors.append({"index": len(batch) - 1, "message": message})
     if size > IMPORT_BYTES_MAX:
         errors.append({"index": len(batch) - 1, "message": f"At most {IMPORT_BYTES_MAX} bytes are taken at once."})
     return errors

@@ -164,9 +164,9 @@ class _Writer:
             self._open[tag] += 1
         if tag == "a":
             self._link = (len(self._inline), attrs.get("href") or "")
-        elif tag == "img" and (words := " ".join((attrs.get("alt") or "").split())):
+        elif tag == "img" and (message := " ".join((attrs.get("alt") or "").split())):
             address = _address(self._url, attrs.get("src") or "")
-            self._inline.append(f"![{words}]({address})" if address else "")
+            self._inline.append(f"![{message}]({address})" if address else "")
         elif tag in ("br", "code"):
             self._inline.append("\n" if tag == "br" else "" if self._in_pre else "`")
         elif tag in ("ul", "ol"):
@@ -209,8 +209,8 @@ class _Writer:
         (at, href), self._link = self._link or (len(self._inline), ""), None
         text, address = "".join(self._inline[at:]), _address(self._url, href)
         if address and text.strip() and not self._in_pre:
-            words = " ".join(text.split())
-            self._inline[at:] = [" " * text[:1].isspace(), f"[{words}]({address})", " " * text[-1:].isspace()]
+            message = " ".join(text.split())
+            self._inline[at:] = [" " * text[:1].isspace(), f"[{message}]({address})", " " * text[-1:].isspace()]
 
     def _next_mark(self) -> str:
         if not self._lists or not self._lists[-1]:
