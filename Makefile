@@ -12,11 +12,11 @@ HEAVY   := tests/clients/heavy/.venv
 # Tests start hundreds of interpreters: each module is compiled once, not in each of them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup run test test-clients test-clients-heavy test-long test-crash soak check format lock sbom bench bench-guard eval-local clean help
+.PHONY: setup run test test-clients test-clients-heavy test-long test-crash soak check format lock sbom bench bench-guard house eval-local clean help
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make run | test | test-clients | test-clients-heavy | test-long | test-crash | soak | check | format | lock | sbom | bench | bench-guard | eval-local | setup | clean"
+	@echo "make run | test | test-clients | test-clients-heavy | test-long | test-crash | soak | check | format | lock | sbom | bench | bench-guard | house | eval-local | setup | clean"
 
 setup: $(STAMP)
 
@@ -81,6 +81,10 @@ bench: setup
 # Instructions per token, against the figure on record (`ARGS=--update` puts a new one there). Needs valgrind.
 bench-guard: setup
 	@$(BIN)/python -m bench.guard $(ARGS)
+
+# How large and how tangled the source is, against what it is meant to be.
+house: setup
+	@$(BIN)/python -m bench.house
 
 # How well the installed local model does what it is asked, for real, in a scratch folder.
 eval-local: setup

@@ -337,8 +337,8 @@ class RunWriter:
             else:
                 self._delta(stream, content)
 
-    def _numbered(self, stream: Stream, text: str, journal: TailJournal | None = None) -> Event:
-        """A piece of text in its place in the log, and in a journal."""
+    def _delta(self, stream: Stream, text: str, later: list[Event] | None = None) -> None:
+        """Give a piece of text its place in the log, and publish it: at once by way of the journal, or `later`."""
         self._seq += 1
         ts = self._now()
         event = Event(
@@ -349,15 +349,14 @@ class RunWriter:
             self._seq,
             ts,
         )
-        if journal is not None:
-            journal.add(stream, event)
+        if self._journal is not None and later is None:
+            self._journal.add(stream, event)
         stream.cuts.add(self._seq, len(text), ts)
         stream.length += len(text)
         stream.last_seq = self._seq
-        return event
-
-    def _delta(self, stream: Stream, text: str) -> None:
-        event = self._numbered(stream, text, self._journal)
+        if later is not None:
+            later.append(event)
+            return
         if self._journal is None:
             self._bus.publish(self.run_id, event)
         unsaved, self._unsaved = self._unsaved, self._unsaved + len(text)
@@ -581,8 +580,9 @@ class RunWriter:
         # Texts that begin and end within the transaction need no journal, and are given out with what is around them.
         texts: dict[int, list[Event]] = {}
         for at, commit in enumerate(batch):
-            if at:
-                texts[at] = [self._numbered(stream, text) for stream, text in commit.before if stream is not None]
+            for stream, text in commit.before if at else ():
+                assert stream is not None
+                self._delta(stream, text, texts.setdefault(at, []))
             if commit.prepare is not None:
                 commit.prepare()
             for event in commit.events:
