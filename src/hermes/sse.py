@@ -11,10 +11,11 @@ _TAKEN_BACK_MAX = 64 * 1024
 class SseDecoder:
     """Bytes of a `text/event-stream` in, `(event, data)` out, whatever the packets look like."""
 
-    __slots__ = ("_began", "_between", "_buffer", "_data", "_held", "_name", "_pieces", "_size", "_skip_lf")
+    __slots__ = ("_began", "_buffer", "_data", "_held", "_name", "_pieces", "_size", "_skip_lf", "between")
 
     def __init__(self) -> None:
-        self._began, self._between = False, True
+        # `between`: nothing is left of an event before the next chunk.
+        self._began, self.between = False, True
         self._size = self._held = 0
         self._buffer = b""
         self._pieces: list[bytes] = []  # of a line that is longer than the packets, behind what is in the buffer
@@ -27,29 +28,24 @@ class SseDecoder:
         if found := self.whole(chunk):
             return [("", data) for data in found]
         events = self._read(chunk) if chunk else []
-        self._between = self._began and not (self._buffer or self._pieces or self._data or self._name or self._skip_lf)
+        self.between = self._began and not (self._buffer or self._pieces or self._data or self._name or self._skip_lf)
         return events
-
-    @property
-    def between(self) -> bool:
-        """Whether nothing is left of an event before the next chunk."""
-        return self._between
 
     def taken_back(self, chunk: bytes) -> bytes | None:
         """A chunk with the beginning of its first event, where that has come before and is all that is left."""
-        if self._between:
+        if self.between:
             return chunk
         if self._data or self._name or self._skip_lf or not self._began:
             return None
         if len(self._buffer) + self._held > _TAKEN_BACK_MAX:
             return None
         self._join()
-        before, self._buffer, self._between = self._buffer, b"", True
+        before, self._buffer, self.between = self._buffer, b"", True
         return before + chunk
 
     def whole(self, chunk: bytes) -> list[bytes]:
         """The data of a chunk that is nothing but whole events of one line, as most are; then it need not be fed."""
-        if not self._between or not chunk.endswith(b"\n\n") or b"\r" in chunk or len(chunk) > EVENT_BYTES_MAX:
+        if not self.between or not chunk.endswith(b"\n\n") or b"\r" in chunk or len(chunk) > EVENT_BYTES_MAX:
             return []
         found = self._lines(chunk[:-2])
         self._began = self._began or bool(found)

@@ -159,19 +159,15 @@ class Assembler:
         self._model = ""
         self._finish: FinishReason | None = None
         self._error: ServerError | None = None
-        self._inline = InlineMarkup(before, calls=accept is not None)
+        self.inline = InlineMarkup(before, calls=accept is not None)
         self._accept = accept
         self._call_refused = False
         self._again = again
         self._overlap = Overlap(before) if before else None
         self._lead: str | None = None if before else ""
         self.delivered = 0
-        self._other_chars = len(before)
-
-    @property
-    def chars(self) -> int:
-        """How much there is of the message: text, reasoning and arguments."""
-        return self.delivered + self._other_chars
+        # How much there is of the message: text, reasoning and arguments.
+        self.chars = len(before)
 
     @property
     def drafting(self) -> tuple[str, ...]:
@@ -189,11 +185,6 @@ class Assembler:
         return (self._finish == "tool_calls" or self._call_refused) and not self.drafting
 
     @property
-    def holds_text(self) -> bool:
-        """Whether some of the text that came is not delivered yet."""
-        return self._inline.holds
-
-    @property
     def finished(self) -> bool:
         """Whether the provider has said that the answer is whole."""
         return self._finish is not None and self._error is None
@@ -201,7 +192,7 @@ class Assembler:
     def feed(self, part: Part) -> Sequence[Delta]:
         """Take one part; the deltas it gives."""
         if type(part) is Text:
-            return self._feed_text(part.text)
+            return self.feed_text(part.text)
         if type(part) is Reasoning:
             return self._feed_reasoning(part)
         if type(part) is ToolDelta:
@@ -221,7 +212,7 @@ class Assembler:
     def finish(self) -> Sequence[Delta]:
         """The stream has ended: what was held back and is text after all."""
         out: list[Delta] = []
-        for piece in self._inline.finish():
+        for piece in self.inline.finish():
             self._emit(piece, out)
         if self._overlap is not None:
             rest, self._overlap = self._overlap.finish(), None
@@ -255,15 +246,17 @@ class Assembler:
         else:
             self._opaque.append({"kind": part.kind, "data": part.data})
 
-    def _feed_text(self, text: str) -> Sequence[Delta]:
-        if text and self._lead is None and not self._again and self._overlap is None and self._inline.passes(text):
+    def feed_text(self, text: str) -> Sequence[Delta]:
+        """Take a piece of text; the deltas it gives."""
+        if text and self._lead is None and not self._again and self._overlap is None and self.inline.passes(text):
             self._text.append(text)
             if len(self._text) == _PIECES_MAX:  # many small ones take much more room than one
                 self._text = ["".join(self._text)]
             self.delivered += len(text)
+            self.chars += len(text)
             return (TextDelta(text),)
         out: list[Delta] = []
-        for piece in self._inline.feed(text):
+        for piece in self.inline.feed(text):
             self._emit(piece, out)
         return out
 
@@ -271,7 +264,7 @@ class Assembler:
         kind, text = piece
         if kind == "reasoning":
             self._reasoning.append(text)
-            self._other_chars += len(text)
+            self.chars += len(text)
             _push(out, ReasoningDelta(text))
             return
         if kind == "call":
@@ -308,12 +301,13 @@ class Assembler:
         if text:
             self._text.append(text)
             self.delivered += len(text)
+            self.chars += len(text)
             _push(out, TextDelta(text))
 
     def _feed_reasoning(self, part: Reasoning) -> Sequence[Delta]:
         if part.text:
             self._reasoning.append(part.text)
-            self._other_chars += len(part.text)
+            self.chars += len(part.text)
         if part.signature:
             block = "".join(self._reasoning[self._signed_from :])
             self._signed_from = len(self._reasoning)
@@ -322,7 +316,7 @@ class Assembler:
 
     def _feed_call(self, part: ToolDelta) -> Sequence[Delta]:
         draft = self._draft_for(part)
-        self._other_chars += len(part.arguments)
+        self.chars += len(part.arguments)
         drafted = bool(part.name) and not draft.name
         if part.id and not draft.id:
             draft.id = part.id

@@ -126,10 +126,10 @@ class Caller:
         plain = provider.texts if self._joins else None
         alike = ChunkTemplate(plain) if plain is not None else None
 
-        def cut(text: str) -> Text:
+        def cut(text: str) -> str:
             """The text up to where the answer is too long."""
             room = self._chars_max - assembler.chars
-            return Text(text) if len(text) <= room else Text(text[: max(room, 0) + 1])
+            return text if len(text) <= room else text[: max(room, 0) + 1]
 
         def take(chunk: bytes) -> bool:
             """Text that comes while it is waited for goes on at once, without a task that has to be woken for it."""
@@ -141,12 +141,12 @@ class Caller:
                 if len(found) != len(wires):
                     return False
             text = "".join(found)
-            if not text or self._at_once is None or assembler.holds_text or not self._at_once(text):
+            if not text or self._at_once is None or assembler.inline.holds or not self._at_once(text):
                 return False
             silence.broken()
             last_part = loop.time()
             try:
-                for delta in assembler.feed(Text(text) if len(text) < _LONG_CHARS else cut(text)):
+                for delta in assembler.feed_text(text if len(text) < _LONG_CHARS else cut(text)):
                     self._deliver(delta)
                 if assembler.chars > self._chars_max:
                     answer.fail(AnswerTooLong(_TOO_LONG))
@@ -184,7 +184,7 @@ class Caller:
                                 texts.append(part.text)
                                 continue
                             if texts:
-                                await carry(assembler.feed(cut("".join(texts))), self._deliver)
+                                await carry(assembler.feed_text(cut("".join(texts))), self._deliver)
                                 texts = []
                             await carry(assembler.feed(part), self._deliver)
                         if assembler.error is not None or (ends and (name or _type_of(event)) in ends):
@@ -194,7 +194,7 @@ class Caller:
             finally:
                 if texts:
                     brought = True
-                    for delta in assembler.feed(cut("".join(texts))):
+                    for delta in assembler.feed_text(cut("".join(texts))):
                         if (work := self._deliver(delta)) is not None:
                             await work
             if over:
