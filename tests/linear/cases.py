@@ -233,7 +233,7 @@ for name, made in {
     "chunks alike in one packet": lambda n: [CHUNK * n],
     "a byte at a time": lambda n: cut(CHUNK * (n // 20), 1),
 }.items():
-    case(f"a stream with {name}", "sse agent.alike agent.call", made, decoded, large=60_000)  # type: ignore[arg-type]
+    case(f"a stream with {name}", "sse agent.chunk_template agent.call", made, decoded, large=60_000)  # type: ignore[arg-type]
 
 
 def assembled(pieces: Iterable[str]) -> None:
@@ -351,7 +351,7 @@ SHELL = ["a ", "a;", "a|", "a&&", "$(", "`", "\"", "'", "{a,b}", "$(a)", "${a}",
          "xargs ", "sudo ", "env ", "rm -rf / ", "cd a;", "$((1+", "$'\\x41'", "#a\n", "echo a | sh;", "a & ", "! ", "{ ", "( "]  # fmt: skip
 texts(
     "a command",
-    "guards.commands guards.shell guards.words guards.rules guards.verdict",
+    "guards.commands guards.shell guards.shell_expansion guards.rules guards.findings",
     lambda said: commands.check(said, "/work", FACTS),
     SHELL,
     large=90_000,
@@ -524,9 +524,9 @@ case(
     size=60,
     large=10_000,
 )
-texts("a text to be kept", "store.coding", lambda said: codec.columns_of(said, {}), ["a", "\0", "\ud800", "data:", '"$blob"'],
+texts("a text to be kept", "store.codec", lambda said: codec.columns_of(said, {}), ["a", "\0", "\ud800", "data:", '"$blob"'],
       large=300_000)  # fmt: skip
-texts("words to be searched", "store.coding store.search", lambda said: codec.search_text(codec.spaced(said)),
+texts("words to be searched", "store.codec store.search", lambda said: codec.search_text(codec.spaced(said)),
       ["a ", "漢", "漢a", "a-b", "'"], large=200_000)  # fmt: skip
 QUERIES = ["a ", '"a', '"', "a OR ", "NOT ", "a* ", "(", "-a ", "a:b "]
 texts("a query", "store.search", search.fts_query, QUERIES, large=100_000)
@@ -619,7 +619,7 @@ def split_messages(data: bytes) -> Any:
 CHAT, RESPONSE = parsed(models.ChatRequest), parsed(models.ResponseRequest)
 case(
     "messages of a chat",
-    "server.chat server.content server.bodies",
+    "server.chat server.content server.request_bodies",
     chat_messages,
     split_messages,
     size=60,
@@ -635,26 +635,26 @@ case(
     split_messages,
     large=300_000,
 )
-case("unknown fields", "server.bodies", lambda n: json.dumps({f"f{at}": 1 for at in range(n)}).encode(),
+case("unknown fields", "server.request_bodies", lambda n: json.dumps({f"f{at}": 1 for at in range(n)}).encode(),
      lambda data: CHAT(data).headers(), large=900)  # fmt: skip
 case(
-    "nested fields", "server.bodies", lambda n: b'{"a":' * n + b"1" + b"}" * n, request_bodies.as_object, large=100_000
+    "nested fields", "server.request_bodies", lambda n: b'{"a":' * n + b"1" + b"}" * n, request_bodies.as_object, large=100_000
 )
 case(
     "nested lists",
-    "server.bodies",
+    "server.request_bodies",
     lambda n: b'{"a":' + b"[" * n + b"]" * n + b"}",
     request_bodies.as_object,
     large=200_000,
 )
 case(
     "halves of characters",
-    "server.bodies",
+    "server.request_bodies",
     lambda n: b'{"a":"' + rb"\ud800" * n + b'"}',
     request_bodies.as_object,
     large=200_000,
 )
-case("stop strings and metadata", "server.bodies", lambda n: body(messages=[], stop=["a"] * n, metadata={f"k{at}": "v" for at in range(n)}),
+case("stop strings and metadata", "server.request_bodies", lambda n: body(messages=[], stop=["a"] * n, metadata={f"k{at}": "v" for at in range(n)}),
      CHAT, large=900)  # fmt: skip
 case("tools of a chat", "server.turns", lambda n: body(messages=[], tools=[
     {"type": "function", "function": {"name": f"t{at}", "parameters": {"type": "object"}}} for at in range(n)
@@ -693,12 +693,12 @@ case("tools of a response", "server.response_tools", lambda n: body(input="a", t
 ]), lambda data: response_tools.response_tools(RESPONSE(data).model.tools or (), (), None, []), large=20_000)  # fmt: skip
 case(
     "a body of a run",
-    "server.bodies",
+    "server.request_bodies",
     lambda n: body(input=[{"role": "user", "content": "a"}] * n),
     parsed(models.RunRequest),
     large=50_000,
 )
-case("a body of a session turn", "server.bodies", lambda n: body(message=[{"type": "text", "text": "a"}] * n),
+case("a body of a session turn", "server.request_bodies", lambda n: body(message=[{"type": "text", "text": "a"}] * n),
      parsed(models.SessionChatRequest), large=50_000)  # fmt: skip
 
 
@@ -802,11 +802,11 @@ case("hunks of a patch", "tools.patching", lambda n: ("".join(f"line {at}\n" for
 case("hunks of equal lines", "tools.patching", lambda n: ("a\n" * n, "*** Update File: a\n" + "".join(
     f"@@ -{at + 1},1 +{at + 1},1 @@\n-a\n+b\n" for at in range(n)
 )), lambda both: patching.patched(both[0], patching.parsed(both[1])[0].hunks), large=100_000, linear=False)  # fmt: skip
-case("a glob", "tools.plain_search", lambda n: ("**/" * 20 + "*a*b*c", ["a"] * n),
+case("a glob", "tools.rg_fallback", lambda n: ("**/" * 20 + "*a*b*c", ["a"] * n),
      lambda both: rg_fallback.Glob(both[0]).matches(both[1]), large=20_000)  # fmt: skip
 texts(
     "a rule of an ignore file",
-    "tools.plain_search",
+    "tools.rg_fallback",
     rg_fallback.rule_of,
     ["*", "a/", "[", "\\", "?", "**/", "!"],
     size=100,
@@ -815,7 +815,7 @@ texts(
 HTML = ["<p>a", "<div>", "</div>", "<a href='b'>c</a>", "<li>", "<ul><li>", "<table><tr><td>a", "<", "&", "&amp;", "<!--", "<script>",
         "<pre>", "a ", "\n", "<b>", "<h1>a</h1>", "<br>", "<img src=a>"]  # fmt: skip
 texts(
-    "a page", "tools.markup tools.pages", lambda said: html_to_markdown.markdown(said, "http://a/"), HTML, large=60_000
+    "a page", "tools.html_to_markdown tools.pages", lambda said: html_to_markdown.markdown(said, "http://a/"), HTML, large=60_000
 )
 case("tools of an MCP server", "tools.mcp_names", lambda n: [
     {"name": f"t{at}", "description": "d", "inputSchema": {"type": "object"}} for at in range(n)
@@ -842,7 +842,7 @@ def captured(pieces: Iterable[bytes]) -> None:
 
 
 for one in (b"a", b"\x1b[", b"\x1b]0;", b"\r", b"a\r\n", b"\xf0\x9f", b"\x1b", b"\x1b[1m", b"\b"):
-    case(f"output of a command: {one!r}", "tools.captured",
+    case(f"output of a command: {one!r}", "tools.output_buffer",
          lambda n, one=one: cut(one * (n // len(one) + 1), 100), captured, size=4_000, large=300_000)  # type: ignore[misc]  # fmt: skip
 
 
@@ -858,7 +858,7 @@ async def shape(contents: list[str]) -> None:
 
 case(
     "answers of tools",
-    "tools.shaping",
+    "tools.result_limits",
     lambda n: ["a\n" * 10] * n,
     lambda found: run(shape(found)),
     size=100,
@@ -866,7 +866,7 @@ case(
 )
 case(
     "a long answer of a tool",
-    "tools.shaping",
+    "tools.result_limits",
     lambda n: ["a\n" * n],
     lambda found: run(shape(found)),
     size=5_000,

@@ -58,8 +58,8 @@ def test_a_pattern_over_untrusted_text_is_linear(pattern: re.Pattern[str]) -> No
 
 # Each in a process that may use so much processor time; in proportion to the text they need about one second.
 _WORK = {
-    "a bracket in a long message": "as_said('[' * 1_000_000 + '](data:image/')",
-    "escaped brackets in a long message": "as_said('[' + r'\\[' * 500_000 + '](data:image/')",
+    "a bracket in a long message": "strip_rendered_media('[' * 1_000_000 + '](data:image/')",
+    "escaped brackets in a long message": "strip_rendered_media('[' + r'\\[' * 500_000 + '](data:image/')",
     "tags of files without an end": "write(['MEDIA:' * 200_000])",
     "tags of files without an end in pieces": "write(['MEDIA:MEDIA:MED', 'IA:'] * 30_000)",
     "quoted tags of files without an end": "write(['MEDIA:x' * 100_000, chr(10).join(['MEDIA:\"a MEDIA:`'] * 50_000)])",
@@ -89,8 +89,8 @@ _CHILD = """
 import asyncio
 from contextlib import suppress
 from hermes.agent.compress import Budget, extract, plan, prune, transcript
-from hermes.agent.media import Outgoing
-from hermes.agent.media_tags import as_said
+from hermes.agent.media import MediaTagFilter
+from hermes.agent.media_tags import strip_rendered_media
 from hermes.guards.commands import check
 from hermes.guards.exfiltration import exfiltrates
 from hermes.guards.snippets import literals_of, rules_of
@@ -117,7 +117,7 @@ async def made(path):
     return None
 
 async def feed(pieces):
-    outgoing = Outgoing(lambda text: None, made)
+    outgoing = MediaTagFilter(lambda text: None, made)
     for piece in pieces:
         await outgoing.feed(piece)
     await outgoing.feed("", last=True)
