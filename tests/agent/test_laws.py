@@ -24,7 +24,8 @@ from .house import KEY, House, nothing_left, product_tasks, tool
 
 ROOT = Path(hermes.__file__).parent
 PURE = [
-    f"agent/{name}.py" for name in ("assembler", "inline", "leaked_calls", "failures", "prompt", "compress", "stream_parts")
+    f"agent/{name}.py"
+    for name in ("assembler", "inline", "leaked_calls", "failures", "prompt", "compress", "stream_parts")
 ]
 TRANSLATORS = [
     f"providers/{n}.py" for n in ("base", "table", "chat_completions", "codex_responses", "anthropic_messages")

@@ -638,7 +638,11 @@ case(
 case("unknown fields", "server.request_bodies", lambda n: json.dumps({f"f{at}": 1 for at in range(n)}).encode(),
      lambda data: CHAT(data).headers(), large=900)  # fmt: skip
 case(
-    "nested fields", "server.request_bodies", lambda n: b'{"a":' * n + b"1" + b"}" * n, request_bodies.as_object, large=100_000
+    "nested fields",
+    "server.request_bodies",
+    lambda n: b'{"a":' * n + b"1" + b"}" * n,
+    request_bodies.as_object,
+    large=100_000,
 )
 case(
     "nested lists",
@@ -815,7 +819,11 @@ texts(
 HTML = ["<p>a", "<div>", "</div>", "<a href='b'>c</a>", "<li>", "<ul><li>", "<table><tr><td>a", "<", "&", "&amp;", "<!--", "<script>",
         "<pre>", "a ", "\n", "<b>", "<h1>a</h1>", "<br>", "<img src=a>"]  # fmt: skip
 texts(
-    "a page", "tools.html_to_markdown tools.pages", lambda said: html_to_markdown.markdown(said, "http://a/"), HTML, large=60_000
+    "a page",
+    "tools.html_to_markdown tools.pages",
+    lambda said: html_to_markdown.markdown(said, "http://a/"),
+    HTML,
+    large=60_000,
 )
 case("tools of an MCP server", "tools.mcp_names", lambda n: [
     {"name": f"t{at}", "description": "d", "inputSchema": {"type": "object"}} for at in range(n)
