@@ -14,7 +14,7 @@ Sink = Callable[[Event], bool]
 class Subscription:
     """What one reader has not yet taken. Past its limit it is emptied, and the reader must catch up from the store.
 
-    A `sink` is given the events that come while the reader waits, and says which of them it has taken: `sunk` is the
+    A `sink` is given the events that come while the reader waits, and says which of them it has taken: `delivered_seq` is the
     number of the last. So a token gets to its client without a task that has to be woken for it.
     """
 

@@ -33,7 +33,7 @@ _UNSUPPORTED = ("audio", "functions", "function_call", "web_search_options")
 
 @dataclass(slots=True)
 class ParsedMessages:
-    """The messages of a request, parted: what the system says, what was said before, what is said now."""
+    """The messages of a request, split into system text, history and the new message."""
 
     system: str | None
     history: list[Message]

@@ -37,7 +37,7 @@ _STRICT_CLIENT_HEADERS = ("X-Stainless-Lang", USER_HEADER)
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """The wishes of one request."""
+    """The options of one request."""
 
     session_id: str | None = None
     session_key: str | None = None
