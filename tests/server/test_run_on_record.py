@@ -122,7 +122,11 @@ async def test_a_plain_turn_is_on_record_while_the_model_works(api: Api) -> None
     assert seen == ["running"]
 
 
-async def test_a_start_that_could_not_be_kept_is_kept_with_the_end(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("listed", [False, True])
+async def test_a_start_that_could_not_be_kept_is_kept_with_the_end(
+    api: Api, monkeypatch: pytest.MonkeyPatch, listed: bool
+) -> None:
+    """Also where somebody lists the runs, which puts starts on record."""
     appends = Appends(api.app.store, monkeypatch)
     appends.failing = 1
 
@@ -130,6 +134,9 @@ async def test_a_start_that_could_not_be_kept_is_kept_with_the_end(api: Api, mon
         return not appends.failing
 
     async def answer(_: Any) -> Reply:
+        if listed:
+            async with api.get("/v1/runs") as response:
+                assert (await told(response))["data"] == []
         await eventually(failed)
         return Reply(text="Hello.", continues=False)
 

@@ -530,7 +530,7 @@ class RunWriter:
                 try:
                     await (self._commit(batch) if batch[0].events else self._save_partials())
                 except Exception as error:  # noqa: BLE001  (whoever waits for it is told)
-                    if self._try_again(batch):
+                    if self._try_again(batch, error):
                         self._awaited += len(batch)
                         return
                     for commit in batch:
@@ -547,13 +547,16 @@ class RunWriter:
             self._draining = None
         self.flush()
 
-    def _try_again(self, batch: list[_Commit]) -> bool:
+    def _try_again(self, batch: list[_Commit], error: Exception) -> bool:
         """Whether the start of a run that could not be put on record is tried again with what follows: nothing of the run
         can be without it."""
-        again = self.creates is not None and not self._commits and all(one.held and not one.before for one in batch)
-        if again:
+        waiting = self._commits
+        again = self.creates is not None and not any(one.events for one in waiting)
+        if again := again and all(one.held and not one.before for one in batch):
             self._seq = batch[0].events[0].seq - 1
-            self._commits[:] = batch
+            self._commits = batch
+            for commit in waiting:
+                self._failed(commit, error)
         return again
 
     def _batch(self) -> list[_Commit]:
