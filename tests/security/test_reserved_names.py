@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
 
 from agent.conftest import MakeHouse
+from hermes.sandbox.workspace_watch import WorkspaceWatch
 from hermes.tools import files
 from support.model_server import Call, ModelServer
 from tools.commanding import SURELY_S, Desk
@@ -244,3 +247,38 @@ async def test_what_the_user_replaces_while_commands_run_ends_them(desk: Desk) -
     assert "mine" in (desk.workspace / ".git/config").read_text()
     assert (await desk.sh("git remote; echo x > .git/config"))["output"].startswith("mine\n")
     assert "mine" in (desk.workspace / ".git/config").read_text()
+
+
+def test_a_file_that_was_replaced_counts_as_replaced_though_its_inode_number_is_the_old_one(tmp_path: Path) -> None:
+    """The number of an inode is free again as soon as the file is replaced, and a cover of the first file stays lost."""
+    subprocess.run(MAKE, shell=True, cwd=tmp_path, check=True, capture_output=True)
+    config, kept, reasons, replaced = tmp_path / ".git/config", tmp_path / "kept", [], threading.Event()
+    ended = threading.Event()
+
+    def is_granted(_: str) -> bool:
+        return watch.active and not replaced.wait(SURELY_S)  # the watch is slower than who replaces
+
+    def end_commands(reason: str) -> None:
+        reasons.append(reason)
+        ended.set()
+
+    watch = WorkspaceWatch([str(tmp_path)], is_granted, end_commands)
+    try:
+        watch.scan()
+        assert watch.begin()
+        kept.hardlink_to(config)
+        (tmp_path / "other").write_text("[core]\n\tbare = false\n")
+        os.replace(tmp_path / "other", config)
+        os.replace(kept, config)
+        replaced.set()
+        assert ended.wait(SURELY_S)
+    finally:
+        replaced.set()
+        watch.close()
+    assert str(config) in reasons[0]
+
+
+async def test_the_first_command_is_watched_where_a_repository_has_no_folder_for_hooks(desk: Desk) -> None:
+    subprocess.run(MAKE + "; rm -rf .git/hooks", shell=True, cwd=desk.workspace, check=True, capture_output=True)
+    await desk.sh("echo x > AGENTS.md")
+    assert not (desk.workspace / "AGENTS.md").exists()

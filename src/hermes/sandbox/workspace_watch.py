@@ -129,7 +129,7 @@ class Watching:
         watch = WorkspaceWatch(self._roots(), self._is_granted, end_commands, self._reserved_paths())
         try:
             watch.scan()
-            watch.begin()
+            watch.activate()
         except BaseException:
             watch.close()
             raise
@@ -165,6 +165,8 @@ class WorkspaceWatch:
         self._pending: dict[str, float] = {}
         self._set_aside: dict[str, str] = {}
         self._times: dict[str, int] = {}
+        # What the scan has made itself: the event of each is not somebody else's.
+        self._own_events: set[str] = set()
         self._recheck_s = _RECHECK_S
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC)
         self._thread: threading.Thread | None = None
@@ -192,13 +194,18 @@ class WorkspaceWatch:
         with self._lock:
             if self._stale or any(self._steers(path) for path, _ in self._events()):
                 return False
+            self.activate()
+            return True
+
+    def activate(self) -> None:
+        """Commands are about to run: what has happened since the scan is dealt with as what happens from now on."""
+        with self._lock:
             self.active = True
             self._times.clear()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="workspace-watch", daemon=True)
                 self._thread.start()
             self._wake()
-            return True
 
     def settle(self) -> None:
         """Deal with all that has happened until now."""
@@ -288,8 +295,10 @@ class WorkspaceWatch:
         count = 0
         for path, is_new in self._events():
             count += 1
-            if is_new:
-                self._attempt(self._appeared, path)
+            if path in self._own_events:
+                self._own_events.discard(path)
+            elif is_new:
+                self._attempt(self._replaced if path in self.covers else self._appeared, path)
             elif path in self._git_files:
                 self._attempt(self._check_git_file, path)
             else:
@@ -335,6 +344,15 @@ class WorkspaceWatch:
                 self._check_repository(folder)
             if _is_folder(path):
                 self._enter(path)
+
+    def _replaced(self, path: str) -> None:
+        """Something was put at a covered path. Its identity says nothing: the number of the inode that was replaced is
+        given out again, and a file that is put back has lost its cover."""
+        folder = os.path.dirname(path)
+        if _identity(folder) != self._ids.get(folder):
+            self._appeared(path)
+        elif not self._is_granted(path):
+            self._changed_by_user(path)
 
     def _changed_by_user(self, path: str) -> None:
         """Commands cannot replace what is covered. Who did has taken the cover off: nothing runs on without it."""
@@ -481,6 +499,7 @@ class WorkspaceWatch:
             if _exists(path, "config"):
                 with contextlib.suppress(FileExistsError):
                     os.mkdir("hooks", dir_fd=fd)  # what is not there cannot be covered
+                    self._own_events.add(f"{path}/hooks")
         for name in (*_GIT_FILES, "hooks"):
             if _exists(path, name):
                 self._ids[f"{path}/{name}"] = _identity(f"{path}/{name}")
