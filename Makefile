@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml requirements.lock scripts/setup scripts/local-runtime.t
 	@touch $(STAMP)
 
 run: setup
-	@$(BIN)/python -m hermes.local.install
+	@$(BIN)/python -m hermes.cli.install_model
 	@exec $(BIN)/hermes gateway run $(ARGS)
 
 test: setup
@@ -61,6 +61,7 @@ check: setup
 	@$(BIN)/ruff format --check src tests bench evals soak scripts
 	@$(BIN)/ruff check src tests bench evals soak scripts
 	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python scripts/audit.py
 
 # Find versions and hashes for what pyproject.toml asks for; those on record stay (`ARGS=--upgrade` takes the newest).
@@ -88,7 +89,7 @@ house: setup
 
 # How well the installed local model does what it is asked, for real, in a scratch folder.
 eval-local: setup
-	@$(BIN)/python -m hermes.local.install
+	@$(BIN)/python -m hermes.cli.install_model
 	@$(BIN)/python -m evals $(ARGS)
 
 clean:

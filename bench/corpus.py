@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from hermes.runs.spec import RunSpec
+from hermes.core.spec import RunSpec
 from hermes.store.codec import pack
 from hermes.store.sessions import SessionDB
 

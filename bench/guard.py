@@ -25,12 +25,12 @@ from bench.provider import chunk_bytes, end_bytes, frames
 from hermes.agent.assembler import Assembler, Delta, TextDelta
 from hermes.agent.call import Caller
 from hermes.bus.memory import MemoryBus
-from hermes.exchange import Timeouts
+from hermes.core.events import Event
+from hermes.core.spec import RunSpec
+from hermes.http_client.exchange import Timeouts
 from hermes.providers.base import WireRequest
 from hermes.providers.registry import provider_for
 from hermes.runs.control import Stop
-from hermes.runs.events import Event
-from hermes.runs.spec import RunSpec
 from hermes.runs.writer import RunWriter
 from hermes.server.render_chat import ChatRenderer
 from hermes.store.stores import AsyncStore, Store

@@ -1,7 +1,7 @@
-"""Alias of `hermes.agent.facade`: the same module object, so that a name replaced here is replaced there."""
+"""Alias of `hermes.facade`: the same module object, so that a name replaced here is replaced there."""
 
 import sys
 
-from hermes.agent import facade
+from hermes import facade
 
 sys.modules[__name__] = facade

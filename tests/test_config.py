@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes import config
-from hermes.config import ConfigError, Problem, Settings
-from hermes.config_files import parse_env
-from hermes.config_keys import KEYS, find
-from hermes.config_write import without_secrets
-from hermes.home import Home
+from hermes.core.home import Home
+from hermes.settings import config
+from hermes.settings.config import ConfigError, Problem, Settings
+from hermes.settings.files import parse_env
+from hermes.settings.keys import KEYS, find
+from hermes.settings.write import without_secrets
 
 SECRET = "sk-very-secret-0123456789"
 
@@ -54,7 +54,7 @@ def test_no_variable_stands_for_two_settings() -> None:
 
 @pytest.mark.parametrize("key", [key for key in KEYS if key.default is not None], ids=lambda key: key.name)
 def test_every_default_fits_its_own_setting(key: Any, home: Home) -> None:
-    from hermes.config_check import coerce
+    from hermes.settings.check import coerce
 
     assert coerce(key, key.default) == key.default
 
@@ -827,7 +827,7 @@ def test_an_entry_that_only_refers_to_another_gets_lines_of_its_own(home: Home) 
 def test_writers_at_the_same_time_lose_nothing(home: Home) -> None:
     load(home, COMMENTED)
     program = (
-        "import sys; from pathlib import Path; from hermes import config; from hermes.home import Home\n"
+        "import sys; from pathlib import Path; from hermes import config; from hermes.core.home import Home\n"
         "home, who = Home(Path(sys.argv[1])), sys.argv[2]\n"
         "for i in range(10):\n"
         "    config.set_value(home, f'platform_toolsets.{who}{i}', [who])\n"
@@ -997,7 +997,7 @@ timezone: UTC  # home
 
 def test_importing_settings_loads_no_yaml() -> None:
     program = (
-        "import sys, hermes.config, hermes.home, hermes.server.settings\n"
+        "import sys, hermes.settings.config, hermes.core.home, hermes.server.settings\n"
         "print(sorted({'yaml', 'ruamel', 'ruamel.yaml', 'aiohttp'} & set(sys.modules)))"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from hermes import config
-from hermes import home as homes
 from hermes.cli import config_command, profile_command
-from hermes.errors import HermesError
-from hermes.home import Home
+from hermes.core import home as homes
+from hermes.core.errors import HermesError
+from hermes.core.home import Home
+from hermes.settings import config, profiles
 
 SECRET = "sk-very-secret-0123456789"
 
@@ -353,7 +353,7 @@ def test_edit_warns_of_values_that_do_not_fit(
 
 
 def test_profile_list_marks_the_current_one(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    work = homes.create_profile(home, "work")
+    work = profiles.create_profile(home, "work")
     assert run(work, "profile", "list") == 0
     assert lines(capsys) == [f"  default  {home.path}", f"* work  {work.path}"]
 
@@ -380,13 +380,13 @@ def test_profile_create_clones_secrets_only_when_asked(home: Home, flags: list[s
 
 @pytest.mark.parametrize("words", [["work", "--with-secrets"], ["Work"], ["default"], ["taken"]])
 def test_profile_create_refuses_with_a_usage_error(home: Home, words: list[str]) -> None:
-    homes.create_profile(home, "taken")
+    profiles.create_profile(home, "taken")
     assert run(home, "profile", "create", *words) == 2
     assert homes.list_profiles(home) == ["default", "taken"]
 
 
 def test_profile_use_makes_the_choice_stick(home: Home) -> None:
-    homes.create_profile(home, "work")
+    profiles.create_profile(home, "work")
     assert (run(home, "profile", "use", "work"), homes.sticky_profile(home.path)) == (0, "work")
 
 
@@ -423,12 +423,12 @@ def test_profile_show_of_broken_settings_still_shows(home: Home, capsys: pytest.
 
 
 def test_profile_rename_gives_another_name(home: Home) -> None:
-    homes.create_profile(home, "work")
+    profiles.create_profile(home, "work")
     assert (run(home, "profile", "rename", "work", "job"), homes.list_profiles(home)) == (0, ["default", "job"])
 
 
 def test_profile_delete_without_a_terminal_names_the_flag(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    homes.create_profile(home, "work")
+    profiles.create_profile(home, "work")
     assert run(home, "profile", "delete", "work") == 2
     assert capsys.readouterr().err.endswith("Try: hermes profile delete work -y\n")
     assert homes.list_profiles(home) == ["default", "work"]
@@ -438,14 +438,14 @@ def test_profile_delete_without_a_terminal_names_the_flag(home: Home, capsys: py
 def test_profile_delete_asks_for_the_name(
     home: Home, monkeypatch: pytest.MonkeyPatch, typed: str, exit_code: int, left: list[str]
 ) -> None:
-    homes.create_profile(home, "work")
+    profiles.create_profile(home, "work")
     monkeypatch.setattr(sys, "stdin", Terminal(typed))
     assert run(home, "profile", "delete", "work") == exit_code
     assert homes.list_profiles(home) == ["default", *left]
 
 
 def test_profile_delete_with_yes_does_not_ask(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    homes.create_profile(home, "work")
+    profiles.create_profile(home, "work")
     assert run(home, "profile", "delete", "work", "-y", json=True) == 0
     assert document(capsys) == {"name": "work", "deleted": True}
     assert homes.list_profiles(home) == ["default"]

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from hermes import config
-from hermes.home import Home
+from hermes.core.home import Home
 from hermes.server.settings import GatewayConfig, Platform, PlatformConfig, api_server_options, load_gateway_config
+from hermes.settings import config
 
 SECRET = "sk-very-secret-0123456789"
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from hermes import home as homes
-from hermes.errors import HermesError
-from hermes.home import Home, ProfileBusy, ProfileError, ProfileNotFound
+from hermes.core import home as homes
+from hermes.core.errors import HermesError
+from hermes.core.home import Home, ProfileBusy, ProfileError, ProfileNotFound
+from hermes.settings import profiles
 
 
 def mode(path: Path) -> int:
@@ -127,7 +128,7 @@ def test_a_name_that_breaks_the_rule_is_refused(root: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["a", "0", "a-b_c", "a" * 64])
 def test_a_name_within_the_rule_is_taken(home: Home, name: str) -> None:
-    assert homes.create_profile(home, name).path.is_dir()
+    assert profiles.create_profile(home, name).path.is_dir()
 
 
 def test_the_active_name_follows_the_process_environment(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,32 +316,32 @@ def everything(folder: Path) -> str:
 
 
 def test_a_new_profile_is_an_empty_private_folder(home: Home, umask: int) -> None:
-    made = homes.create_profile(home, "work")
+    made = profiles.create_profile(home, "work")
     assert (mode(made.path), list(made.path.iterdir())) == (0o700, [])
 
 
 def test_a_clone_has_settings_memory_and_skills(home: Home) -> None:
-    made = homes.create_profile(filled(home), "work", clone=True)
+    made = profiles.create_profile(filled(home), "work", clone=True)
     assert made.config_file.read_text().startswith("agent:\n  max_turns: 7\n")
     assert (made.memories / "MEMORY.md").read_text() == "likes tea"
     assert mode(made.skills / "x" / "y" / "run.sh") == 0o700
 
 
 def test_a_clone_has_neither_sessions_nor_secrets(home: Home) -> None:
-    made = homes.create_profile(filled(home), "work", clone=True)
+    made = profiles.create_profile(filled(home), "work", clone=True)
     assert not made.state_db.exists()
     assert not made.env_file.exists()
     assert "secret" not in everything(made.path)
 
 
 def test_a_clone_has_secrets_when_asked(home: Home) -> None:
-    made = homes.create_profile(filled(home), "work", clone=True, with_secrets=True)
+    made = profiles.create_profile(filled(home), "work", clone=True, with_secrets=True)
     assert made.env_file.read_text() == "API_SERVER_KEY=sk-env-secret\n"
     assert "sk-inline-secret" in made.config_file.read_text()
 
 
 def test_everything_in_a_clone_is_private_under_any_umask(home: Home, umask: int) -> None:
-    made = homes.create_profile(filled(home), "work", clone=True, with_secrets=True)
+    made = profiles.create_profile(filled(home), "work", clone=True, with_secrets=True)
     assert {mode(p) & 0o077 for p in [made.path, *made.path.rglob("*")]} == {0}
 
 
@@ -348,35 +349,35 @@ def test_a_linked_file_is_copied_so_that_profiles_do_not_share_it(home: Home, tm
     (tmp_path / "shared.md").write_text("shared")
     homes.make_private_folder(home.memories)
     (home.memories / "USER.md").symlink_to(tmp_path / "shared.md")
-    made = homes.create_profile(home, "work", clone=True)
+    made = profiles.create_profile(home, "work", clone=True)
     assert ((made.memories / "USER.md").is_symlink(), (made.memories / "USER.md").read_text()) == (False, "shared")
 
 
 def test_a_skill_folder_that_leads_in_a_circle_does_not_stop_a_clone(home: Home) -> None:
     homes.write_private(home.skills / "a" / "SKILL.md", "how")
     (home.skills / "a" / "loop").symlink_to(home.skills)
-    made = homes.create_profile(home, "work", clone=True)
+    made = profiles.create_profile(home, "work", clone=True)
     assert (made.skills / "a" / "loop").is_symlink()
 
 
 def test_a_clone_of_broken_settings_fails_and_leaves_nothing(home: Home) -> None:
     homes.write_private(home.config_file, "a: [")
     with pytest.raises(HermesError):
-        homes.create_profile(home, "work", clone=True)
+        profiles.create_profile(home, "work", clone=True)
     assert list((home.path / "profiles").iterdir()) == []
 
 
 def test_a_clone_copies_from_the_profile_in_use(home: Home) -> None:
-    work = homes.create_profile(home, "work")
+    work = profiles.create_profile(home, "work")
     homes.write_private(work.soul_file, "I am at work")
-    assert homes.create_profile(work, "play", clone=True).soul_file.read_text() == "I am at work"
+    assert profiles.create_profile(work, "play", clone=True).soul_file.read_text() == "I am at work"
 
 
 @pytest.mark.parametrize("name", ["work", "default"])
 def test_a_taken_name_is_refused(home: Home, name: str) -> None:
-    homes.create_profile(home, "work")
+    profiles.create_profile(home, "work")
     with pytest.raises(ProfileError, match="already"):
-        homes.create_profile(home, name)
+        profiles.create_profile(home, name)
 
 
 def test_of_many_who_create_one_name_at_once_one_succeeds(home: Home) -> None:
@@ -384,7 +385,7 @@ def test_of_many_who_create_one_name_at_once_one_succeeds(home: Home) -> None:
 
     def create() -> None:
         try:
-            homes.create_profile(home, "work")
+            profiles.create_profile(home, "work")
             results.append(True)
         except ProfileError:
             results.append(False)
@@ -399,7 +400,7 @@ def test_of_many_who_create_one_name_at_once_one_succeeds(home: Home) -> None:
 
 def test_profiles_are_listed_with_default_first(home: Home) -> None:
     for name in ("work", "aunt"):
-        homes.create_profile(home, name)
+        profiles.create_profile(home, name)
     (home.path / "profiles" / ".new-half").mkdir()
     (home.path / "profiles" / "file").write_text("")
     assert homes.list_profiles(home) == ["default", "aunt", "work"]
@@ -410,13 +411,13 @@ def test_a_home_without_profiles_lists_default(home: Home) -> None:
 
 
 def test_use_makes_a_choice_that_sticks(home: Home) -> None:
-    homes.create_profile(home, "work")
+    profiles.create_profile(home, "work")
     homes.use_profile(home, "work")
     assert homes.resolve(environ={"HERMES_HOME": str(home.path)}).profile == "work"
 
 
 def test_use_of_default_takes_the_choice_back(home: Home) -> None:
-    homes.use_profile(homes.create_profile(home, "work"), "work")
+    homes.use_profile(profiles.create_profile(home, "work"), "work")
     homes.use_profile(home, "default")
     assert not (home.path / "active_profile").exists()
 
@@ -428,22 +429,22 @@ def test_use_of_a_missing_profile_changes_nothing(home: Home) -> None:
 
 
 def test_rename_moves_the_home_and_the_sticky_choice(home: Home) -> None:
-    homes.write_private(homes.create_profile(home, "work").soul_file, "me")
+    homes.write_private(profiles.create_profile(home, "work").soul_file, "me")
     homes.use_profile(home, "work")
-    renamed = homes.rename_profile(home, "work", "job")
+    renamed = profiles.rename_profile(home, "work", "job")
     assert (renamed.soul_file.read_text(), homes.sticky_profile(home.path)) == ("me", "job")
 
 
 def test_rename_to_a_taken_name_is_refused(home: Home) -> None:
-    homes.create_profile(home, "a")
-    homes.create_profile(home, "b")
+    profiles.create_profile(home, "a")
+    profiles.create_profile(home, "b")
     with pytest.raises(ProfileError, match="already"):
-        homes.rename_profile(home, "a", "b")
+        profiles.rename_profile(home, "a", "b")
 
 
 def test_delete_removes_everything_and_the_sticky_choice(home: Home) -> None:
-    homes.use_profile(homes.create_profile(filled(home), "work", clone=True), "work")
-    homes.delete_profile(home, "work")
+    homes.use_profile(profiles.create_profile(filled(home), "work", clone=True), "work")
+    profiles.delete_profile(home, "work")
     assert list((home.path / "profiles").iterdir()) == []
     assert homes.sticky_profile(home.path) == "default"
 
@@ -453,11 +454,13 @@ def test_delete_of_a_linked_profile_removes_the_link_only(home: Home, tmp_path: 
     homes.write_private(elsewhere / "SOUL.md", "me")
     homes.make_private_folder(home.path / "profiles")
     (home.path / "profiles" / "work").symlink_to(elsewhere)
-    homes.delete_profile(home, "work")
+    profiles.delete_profile(home, "work")
     assert (homes.list_profiles(home), (elsewhere / "SOUL.md").exists()) == (["default"], True)
 
 
-@pytest.mark.parametrize("change", [homes.delete_profile, lambda home, name: homes.rename_profile(home, name, "x")])
+@pytest.mark.parametrize(
+    "change", [profiles.delete_profile, lambda home, name: profiles.rename_profile(home, name, "x")]
+)
 def test_default_can_be_neither_renamed_nor_deleted(home: Home, change: object) -> None:
     assert callable(change)
     with pytest.raises(ProfileError, match="stays"):
@@ -466,7 +469,7 @@ def test_default_can_be_neither_renamed_nor_deleted(home: Home, change: object) 
 
 @pytest.mark.parametrize("lock", ["flock", "lockf"])
 def test_a_profile_with_a_live_server_is_not_deleted(home: Home, lock: str) -> None:
-    work = homes.create_profile(home, "work")
+    work = profiles.create_profile(home, "work")
     homes.write_private(work.lock_file, "")
     program = "import fcntl, sys; f = open(sys.argv[1], 'r+'); getattr(fcntl, sys.argv[2])(f, fcntl.LOCK_EX); print('held', flush=True); input()"
     command = [sys.executable, "-c", program, str(work.lock_file), lock]
@@ -474,7 +477,7 @@ def test_a_profile_with_a_live_server_is_not_deleted(home: Home, lock: str) -> N
         assert server.stdout is not None
         assert server.stdout.readline() == b"held\n"
         with pytest.raises(ProfileBusy):
-            homes.delete_profile(home, "work")
+            profiles.delete_profile(home, "work")
         server.communicate(b"\n")
-    homes.delete_profile(home, "work")
+    profiles.delete_profile(home, "work")
     assert not work.path.exists()

@@ -20,9 +20,10 @@ from typing import Any
 
 import pytest
 
-from hermes.cli import formatting, session_format, session_maintenance, sessions_command, sessions_transfer
-from hermes.errors import HermesError
-from hermes.home import Home, write_private
+from hermes.cli import session_format, session_maintenance, sessions_command, sessions_transfer
+from hermes.core import formatting
+from hermes.core.errors import HermesError
+from hermes.core.home import Home, write_private
 from hermes.store.leases import Leases, this_process
 from hermes.store.schema import MIGRATIONS
 from hermes.store.sessions import SessionDB
@@ -663,7 +664,7 @@ def test_a_fault_concerns_only_its_own_batch(
 
 
 def test_batches_stay_below_the_bounds_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hermes.limits import IMPORT_BYTES_MAX, IMPORT_SESSIONS_MAX
+    from hermes.core.limits import IMPORT_BYTES_MAX, IMPORT_SESSIONS_MAX
 
     assert sessions_transfer._BATCH_SESSIONS <= IMPORT_SESSIONS_MAX
     assert sessions_transfer._BATCH_BYTES < IMPORT_BYTES_MAX
@@ -673,7 +674,7 @@ def test_batches_stay_below_the_bounds_of_the_store(tmp_path: Path, monkeypatch:
 
 
 def test_a_batch_holds_no_more_messages_than_are_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hermes.limits import IMPORT_ROWS_AT_ONCE_MAX
+    from hermes.core.limits import IMPORT_ROWS_AT_ONCE_MAX
 
     assert sessions_transfer._BATCH_MESSAGES <= IMPORT_ROWS_AT_ONCE_MAX
     monkeypatch.setattr(sessions_transfer, "_BATCH_MESSAGES", 3)

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from hermes.errors import HermesError
-from hermes.home import Home, is_served
-from hermes.processes import process_start
+from hermes.core.errors import HermesError
+from hermes.core.home import Home, is_served
+from hermes.core.processes import process_start
 from hermes.server import status
 from hermes.server.status import HomeServed, hold, read_runtime_status, write_runtime_status
 
 SERVE = """
 import sys
 from pathlib import Path
-from hermes.home import Home
+from hermes.core.home import Home
 from hermes.server.status import hold, write_runtime_status
 home = Home(Path(sys.argv[1]))
 hold(home)

@@ -13,34 +13,34 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from hermes import config
 from hermes.agent.model_lists import ModelLists
-from hermes.agent.routes import primary
 from hermes.agent.turn import Services
-from hermes.burst_cache import BurstCache
 from hermes.bus.memory import MemoryBus
 from hermes.bus.peers import Operation, Peers
-from hermes.errors import ConfigError
+from hermes.core.burst_cache import BurstCache
+from hermes.core.errors import ConfigError
+from hermes.core.home import Home, resolve
+from hermes.core.limits import BUSY_TURNS
+from hermes.core.spec import RouteChoice, RunSpec
+from hermes.core.threads import Threads
 from hermes.guards.network import Network
 from hermes.guards.secrets import Secrets
-from hermes.home import Home, resolve
-from hermes.housekeeping import SWEEP_EVERY_S, sweep_if_due
-from hermes.http import HttpClient
-from hermes.limits import BUSY_TURNS
+from hermes.http_client.client import HttpClient
 from hermes.local import status
 from hermes.local.client import LocalModel
 from hermes.logs import known_secrets
+from hermes.providers.routes import primary
 from hermes.runs.engine import EngineLimits, LiveRun, Result, RunEngine
 from hermes.runs.log import RunLog
 from hermes.runs.remote_runs import Elsewhere
 from hermes.runs.scheduler import Scheduler
-from hermes.runs.spec import RouteChoice, RunSpec
 from hermes.runs.traces import traces
 from hermes.sandbox.choose import Sandboxes
+from hermes.services.housekeeping import SWEEP_EVERY_S, sweep_if_due
+from hermes.settings import config
 from hermes.store.base import StoreError
 from hermes.store.engine import Engine
 from hermes.store.stores import AsyncStore, Store, address, store_at
-from hermes.threads import Threads
 from hermes.tools.mcp import Servers
 from hermes.tools.resources import ProcessResources
 from hermes.tools.toolsets import builtin

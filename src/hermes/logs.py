@@ -14,10 +14,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from hermes import config
-from hermes import home as homes
+from hermes.core import home as homes
+from hermes.core.home import Home
 from hermes.guards.secrets import Secrets
-from hermes.home import Home
+from hermes.settings import config
 
 _SERVER_LOGGERS = ("hermes.server", "aiohttp", "asyncio")
 _LINE = "%(asctime)s %(levelname)s %(name)s%(request)s: %(message)s"

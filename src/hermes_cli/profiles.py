@@ -1,7 +1,7 @@
-"""Alias of `hermes.home`: the same module object, so that a name replaced here is replaced there."""
+"""Alias of `hermes.core.home`: the same module object, so that a name replaced here is replaced there."""
 
 import sys
 
-from hermes import home
+from hermes.core import home
 
 sys.modules[__name__] = home

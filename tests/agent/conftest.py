@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hermes.agent import decisions
-from hermes.home import Home
+from hermes.core.home import Home
 from hermes.store.sessions import SessionDB
 from support.model_server import ModelServer
 

@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 
 import yaml
 
-from hermes import config
 from hermes.app import App
-from hermes.home import Home
+from hermes.core.home import Home
+from hermes.core.spec import Applied, Control, RouteChoice, RunSpec
 from hermes.runs.engine import LiveRun
-from hermes.runs.spec import Applied, Control, RouteChoice, RunSpec
+from hermes.settings import config
 from hermes.store.base import Row
 from hermes.store.rows import live as live_rows
 from hermes.tools.registry import Registry, ToolContext, ToolDef

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hermes.app import builtin
-from hermes.runs.spec import RouteChoice
+from hermes.core.spec import RouteChoice
 from support.model_server import Call, ModelServer, Reply, Request
 
 from .conftest import MakeHouse

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hermes.runs.spec import Control
+from hermes.core.spec import Control
 from hermes.tools import clarify, memory
 from hermes.tools import round as tool_round
 from support.model_server import Call, ModelServer, Protocol, Reply

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from hermes import config
 from hermes.app import App
+from hermes.core.spec import Control, RunSpec
 from hermes.runs import leases as leases_module
 from hermes.runs.engine import Refused
-from hermes.runs.spec import Control, RunSpec
+from hermes.settings import config
 from hermes.store.base import StoreError
 from support.model_server import Call, ModelServer, Reply, Request
 

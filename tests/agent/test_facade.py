@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import pytest
 import yaml
 
-from hermes.agent.facade import AgentError
 from hermes.app import current
-from hermes.runs.spec import RouteChoice, RunSpec
+from hermes.core.spec import RouteChoice, RunSpec
+from hermes.facade import AgentError
 from hermes.store.sessions import SessionDB
 from hermes.tools.registry import Registry
 from run_agent import AIAgent

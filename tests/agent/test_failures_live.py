@@ -13,9 +13,9 @@ from urllib.parse import quote
 import pytest
 
 from hermes.agent import call, prompt
+from hermes.core.limits import REASONING_EXCERPT_CHARS_MAX, REDACTED_AT_ONCE_CHARS_MAX
+from hermes.core.spec import RouteChoice
 from hermes.guards.secrets import Secrets
-from hermes.limits import REASONING_EXCERPT_CHARS_MAX, REDACTED_AT_ONCE_CHARS_MAX
-from hermes.runs.spec import RouteChoice
 from support.model_server import Call, ModelServer, Protocol, Reply, Request
 
 from .conftest import MakeHouse

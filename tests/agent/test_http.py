@@ -21,9 +21,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guards.stage import certificate
-from hermes import exchange
-from hermes import http as module
-from hermes.exchange import (
+from hermes.core.limits import INFLATED_PIECE_BYTES_MAX
+from hermes.core.threads import Threads
+from hermes.http_client import client as module
+from hermes.http_client import exchange
+from hermes.http_client.client import HttpClient
+from hermes.http_client.exchange import (
     Answer,
     ConnectFailed,
     RequestTimeout,
@@ -33,9 +36,6 @@ from hermes.exchange import (
     TlsFailed,
     TransportError,
 )
-from hermes.http import HttpClient
-from hermes.limits import INFLATED_PIECE_BYTES_MAX
-from hermes.threads import Threads
 from pure.cutting import any_cut, cut
 from support.gateway import until
 

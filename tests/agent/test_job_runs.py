@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from hermes.agent.content import own_words
+from hermes.core.spec import Control
+from hermes.core.text import text_of
 from hermes.runs.jobs import spec_of
-from hermes.runs.spec import Control
-from hermes.text import text_of
 from support.model_server import ModelServer, Reply
 
 from .conftest import MakeHouse

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from hermes.bus.memory import MemoryBus
+from hermes.core.events import Event
+from hermes.core.spec import RunSpec
 from hermes.guards.secrets import Secrets
 from hermes.runs import journal as journal_module
 from hermes.runs import writer as writer_module
-from hermes.runs.events import Event
 from hermes.runs.journal import JournalReader, left_behind
 from hermes.runs.log import RunLog
-from hermes.runs.spec import RunSpec
 from hermes.store.base import Row
 from hermes.store.stores import AsyncStore, Store
 

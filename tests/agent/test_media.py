@@ -8,7 +8,7 @@ import pytest
 
 from hermes.agent.media import MediaTagFilter
 from hermes.agent.media_tags import strip_rendered_media
-from hermes.limits import MEDIA_PIECE_CHARS, MEDIA_TAG_CHARS_MAX
+from hermes.core.limits import MEDIA_PIECE_CHARS, MEDIA_TAG_CHARS_MAX
 from hermes.tools import files
 from support.model_server import ModelServer, Reply
 

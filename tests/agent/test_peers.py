@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from hermes import unix_sockets
 from hermes.bus import peers as module
 from hermes.bus.peers import PeerGone, Peers, PeerServer, name_of
-from hermes.processes import this_process
+from hermes.core import unix_sockets
+from hermes.core.processes import this_process
 
 VALUES = [None, 1, 1.5, "ä", "half \ud800 of a pair", {"a": [1, {"b": None}]}, 1 << 80, "x" * 3_000_000]
 

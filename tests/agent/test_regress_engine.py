@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from hermes.agent.step import ModelStep
+from hermes.core.spec import Control
 from hermes.runs import leases as leases_module
 from hermes.runs.engine import LiveRun, Refused
-from hermes.runs.spec import Control
 from hermes.store.base import OpenedSession, StoreError
 from hermes.store.stores import AsyncLeases, AsyncRuns, AsyncStore, Store
 from hermes.tools.round import ToolRound

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from hermes.bus.memory import MemoryBus
+from hermes.core.spec import Control, RunSpec
 from hermes.guards.secrets import Secrets
 from hermes.runs import leases as leases_module
 from hermes.runs import log as log_module
 from hermes.runs.leases import Lease, SessionLeases
 from hermes.runs.log import RunLog
-from hermes.runs.spec import Control, RunSpec
 from hermes.store.base import OpenedSession, Row, StoreError
 from hermes.store.stores import AsyncRuns, AsyncStore, Store
 from support.model_server import ModelServer, Reply

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from hermes import threads as threads_module
 from hermes.agent.assembler import Assembler
-from hermes.agent.failures import FailureFacts, classify, rejected_option
-from hermes.agent.stream_parts import Opaque
+from hermes.core import threads as threads_module
+from hermes.core.failures import FailureFacts, classify, rejected_option
+from hermes.core.stream_parts import Opaque
+from hermes.core.threads import Threads
 from hermes.guards.secrets import MARK
 from hermes.providers.base import WireEvent
 from hermes.providers.registry import provider_for
-from hermes.threads import Threads
 from support.model_server import Call, ModelServer, Protocol, Reply
 
 from .house import KEY, PROTOCOLS, House, Json, Ran, Running, nothing_left, reading, sent, tool

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hermes.runs.spec import RouteChoice
+from hermes.core.spec import RouteChoice
 from support.model_server import Call, ModelServer, Protocol, Reply, Request
 from support.wire import body_bytes
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from hermes.home import Home
+from hermes.core.events import Cuts, Event
+from hermes.core.home import Home
+from hermes.core.spec import Control
 from hermes.runs import engine as engine_module
-from hermes.runs.events import Cuts, Event
-from hermes.runs.spec import Control
 from hermes.server.render_responses import ResponseRenderer, VisibleItems
 from hermes.server.render_run import RunRenderer
 from hermes.store.base import Partial, Row
@@ -645,10 +645,10 @@ async def test_a_control_for_a_run_of_another_process_is_left_for_it(house: Hous
 PROGRAM = """
 import asyncio, sys
 from pathlib import Path
-from hermes import config
+from hermes.settings import config
 from hermes.app import App
-from hermes.home import Home
-from hermes.runs.spec import RouteChoice, RunSpec
+from hermes.core.home import Home
+from hermes.core.spec import RouteChoice, RunSpec
 from hermes.tools.registry import Registry, ToolDef
 from dataclasses import replace
 

@@ -9,9 +9,9 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from hermes.core.spec import Control
 from hermes.guards.secrets import Secrets
 from hermes.runs.scheduler import Scheduler
-from hermes.runs.spec import Control
 from hermes.tools.cronjob import made
 from support.model_server import ModelServer, Reply
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hermes.limits import QUEUE_BYTES_MAX, QUEUE_EVENTS_MAX
-from hermes.runs.events import VOLATILE, Event, fold
+from hermes.core.events import VOLATILE, Event, fold
+from hermes.core.limits import QUEUE_BYTES_MAX, QUEUE_EVENTS_MAX
 from hermes.runs.journal import JournalReader
 from hermes.tools import clarify
 from support.model_server import Call, ModelServer, Protocol, Reply

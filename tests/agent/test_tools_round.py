@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hermes.threads import Threads
+from hermes.core.threads import Threads
 from hermes.tools import clarify
 from hermes.tools import round as tool_round
 from hermes.tools.registry import ToolError

@@ -215,7 +215,7 @@ async def test_without_the_extra_a_line_in_the_log_says_so(
 WITHOUT = """
 import asyncio, sys
 from hermes import app
-from hermes.runs.spec import RouteChoice, RunSpec
+from hermes.core.spec import RouteChoice, RunSpec
 import hermes.server.adapter
 
 async def main():

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from hermes.agent.failures import sentence
-from hermes.runs.spec import RunSpec
+from hermes.core.failures import sentence
+from hermes.core.spec import RunSpec
 from support.model_server import Call, ModelServer, Protocol, Reply, Request
 
 from .conftest import MakeHouse
@@ -542,7 +542,7 @@ async def test_the_session_counts_its_tokens_over_turns(house: House, server: Mo
 
 
 def test_a_spec_without_its_credential_is_what_is_stored() -> None:
-    from hermes.runs.spec import RouteChoice
+    from hermes.core.spec import RouteChoice
 
     spec = RunSpec("hi", "s", route=RouteChoice(model="m", api_key="sk-secret-123456"))
     assert "sk-secret-123456" not in json.dumps(spec.stored(), default=str)

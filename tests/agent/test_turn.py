@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hermes.runs.spec import RouteChoice
+from hermes.core.spec import RouteChoice
 from support.model_server import Call, ModelServer, Protocol, Reply
 
 from .conftest import MakeHouse

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import pytest
 
 from hermes.cli.main import main
-from hermes.home import write_private
+from hermes.core.home import write_private
 from hermes.store.sessions import SessionDB
 from support.model_server import ModelServer, Reply
 from support.server_thread import serving

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hermes.home import Home
+from hermes.core.home import Home
 from hermes.server.status import read_runtime_status
 from support.model_server import Call, Reply
 

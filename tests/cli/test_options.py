@@ -12,8 +12,8 @@ import pytest
 
 import hermes
 from hermes.cli.main import COMMANDS, main
-from hermes.home import write_private
-from hermes.providers.registry import KNOWN_PROVIDERS
+from hermes.core.home import write_private
+from hermes.settings.known_providers import KNOWN_PROVIDERS
 from support.model_server import Call, Reply
 
 from .conftest import HERMES, Place

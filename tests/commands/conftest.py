@@ -10,7 +10,7 @@ import pytest
 
 from commands.shell import Done, Editor, Hermes, Terminal
 from hermes.cli.main import main
-from hermes.home import Home
+from hermes.core.home import Home
 
 
 @pytest.fixture

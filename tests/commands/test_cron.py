@@ -17,9 +17,9 @@ import pytest
 
 from commands.shell import Hermes
 from hermes import app
-from hermes.home import Home, write_private
+from hermes.core.home import Home, write_private
+from hermes.core.spec import RunSpec
 from hermes.runs import engine
-from hermes.runs.spec import RunSpec
 from hermes.store.stores import open_store
 from support.model_server import ModelServer, Reply
 from support.server_thread import serving

@@ -21,8 +21,8 @@ from commands.shell import Hermes
 from hermes.cli import doctor_command
 from hermes.cli.doctor_command import CHECKS, Finding
 from hermes.cli.main import COMMANDS, parser_with
-from hermes.home import Home, write_private
-from hermes.runs.spec import RunSpec
+from hermes.core.home import Home, write_private
+from hermes.core.spec import RunSpec
 from hermes.store import maintenance
 from hermes.store.connections import Tx
 from hermes.store.sessions import SessionDB

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from commands.shell import Hermes
-from hermes import config
-from hermes.home import Home, write_private
+from hermes.core.home import Home, write_private
+from hermes.settings import config
 
 pytest.importorskip("mcp")
 SERVERS = Path(__file__).parents[1] / "tools" / "mcp_servers"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from commands.shell import Editor, Hermes
-from hermes.home import Home, write_private
+from hermes.core.home import Home, write_private
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from commands.shell import Hermes
-from hermes import config
-from hermes.home import Home, write_private
+from hermes.core.home import Home, write_private
+from hermes.settings import config
 from hermes.store.sessions import SessionDB
 from support.model_server import ModelServer, Reply
 from support.server_thread import serving

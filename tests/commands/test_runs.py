@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from commands.shell import Hermes
-from hermes.home import Home, write_private
-from hermes.runs.events import Event
-from hermes.runs.spec import RunSpec
+from hermes.core.events import Event
+from hermes.core.home import Home, write_private
+from hermes.core.spec import RunSpec
 from hermes.store.base import Row
 from hermes.store.stores import Store
 from support.model_server import Call, ModelServer, Reply

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from commands.shell import Editor, Hermes
-from hermes.home import Home, write_private
+from hermes.core.home import Home, write_private
 
 TEXT = "---\nname: {name}\ndescription: How to {name}.\n---\n\nStep by step.\n"
 

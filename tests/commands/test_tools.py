@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from commands.shell import Hermes
-from hermes import config
-from hermes.home import Home, write_private
+from hermes.core.home import Home, write_private
+from hermes.settings import config
 
 
 def states(hermes: Hermes, *words: str) -> dict[str, str]:

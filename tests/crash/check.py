@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from hermes.runs.events import Event, fold
+from hermes.core.events import Event, fold
 from hermes.store.responses import ResponseStore
 from hermes.store.stores import open_store
 from store.tools import Json, mode

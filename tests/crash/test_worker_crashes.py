@@ -12,8 +12,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from hermes.home import is_served
-from hermes.processes import is_alive
+from hermes.core.home import is_served
+from hermes.core.processes import is_alive
 from support.gateway import CUT, SURELY_S, until
 from support.model_server import Handler, Reply, Request
 from support.workers import Server, get, post, two_workers

@@ -13,9 +13,9 @@ from typing import Any
 
 import aiohttp
 
-from hermes.limits import RESUME_SEQ_STEP
-from hermes.processes import is_gone
-from hermes.runs.events import FINAL
+from hermes.core.events import FINAL
+from hermes.core.limits import RESUME_SEQ_STEP
+from hermes.core.processes import is_gone
 from support.gateway import CUT, Gateway, until
 
 from .check import is_sound

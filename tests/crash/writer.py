@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hermes.runs.spec import Control
+from hermes.core.spec import Control
 from hermes.store.leases import this_process
 from hermes.store.responses import ResponseStore
 from hermes.store.stores import open_store

@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from hermes.core.threads import Threads
 from hermes.guards.network import Network
-from hermes.threads import Threads
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 WORLD = "93.184.216.34"

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hermes.core.home import Home
 from hermes.guards.path_lists import Mode
 from hermes.guards.paths import PathRefused, Paths
-from hermes.home import Home
 
 IS_ROOT = os.getuid() == 0
 PEM = "-----BEGIN {}PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQEFAASC\n-----END {}PRIVATE KEY-----\n"

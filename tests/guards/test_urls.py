@@ -22,16 +22,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from guards.stage import ELSEWHERE, WORLD, WORLD_6, Stage, certificate, serving
-from hermes import config
-from hermes.exchange import Timeouts
+from hermes.core.home import Home
+from hermes.core.threads import Threads
 from hermes.guards import network as network_module
 from hermes.guards.addresses import kinds
 from hermes.guards.network import Network
 from hermes.guards.secrets import Secrets
 from hermes.guards.url_text import parse
 from hermes.guards.urls import DOCUMENTS, FETCHED_BYTES_MAX, IMAGES, FetchFailed, UrlGuard, UrlRefused
-from hermes.home import Home
-from hermes.threads import Threads
+from hermes.http_client.exchange import Timeouts
+from hermes.settings import config
 
 SECRET = "correct-horse-9"
 

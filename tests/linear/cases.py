@@ -17,25 +17,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hermes import config_check, config_files, config_splice, text
-from hermes.agent import chunk_template, compress, content, failures, images, leaked_calls, media_tags, prompt, skills
+from hermes.agent import chunk_template, compress, content, leaked_calls, media_tags
 from hermes.agent.assembler import Assembler
 from hermes.agent.call import _decode, _runs
 from hermes.agent.inline import InlineMarkup
 from hermes.agent.media import MediaTagFilter
-from hermes.agent.stream_parts import Text, ToolDelta
 from hermes.cli.markdown_lines import MarkdownLines
-from hermes.errors import HermesError
+from hermes.core import failures, message_marks, text
+from hermes.core.errors import HermesError
+from hermes.core.events import Event
+from hermes.core.spec import RunSpec
+from hermes.core.stream_parts import Text, ToolDelta
 from hermes.guards import commands, exfiltration, hosts, injection, path_lists, read_only, snippets, url_text
 from hermes.guards.findings import Facts
 from hermes.guards.secrets import Secrets, redact_tree
 from hermes.guards.url_text import UrlRefused
-from hermes.inflate import InflateError, Inflater
+from hermes.http_client.inflate import InflateError, Inflater
+from hermes.http_client.sse import SseDecoder
 from hermes.providers.base import Prompt, Route, ToolSchema, WireEvent, refusal_facts
 from hermes.providers.registry import provider_for
 from hermes.runs import schedule
-from hermes.runs.events import Event
-from hermes.runs.spec import RunSpec
 from hermes.sandbox import git_config
 from hermes.server import chat, models, request_bodies, response_items, response_tools, turns
 from hermes.server.errors import ApiError
@@ -44,10 +45,14 @@ from hermes.server.render_chat import ChatRenderer
 from hermes.server.render_responses import ResponseRenderer, VisibleItems
 from hermes.server.render_run import RunRenderer
 from hermes.server.render_session import SessionRenderer, turn_messages
-from hermes.sse import SseDecoder
+from hermes.services import session_markdown
+from hermes.settings import check as config_check
+from hermes.settings import files as config_files
+from hermes.settings import splice as config_splice
 from hermes.store import codec, digests, rows, search
 from hermes.store.sessions import SessionDB
-from hermes.tools import arguments, html_to_markdown, mcp_names, patching, rg_fallback
+from hermes.tools import arguments, html_to_markdown, images, mcp_names, patching, rg_fallback
+from hermes.tools import skill_files as skills
 from hermes.tools.output_buffer import Ends, Readable
 from hermes.tools.registry import ToolError, render
 from hermes.tools.result_limits import ResultLimiter
@@ -193,7 +198,7 @@ for mode in MODES:
     )
 texts(
     "an error of a provider",
-    "providers.base agent.failures",
+    "providers.base core.failures",
     lambda said: failures.classify(refusal_facts(400, {}, json.dumps({"error": {"message": said}}).encode())),
     [
         "image not supported ",
@@ -233,7 +238,7 @@ for name, made in {
     "chunks alike in one packet": lambda n: [CHUNK * n],
     "a byte at a time": lambda n: cut(CHUNK * (n // 20), 1),
 }.items():
-    case(f"a stream with {name}", "sse agent.chunk_template agent.call", made, decoded, large=60_000)  # type: ignore[arg-type]
+    case(f"a stream with {name}", "http_client.sse agent.chunk_template agent.call", made, decoded, large=60_000)  # type: ignore[arg-type]
 
 
 def assembled(pieces: Iterable[str]) -> None:
@@ -328,13 +333,19 @@ for one in TAGS:
         large=100_000,
     )
 texts("links in a message", "agent.media_tags", media_tags.strip_rendered_media, TAGS, large=300_000)
-case("images that are not seen", "agent.images", talk, images.unseen, size=60, large=20_000)
-texts("a steer in a result", "agent.prompt", prompt.without_steer, ["[", "\n", "a", "[User said", "]"], large=300_000)
+case("images that are not seen", "tools.images", talk, images.unseen, size=60, large=20_000)
+texts(
+    "a steer in a result",
+    "core.message_marks",
+    message_marks.without_steer,
+    ["[", "\n", "a", "[User said", "]"],
+    large=300_000,
+)
 case(
     "messages from outside",
-    "agent.prompt",
+    "core.message_marks",
     talk,
-    lambda found: [prompt.is_foreign(m) for m in found],
+    lambda found: [message_marks.is_foreign(m) for m in found],
     size=60,
     large=20_000,
 )
@@ -482,7 +493,9 @@ case(
 case("shorter results", "agent.compress", talk, compress.prune, size=60, large=30_000)
 case("an extract", "agent.compress", talk, lambda found: compress.extract(found, 1_000), size=60, large=30_000)
 case("a transcript", "agent.compress", talk, lambda found: compress.transcript(found, 1_000), size=60, large=30_000)
-case("the size of a conversation", "agent.compress agent.turn", talk, compress.size_of, size=60, large=30_000)
+case(
+    "the size of a conversation", "agent.compress core.tokens agent.turn", talk, compress.size_of, size=60, large=30_000
+)
 
 
 def kept(found: list[Json]) -> list[rows.Row]:
@@ -892,7 +905,13 @@ texts(
     "0 0 1 1 1",
     large=100_000,
 )
-texts("a skill", "agent.skills", skills.front_matter, ["---\n", "a: b\n", "---", "\n", "name: a\n---\n"], large=200_000)
+texts(
+    "a skill",
+    "tools.skill_files",
+    skills.front_matter,
+    ["---\n", "a: b\n", "---", "\n", "name: a\n---\n"],
+    large=200_000,
+)
 
 
 def configured(data: str) -> Any:
@@ -901,28 +920,47 @@ def configured(data: str) -> Any:
 
 case(
     "a configuration",
-    "config_files config_check",
+    "settings.files settings.check",
     lambda n: "".join(f"a{at}: [1, {{b: c}}]\n" for at in range(n)),
     configured,
     size=40,
     large=3_000,
 )
-case("a configuration with one long list", "config_files config_check", lambda n: "a:\n" + "".join("- b: c\n" for _ in range(n)), configured,
+case("a configuration with one long list", "settings.files settings.check", lambda n: "a:\n" + "".join("- b: c\n" for _ in range(n)), configured,
      size=40, large=3_000)  # fmt: skip
 case(
     "a configuration that repeats itself",
-    "config_files config_check",
+    "settings.files settings.check",
     lambda n: "".join("a: 1\n" for _ in range(n)),
     configured,
     size=40,
     large=3_000,
 )
-case("a change of a configuration", "config_splice", lambda n: "".join(f"a{at}:\n  b: c\n" for at in range(n)),
+case("a change of a configuration", "settings.splice", lambda n: "".join(f"a{at}:\n  b: c\n" for at in range(n)),
      lambda said: config_splice.respliced(said, ("a1", "b"), {"a1": {"b": "d"}}, gone=False), large=3_000)  # fmt: skip
-texts("variables", "config_files", lambda said: config_files.parse_env(said.encode()), ["A=b\n", "A='", 'A="', "#a\n", "\\\n", "export A=b\n"],
+texts("variables", "settings.files", lambda said: config_files.parse_env(said.encode()), ["A=b\n", "A='", 'A="', "#a\n", "\\\n", "export A=b\n"],
       large=60_000)  # fmt: skip
-texts("a text that is shown", "text", text.visible, ["a", "\x1b", "\u202e", "\0", "\n"], large=300_000)
-texts("a text with halves", "text", text.whole_text, ["a", "\ud800", "\ud83d\ude00"], large=300_000)
+texts(
+    "a session as Markdown",
+    "services.session_markdown",
+    lambda said: session_markdown.markdown(
+        {
+            "id": "s",
+            "source": "cli",
+            "model": "m",
+            "cwd": "/",
+            "title": "t",
+            "preview": "",
+            "started_at": 1.0,
+            "last_active": 1.0,
+            "messages": [{"role": "tool", "tool_name": "t", "content": said, "timestamp": 1.0}],
+        }
+    ),
+    ["a", "`", "```", "\n", "\x1b"],
+    large=300_000,
+)
+texts("a text that is shown", "core.text", text.visible, ["a", "\x1b", "\u202e", "\0", "\n"], large=300_000)
+texts("a text with halves", "core.text", text.whole_text, ["a", "\ud800", "\ud83d\ude00"], large=300_000)
 
 
 def shown_lines(said: str) -> None:
@@ -958,7 +996,7 @@ def inflated(data: bytes) -> None:
 
 case(
     "a packed body",
-    "inflate",
+    "http_client.inflate",
     lambda n: gzip.compress(random.Random(n).randbytes(n)),
     inflated,
     size=2_000,

@@ -96,7 +96,7 @@ def readers(tree: ast.Module, package: str) -> set[str]:
 def test_every_module_that_reads_what_others_send_has_a_case() -> None:
     known = {part for case in CASES.values() for part in case.parts.split()} | set(ELSEWHERE)
     missing = {}
-    for package in ("", "agent", "guards", "providers", "runs", "server", "store", "tools"):
+    for package in ("", *(path.name for path in SOURCE.iterdir() if path.name not in ("cli", "local", "sandbox"))):
         for path in (SOURCE / package).glob("*.py"):
             module = f"{package}.{path.stem}" if package else path.stem
             found = readers(ast.parse(path.read_text("utf-8")), package)

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from hermes import config, local
+from hermes import local
 from hermes.app import App
-from hermes.home import Home
-from hermes.runs.events import Event
-from hermes.runs.spec import RunSpec
+from hermes.core.events import Event
+from hermes.core.home import Home
+from hermes.core.spec import RunSpec
+from hermes.settings import config
 
 
 def tiny_model() -> Path | None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hermes import config
-from hermes.home import Home
+from hermes.core.home import Home
 from hermes.local import install, model_file
+from hermes.settings import config
 
 PARTS = [b"G" * 1_000, b"G" * 1_000, b"U" * 10]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hermes.agent.routes import LOCAL
 from hermes.local import CHOOSES
 from hermes.providers.base import Prompt, ToolSchema, WireRequest
 from hermes.providers.local import PROVIDER, forms
+from hermes.providers.routes import LOCAL
 from hermes.tools.toolsets import builtin
 
 TOOLS = [

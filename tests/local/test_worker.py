@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from hermes.app import App
-from hermes.home import Home
-from hermes.runs.events import Event
-from hermes.runs.spec import Control
+from hermes.core.events import Event
+from hermes.core.home import Home
+from hermes.core.spec import Control
 from local.conftest import of, text, turn
 from support.model_server import ModelServer, Reply
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from hermes.agent.stream_parts import Finish, Model, Opaque, Part, Reasoning, ServerError, Text, ToolDelta, Usage
+from hermes.core.stream_parts import Finish, Model, Opaque, Part, Reasoning, ServerError, Text, ToolDelta, Usage
 from hermes.providers.base import Credential, Prompt, Provider, Route, ToolSchema, WireEvent, WireRequest
 
 KEY = Credential("sk-secret-value", "test")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hermes.agent.stream_parts import Finish, Model, Opaque, Reasoning, ServerError, Text, ToolDelta, Usage
+from hermes.core.stream_parts import Finish, Model, Opaque, Reasoning, ServerError, Text, ToolDelta, Usage
 from hermes.providers.anthropic_messages import PROVIDER
 from hermes.providers.base import Prompt, WireEvent
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hermes.agent.stream_parts import Finish, Model, Opaque, Reasoning, ServerError, Text, ToolDelta, Usage
+from hermes.core.stream_parts import Finish, Model, Opaque, Reasoning, ServerError, Text, ToolDelta, Usage
 from hermes.providers.base import WireEvent
 from hermes.providers.codex_responses import PROVIDER
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes.agent.stream_parts import Part
+from hermes.core.stream_parts import Part
 from hermes.providers.base import WireEvent
 from hermes.providers.registry import provider_for
 

@@ -17,8 +17,8 @@ SRC = Path(hermes.__file__).parent.parent
 ALIASES = {
     "hermes_state": ("hermes.store.sessions", "SessionDB"),
     "gateway.platforms.api_server": ("hermes.server.adapter", "APIServerAdapter"),
-    "run_agent": ("hermes.agent.facade", "AIAgent"),
-    "hermes_cli.profiles": ("hermes.home", "get_active_profile_name"),
+    "run_agent": ("hermes.facade", "AIAgent"),
+    "hermes_cli.profiles": ("hermes.core.home", "get_active_profile_name"),
     "hermes_cli.tools_config": ("hermes.tools.toolsets", "_get_platform_tools"),
     "gateway.run": ("hermes.server.runner", "_resolve_gateway_model"),
     "gateway.config": ("hermes.server.settings", "load_gateway_config"),
@@ -46,7 +46,7 @@ def test_what_is_replaced_through_an_alias_is_replaced(
 
 
 def test_what_is_replaced_is_looked_up_when_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hermes import home
+    from hermes.core import home
 
     monkeypatch.setattr("hermes_cli.profiles.resolve", lambda: home.Home(Path("/x"), "other"))
     assert home.get_active_profile_name() == "other"

@@ -18,7 +18,7 @@ from hermes.agent.assembler import (
     ToolDrafted,
 )
 from hermes.agent.inline import InlineMarkup
-from hermes.agent.stream_parts import (
+from hermes.core.stream_parts import (
     Assembled,
     Finish,
     FinishReason,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hermes import burst_cache
-from hermes.burst_cache import BurstCache
-from hermes.limits import LATELY_MAX, SAME_MOMENT_S
+from hermes.core import burst_cache
+from hermes.core.burst_cache import BurstCache
+from hermes.core.limits import LATELY_MAX, SAME_MOMENT_S
 
 
 class RunResources:

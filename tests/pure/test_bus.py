@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from hermes.bus.memory import MemoryBus, Subscription
-from hermes.runs.events import Event
+from hermes.core.events import Event
 
 QUEUE_EVENTS_MAX, QUEUE_BYTES_MAX = 1024, 1024 * 1024
 

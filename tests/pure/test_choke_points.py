@@ -32,7 +32,7 @@ CONNECTING = {
     "socket",
     "ssl",
     "httptools",
-    "hermes.http",
+    "hermes.http_client.client",
 }
 # The tools' own server of calls is a socket in a private folder; the protocol's own client goes through the URL guard.
 MAY_CONNECT = {"tools/code.py": {"socket"}}
@@ -44,11 +44,12 @@ GUARDED = {"paths", "_guard", "self", "engine", "store", "_log", "Image", "booth
 _OWN, _SYSTEM, _USER = "a file of our own making", "what the kernel says", "what the user gives to a command"
 MAY_OPEN = {
     "guards/paths.py": (10, "the path guard itself"),
-    "config_files.py": (1, "settings and .env"),
-    "home.py": (11, "the home folder: settings, locks, copies of a profile"),
-    "version_cache.py": (2, _OWN),
+    "settings/files.py": (1, "settings and .env"),
+    "core/home.py": (7, "the home folder: private files, locks"),
+    "settings/profiles.py": (4, "copies of a profile"),
+    "core/version_cache.py": (2, _OWN),
     "logs.py": (1, _OWN),
-    "processes.py": (1, _SYSTEM),
+    "core/processes.py": (1, _SYSTEM),
     "server/peers.py": (1, _SYSTEM),
     "agent/content.py": (1, "an upload of the session, held against the same one that comes again"),
     "store/connections.py": (1, _SYSTEM),
@@ -65,7 +66,7 @@ MAY_OPEN = {
     "agent/model_lists.py": (1, _OWN),
     "runs/journal.py": (4, _OWN),
     "agent/media.py": (1, "writes the copy of a file that the guard has opened"),
-    "unix_sockets.py": (1, "a private folder that holds a socket"),
+    "core/unix_sockets.py": (1, "a private folder that holds a socket"),
     "server/workers.py": (1, "a pipe to a process of the server"),
     "cli/main.py": (1, "/dev/null"),
     "cli/chat.py": (1, "/dev/null"),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hermes.agent.assembler import Assembler, Delta, TextDelta
 from hermes.agent.call import Caller
 from hermes.agent.chunk_template import LOOKS_MAX, ChunkTemplate
-from hermes.exchange import Timeouts
+from hermes.http_client.exchange import Timeouts
 from hermes.providers.base import WireRequest
 from hermes.providers.registry import provider_for
 from hermes.runs.control import Stop

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hermes.core.text import spaced_json
 from hermes.server.event_size import shorten_outputs
-from hermes.text import spaced_json
 
 Json = dict[str, Any]
 

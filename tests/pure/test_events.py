@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes.runs.events import DURABLE, FINAL, VOLATILE, Cuts, Event, RunState, Status, deltas, fold
-from hermes.runs.replay import replay
+from hermes.core.events import DURABLE, FINAL, VOLATILE, Cuts, Event, RunState, Status, deltas, fold
 from hermes.store.base import Partial, Row
+from hermes.store.replay import replay
 
 # ---- the fold
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hermes.agent.call import facts_of
 from hermes.agent.decisions import ENDS, Action, CallState, decide
-from hermes.agent.failures import (
+from hermes.core.failures import (
     FailureFacts,
     Kind,
     classify,
@@ -23,7 +23,7 @@ from hermes.agent.failures import (
     rejected_option,
     sentence,
 )
-from hermes.exchange import ConnectFailed, RequestTimeout, StaleStream, StreamBroken, TlsFailed
+from hermes.http_client.exchange import ConnectFailed, RequestTimeout, StaleStream, StreamBroken, TlsFailed
 from hermes.providers.base import refusal_facts
 
 # --- classify: what the servers say ----------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def test_the_version_is_told_again_at_next_to_no_cost(tmp_path: Path) -> None:
     assert printed == first and "sandbox local" in printed
     # The probe itself has loaded json.
     ours = {name for name in modules if name.partition(".")[0] == "hermes"}
-    assert ours == {"hermes", "hermes.cli", "hermes.version_cache"}
+    assert ours == {"hermes", "hermes.cli", "hermes.core.version_cache"}
     assert not modules & {*HEAVY, "argparse", "dataclasses", "pathlib", "asyncio", "typing", "inspect"}
 
 
@@ -71,7 +71,7 @@ assert made().cert_store_stats()["x509_ca"]
 
 
 @pytest.mark.parametrize(
-    "module", ["hermes", "hermes.agent.failures", "hermes.agent.assembler", "hermes.agent.compress"]
+    "module", ["hermes", "hermes.core.failures", "hermes.agent.assembler", "hermes.agent.compress"]
 )
 def test_the_pure_parts_need_nothing_but_python(module: str) -> None:
     code = f"import json, sys, {module}; print(json.dumps(sorted(sys.modules)))"

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from hermes.agent.assembler import Assembler, TextDelta
 from hermes.agent.inline import InlineMarkup
-from hermes.agent.stream_parts import Finish, Text, ToolDelta
-from hermes.limits import LEAKED_CALL_CHARS_MAX, LEAKED_CALL_HEAD_CHARS_MAX
+from hermes.core.limits import LEAKED_CALL_CHARS_MAX, LEAKED_CALL_HEAD_CHARS_MAX
+from hermes.core.stream_parts import Finish, Text, ToolDelta
 from pure.cutting import all_cuts, any_cut, cut
 
 Calls = list[tuple[str, Any]]

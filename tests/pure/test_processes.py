@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hermes.processes import is_alive, is_gone, process_start, this_process
+from hermes.core.processes import is_alive, is_gone, process_start, this_process
 
 HOST = os.uname().nodename
 needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="this system does not tell starts")
@@ -93,7 +93,7 @@ def test_this_process_signs_the_same_each_time_and_is_not_gone() -> None:
 
 
 def test_another_process_signs_otherwise_and_is_gone_after_its_end() -> None:
-    code = "from hermes.processes import this_process; print(this_process(), flush=True); input()"
+    code = "from hermes.core.processes import this_process; print(this_process(), flush=True); input()"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     name = process.stdout.readline().strip()

@@ -10,6 +10,7 @@ import pytest
 
 from hermes.agent import prompt
 from hermes.agent.prompt import Environment, PromptInputs, build
+from hermes.core import message_marks
 
 FULL = PromptInputs(
     model="some-model",
@@ -182,7 +183,7 @@ def test_the_users_own_instructions_are_not_fenced() -> None:
 
 
 def test_a_steer_is_framed_as_the_prompt_says() -> None:
-    frame = prompt.steer_frame(["Use Rust.", "Hurry."], "0123")
+    frame = message_marks.steer_frame(["Use Rust.", "Hurry."], "0123")
     assert frame.splitlines() == ["<user-steer-0123>", "Use Rust.", "Hurry.", "</user-steer-0123>"]
     assert "<user-steer-…>" in build(FULL)
 

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
-from hermes import config
-from hermes.agent.routes import (
+from hermes.core.errors import ConfigError
+from hermes.core.home import Home
+from hermes.core.spec import RouteChoice
+from hermes.providers.base import Route
+from hermes.providers.routes import (
     LOCAL,
     auxiliary,
     fallback,
@@ -20,11 +23,8 @@ from hermes.agent.routes import (
     primary,
     routes,
 )
-from hermes.config import Settings
-from hermes.errors import ConfigError
-from hermes.home import Home
-from hermes.providers.base import Route
-from hermes.runs.spec import RouteChoice
+from hermes.settings import config
+from hermes.settings.config import Settings
 
 OPENAI, ANTHROPIC = "https://api.openai.com/v1", "https://api.anthropic.com"
 KEYS = {"OPENAI_API_KEY": "key-of-openai", "ANTHROPIC_API_KEY": "key-of-anthropic"}

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes import sse
-from hermes.exchange import StreamBroken
-from hermes.sse import SseDecoder
+from hermes.http_client import sse
+from hermes.http_client.exchange import StreamBroken
+from hermes.http_client.sse import SseDecoder
 from pure.cutting import all_cuts, any_cut
 
 Events = list[tuple[str, bytes]]

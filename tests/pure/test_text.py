@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes.text import spaced_json
+from hermes.core.text import spaced_json
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.text(st.characters(exclude_categories=("Cs",)))
 TREES = st.recursive(

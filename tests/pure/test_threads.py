@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from hermes.threads import Threads
+from hermes.core.threads import Threads
 
 Pool = Callable[[int], Threads]
 

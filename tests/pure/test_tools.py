@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
+from hermes.core.home import Home
 from hermes.guards.secrets import Secrets
-from hermes.home import Home
 from hermes.tools import memory, todo
 from hermes.tools.arguments import check
 from hermes.tools.memory import MemoryFile, memory_dir

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import hermes
-from hermes import version_cache
+from hermes.core import version_cache
 
 SETTINGS = "terminal: {backend: local}\n"
 
@@ -117,10 +117,10 @@ def test_a_home_that_cannot_be_written_is_told_of_all_the_same(home: Path) -> No
 
 
 def test_a_sandbox_that_does_not_work_is_tried_again(home: Path) -> None:
-    from hermes import config
-    from hermes.home import Home
+    from hermes.core.home import Home
     from hermes.sandbox.remembered import remember
     from hermes.sandbox.remembered import told as known
+    from hermes.settings import config
 
     settings = config.load(Home(home))
     remember(settings, "bubblewrap")

@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hermes import config
 from hermes.app import App
-from hermes.home import Home
+from hermes.core.events import FINAL, Event
+from hermes.core.home import Home
+from hermes.core.spec import RouteChoice, RunSpec
 from hermes.runs.engine import Result
-from hermes.runs.events import FINAL, Event
-from hermes.runs.spec import RouteChoice, RunSpec
+from hermes.settings import config
 
 BASES = {"chat_completions": "/v1", "codex_responses": "/v1", "anthropic_messages": ""}
 PROTOCOLS = {"chat_completions": "chat", "codex_responses": "responses", "anthropic_messages": "anthropic"}

@@ -5,7 +5,7 @@ import contextlib
 import tempfile
 from pathlib import Path
 
-from hermes.home import Home
+from hermes.core.home import Home
 from hermes.sandbox import bubblewrap
 from hermes.sandbox.mounts import Place
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hermes.home import Home
+from hermes.core.home import Home
 from hermes.sandbox import bubblewrap, docker
 from hermes.sandbox.base import Process, Sandbox
 from hermes.sandbox.bubblewrap import Bubblewrap

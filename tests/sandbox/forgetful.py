@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hermes.home import Home
+from hermes.core.home import Home
 from hermes.sandbox import namespace
 from hermes.sandbox.base import Sandbox
 from hermes.sandbox.bubblewrap import Bubblewrap

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from hermes import config
-from hermes.config import Settings
-from hermes.errors import ConfigError
-from hermes.home import Home
-from hermes.ids import folder_name
+from hermes.core.errors import ConfigError
+from hermes.core.home import Home
+from hermes.core.ids import folder_name
 from hermes.sandbox import bubblewrap, choose, docker
 from hermes.sandbox.base import SandboxError
 from hermes.sandbox.choose import Choice, Sandboxes, child_env, choice, workspace_of
+from hermes.settings import config
+from hermes.settings.config import Settings
 
 from .conftest import needs_bubblewrap, sh
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes.limits import SHELL_STATE_BYTES_MAX
+from hermes.core.limits import SHELL_STATE_BYTES_MAX
 from hermes.sandbox.base import Sandbox
 from hermes.sandbox.choose import shell_in
 from hermes.sandbox.shell import Shell

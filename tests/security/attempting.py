@@ -18,7 +18,7 @@ from aiohttp import web
 
 from agent.house import Json
 from guards.stage import WORLD, Stage, serving
-from hermes.threads import Threads
+from hermes.core.threads import Threads
 from hermes.tools import files, patching, searching, vision
 from hermes.tools import web as web_tools
 from support.model_server import Call

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from hermes.home import Home
+from hermes.core.home import Home
 from hermes.sandbox.base import Process, Sandbox, SandboxError
 from hermes.sandbox.bubblewrap import Bubblewrap
 from hermes.sandbox.mounts import Place

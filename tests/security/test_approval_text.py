@@ -7,9 +7,9 @@ import pytest
 from agent.conftest import MakeHouse
 from agent.house import Json
 from hermes.cli.runs_command import _line
-from hermes.runs.events import Event
+from hermes.core.events import Event
+from hermes.core.text import visible
 from hermes.server.render_chat import approval_request
-from hermes.text import visible
 from support.model_server import Call, ModelServer
 from tools.commanding import SURELY_S, Desk
 

@@ -18,15 +18,15 @@ import pytest
 from aiohttp import web
 
 from guards.stage import ELSEWHERE, WORLD, Stage, certificate, serving
-from hermes import config
+from hermes.core.home import Home
+from hermes.core.threads import Threads
 from hermes.guards.secrets import Secrets
 from hermes.guards.urls import UrlGuard
-from hermes.home import Home
 from hermes.sandbox import proxy as proxy_module
 from hermes.sandbox import proxy_messages
 from hermes.sandbox.proxy import EgressProxy
 from hermes.sandbox.proxy_env import proxy_env
-from hermes.threads import Threads
+from hermes.settings import config
 
 SECRET = "correct-horse-9"
 SURELY_S = 20.0

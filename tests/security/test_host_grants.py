@@ -14,7 +14,7 @@ from aiohttp import web
 from agent.conftest import MakeHouse
 from agent.house import Json, Running
 from guards.stage import WORLD, Stage, serving
-from hermes.config import load
+from hermes.settings.config import load
 from hermes.tools.egress import HostGrants
 from support.model_server import Call, ModelServer
 from tools.commanding import SURELY_S, Desk

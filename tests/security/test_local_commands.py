@@ -10,7 +10,6 @@ import pytest
 
 from agent.conftest import MakeHouse
 from agent.house import House, Json
-from hermes import config
 from hermes.cli.doctor_command import Look, _sandbox
 from hermes.cli.tools_command import _list, verdict
 from hermes.guards.commands import Facts, check, simple_forms
@@ -18,6 +17,7 @@ from hermes.guards.read_only import is_read_only
 from hermes.sandbox import bubblewrap, docker
 from hermes.sandbox.choose import choice
 from hermes.server.discovery import _sandbox as capabilities_sandbox
+from hermes.settings import config
 from hermes.tools import files, searching
 from hermes.tools.approvals import counted
 from support.model_server import Call, ModelServer

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from agent.conftest import MakeHouse
+from hermes.core.text import text_of
 from hermes.sandbox import bubblewrap
-from hermes.text import text_of
 from support.model_server import Call, ModelServer, Reply
 
 SERVER = '''

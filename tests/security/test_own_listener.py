@@ -13,7 +13,7 @@ from aiohttp import web
 
 from guards.stage import serving as site
 from hermes import app as apps
-from hermes.home import Home
+from hermes.core.home import Home
 from server.test_runner import serving
 from support.model_server import Call, ModelServer, Reply
 

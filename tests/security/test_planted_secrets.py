@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from guards.stage import WORLD, Stage, serving
-from hermes.home import Home
+from hermes.core.home import Home
 from hermes.logs import logging_to
 from hermes.sandbox import bubblewrap
 from server.conftest import KEY, PROVIDER_KEY, Api, Start, start

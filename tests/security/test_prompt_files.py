@@ -11,7 +11,7 @@ import pytest
 from agent.house import House
 from agent.test_context import system_of
 from hermes.cli import attach
-from hermes.errors import HermesError
+from hermes.core.errors import HermesError
 from hermes.tools import memory
 from hermes.tools.skills import TOOLS as SKILLS
 from support.model_server import ModelServer, Reply

@@ -13,8 +13,8 @@ import yaml
 from aiohttp import web
 
 from hermes import app as apps
-from hermes import home
 from hermes.app import App
+from hermes.core import home
 from hermes.server.adapter import APIServerAdapter
 from hermes.server.application import Runner, build
 from hermes.server.settings import Platform, load_gateway_config

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hermes.limits import JSON_DEPTH_MAX, JSON_FIELDS_MAX, JSON_VALUES_MAX
+from hermes.core.limits import JSON_DEPTH_MAX, JSON_FIELDS_MAX, JSON_VALUES_MAX
 from hermes.server import request_bodies
 from hermes.server.errors import ApiError
 from support.model_server import Reply

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from hermes.core.events import Event
+from hermes.core.spec import RouteChoice, RunSpec
 from hermes.guards.secrets import Secrets
 from hermes.runs.engine import Refused
-from hermes.runs.events import Event
 from hermes.runs.jobs import spec_of
 from hermes.runs.scheduler import Scheduler
-from hermes.runs.spec import RouteChoice, RunSpec
 from hermes.store.base import Row
 from hermes.tools.cronjob import made
 from support.model_server import Call, Reply

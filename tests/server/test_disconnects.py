@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hermes.runs.spec import RunSpec
+from hermes.core.spec import RunSpec
 from hermes.server.request_options import RequestOptions
 from hermes.server.turns import Turn
 from support.model_server import Call, Reply

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes.limits import EVENT_BYTES_MAX
+from hermes.core.limits import EVENT_BYTES_MAX
 from support.gateway import Gateway, serving
 from support.model_server import ModelServer, Reply
 

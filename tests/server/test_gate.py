@@ -16,8 +16,8 @@ import aiohttp
 import pytest
 import yaml
 
-from hermes.errors import HermesError
-from hermes.home import Home
+from hermes.core.errors import HermesError
+from hermes.core.home import Home
 from hermes.server import application, peers
 from hermes.server.routes import ROUTES, Route
 from hermes.server.runner import GatewayRunner

@@ -24,7 +24,7 @@ import pytest
 import hermes
 from hermes.cli import gateway_command
 from hermes.cli.main import main
-from hermes.home import Home, is_served
+from hermes.core.home import Home, is_served
 from hermes.server.status import hold, read_runtime_status, write_runtime_status
 from support.model_server import ModelServer, Reply
 from support.server_thread import serving as model

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hermes.runs.spec import RunSpec
+from hermes.core.spec import RunSpec
 from support.model_server import Call, Reply
 
 from .clients import HeldModel, Json, eventually, refused, told, user

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hermes.runs.spec import RunSpec
+from hermes.core.spec import RunSpec
 from hermes.server import responses
 from hermes.server.idempotency import IdempotentExecutor
 from support.model_server import Reply

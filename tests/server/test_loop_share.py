@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hermes.limits import MESSAGES_MAX
+from hermes.core.limits import MESSAGES_MAX
 from support.loop_steps import loop_steps
 from support.model_server import Call, Reply
 

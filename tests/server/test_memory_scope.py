@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hermes.ids import scope_name
+from hermes.core.ids import scope_name
 from support.model_server import Call, Reply
 
 from .clients import Json, refused, told, user

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hermes.agent import media
-from hermes.limits import INLINE_IMAGE_BYTES_MAX
+from hermes.core.limits import INLINE_IMAGE_BYTES_MAX
 from support.model_server import Call, Reply, Request, body_bytes
 
 from .clients import Frame, chat_text, check_headers, frames, refused, stream_of, told, user

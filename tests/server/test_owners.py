@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from hermes.agent.facade import AIAgent
+from hermes.core.events import Event
+from hermes.core.spec import RunSpec
+from hermes.facade import AIAgent
 from hermes.guards.secrets import Secrets
 from hermes.runs.engine import Refused
-from hermes.runs.events import Event
 from hermes.runs.jobs import spec_of
 from hermes.runs.scheduler import Scheduler
-from hermes.runs.spec import RunSpec
 from hermes.store.base import SessionNotFound
 from hermes.tools.cronjob import made
 from support.model_server import Call, Reply

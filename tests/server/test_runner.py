@@ -21,16 +21,16 @@ import pytest
 
 import hermes
 from hermes import app as apps
-from hermes import config
-from hermes.errors import ConfigError, HermesError
-from hermes.home import Home, is_served
+from hermes.core.errors import ConfigError, HermesError
+from hermes.core.home import Home, is_served
+from hermes.core.spec import RunSpec
 from hermes.logs import logging_to
-from hermes.runs.spec import RunSpec
 from hermes.sandbox.choose import choice
 from hermes.server import runner
 from hermes.server.runner import GatewayRunner, raise_file_limit
 from hermes.server.startup_checks import bind, is_loopback, resolved
 from hermes.server.status import HomeServed, hold, read_runtime_status
+from hermes.settings import config
 from support.model_server import ModelServer, Reply
 
 GOOD_KEY = "q7Zr-4fJ0_pW2xLs9TnB6vYc1HdK8mGa"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hermes.runs.events import Event
-from hermes.runs.spec import RunSpec
+from hermes.core.events import Event
+from hermes.core.spec import RunSpec
 from hermes.tools.questions import ApprovalRequest
 from hermes.tools.registry import Registry, ToolContext, ToolDef
 from support.model_server import Call, Reply

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hermes.limits import SLOW_READERS_MAX
+from hermes.core.limits import SLOW_READERS_MAX
 from hermes.store import engine as engine_module
 from hermes.store import search as search_module
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hermes.ids import folder_name
-from hermes.limits import BACKGROUND_MAX
+from hermes.core.ids import folder_name
+from hermes.core.limits import BACKGROUND_MAX
 from hermes.store.sessions import SessionDB
 from hermes.tools.background import Background, Processes
 from support.model_server import Call, Reply
@@ -140,7 +140,7 @@ async def test_background_places_are_counted_per_owner() -> None:
 
 
 async def test_unrecorded_session_has_no_files_of_a_recorded_one() -> None:
-    from hermes.runs.spec import RunSpec
+    from hermes.core.spec import RunSpec
 
     specs = [RunSpec("x", "s", owner=owner, persist=persist) for owner in ("anna", "ben") for persist in (True, False)]
     assert [spec.folder_id for spec in specs].count("s") == 2 and len({spec.folder_id for spec in specs}) == 3

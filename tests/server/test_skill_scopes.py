@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from hermes import config, home
-from hermes.agent.skills import find_skills
 from hermes.cli.main import main
-from hermes.ids import scope_name
+from hermes.core import home
+from hermes.core.ids import scope_name
+from hermes.settings import config
+from hermes.tools.skill_files import find_skills
 from support.model_server import Call, Reply
 
 from .clients import Json, system_of, told, user

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hermes.housekeeping import sweep_if_due
+from hermes.services.housekeeping import sweep_if_due
 from support.model_server import Reply
 
 from .conftest import Api, Start

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hermes.app import current
-from hermes.home import Home
+from hermes.core.home import Home
 from hermes.server.runner import GatewayRunner
 from hermes.server.supervisor import Supervisor
 

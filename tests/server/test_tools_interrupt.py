@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from hermes.home import Home
+from hermes.core.home import Home
 from hermes.sandbox import base, bubblewrap, cgroup
 from hermes.sandbox.local import Local
 from hermes.sandbox.mounts import Place

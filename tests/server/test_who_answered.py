@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hermes.config import set_value, unset_value
-from hermes.runs.spec import Control
+from hermes.core.spec import Control
+from hermes.settings.config import set_value, unset_value
 from hermes.store.runs import Runs
 from support.model_server import Call, Reply
 

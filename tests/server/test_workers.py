@@ -16,8 +16,8 @@ import aiohttp
 import pytest
 
 from crash.plans import answer
-from hermes.home import Home, is_served
-from hermes.processes import is_alive
+from hermes.core.home import Home, is_served
+from hermes.core.processes import is_alive
 from hermes.server.status import read_runtime_status
 from support.gateway import SURELY_S, Gateway, until
 from support.model_server import Call, Reply

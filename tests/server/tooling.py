@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hermes.text import text_of
+from hermes.core.text import text_of
 from support.model_server import Call, Reply, Request
 
 from .clients import Frame, Stream, chat_text, check_stream_headers, frames, told, user

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hermes.limits import (
+from hermes.core.limits import (
     DATA_URL_CHARS_MAX,
     IDEMPOTENCY_KEPT_S,
     IDEMPOTENCY_RECORDS_MAX,

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from hermes.errors import HermesError
-from hermes.limits import SLOW_READERS_MAX, SLOW_READERS_NICENESS
+from hermes.core.errors import HermesError
+from hermes.core.limits import SLOW_READERS_MAX, SLOW_READERS_NICENESS
 from hermes.store import connections
 from hermes.store import engine as engine_module
 from hermes.store.base import LeaseLost, StoreBusy, StoreError, StoreTimeout

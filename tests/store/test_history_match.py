@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hermes.limits import BOUND_TURN_ROWS_MAX
+from hermes.core.limits import BOUND_TURN_ROWS_MAX
 from hermes.store import history_match, rows
 from hermes.store.rows import row_of_message
 from hermes.store.sessions import SessionDB

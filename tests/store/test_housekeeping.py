@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from hermes import config
-from hermes.home import Home
-from hermes.housekeeping import sweep_if_due
-from hermes.runs.events import Event
-from hermes.runs.spec import RunSpec
+from hermes.core.events import Event
+from hermes.core.home import Home
+from hermes.core.spec import RunSpec
+from hermes.services.housekeeping import sweep_if_due
+from hermes.settings import config
 from hermes.store.base import EventsExpired
 from hermes.store.stores import Store, open_store
 

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from hermes.limits import IDEMPOTENCY_RECORDS_MAX
+from hermes.core.limits import IDEMPOTENCY_RECORDS_MAX
 from hermes.store.stores import open_store
 
 from .tools import Turn, at_once, look, raw, url

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from hermes import config
-from hermes.home import Home
-from hermes.housekeeping import sweep_if_due
-from hermes.limits import PROMPT_USE_NOTED_S
-from hermes.runs.spec import RunSpec
+from hermes.core.home import Home
+from hermes.core.limits import PROMPT_USE_NOTED_S
+from hermes.core.spec import RunSpec
+from hermes.services.housekeeping import sweep_if_due
+from hermes.settings import config
 from hermes.store import prompts
 from hermes.store.schema import MIGRATIONS
 from hermes.store.sessions import SessionDB

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from hermes.errors import ConfigError
-from hermes.runs.events import Event
-from hermes.runs.spec import RunSpec
+from hermes.core.errors import ConfigError
+from hermes.core.events import Event
+from hermes.core.spec import RunSpec
 from hermes.store import connections
 from hermes.store import engine as engine_module
 from hermes.store.base import LeaseLost, SessionBusy, StoreBusy, StoreError

@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hermes.bus.memory import MemoryBus
-from hermes.limits import SWEEP_BATCH_ROWS
-from hermes.runs.events import Cuts, Event, RunState, fold
+from hermes.core.events import Cuts, Event, RunState, fold
+from hermes.core.limits import SWEEP_BATCH_ROWS
+from hermes.core.spec import Control, RouteChoice, RunSpec
 from hermes.runs.log import RunLog
-from hermes.runs.spec import Control, RouteChoice, RunSpec
 from hermes.runs.writer import RunWriter
 from hermes.store.base import EventsExpired, LeaseLost, Partial, Row
 from hermes.store.stores import Async, Store, open_store

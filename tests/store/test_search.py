@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes.limits import QUERY_TERMS_MAX
+from hermes.core.limits import QUERY_TERMS_MAX
 from hermes.store.search import fts_query
 from hermes.store.sessions import SessionDB
 from hermes.store.stores import open_store

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hermes.runs.events import Event
-from hermes.runs.spec import RunSpec
+from hermes.core.events import Event
+from hermes.core.spec import RunSpec
 from hermes.store import session_rows
 from hermes.store.base import Row, SessionBusy, SessionExists
 from hermes.store.sessions import SessionDB

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hermes.limits import FREE_PAGES_KEPT_MIN
+from hermes.core.limits import FREE_PAGES_KEPT_MIN
 from hermes.store import engine, opening, schema, space
 from hermes.store.connections import Tx
 from hermes.store.responses import ResponseStore

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hermes.runs.events import Cuts, Event
-from hermes.runs.spec import RunSpec
+from hermes.core.events import Cuts, Event
+from hermes.core.spec import RunSpec
 from hermes.store.base import Partial, Row
 from hermes.store.connections import add_functions
 from hermes.store.schema import MIGRATIONS

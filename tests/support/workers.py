@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from hermes.home import Home
+from hermes.core.home import Home
 
 from .gateway import SURELY_S, Gateway, serving
 from .model_server import Handler, ModelServer

@@ -9,14 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hermes import config
+from hermes.core.home import Home
+from hermes.core.threads import Threads
 from hermes.guards.paths import Paths
 from hermes.guards.secrets import Secrets
-from hermes.home import Home
 from hermes.sandbox.base import Sandbox
 from hermes.sandbox.local import Local
 from hermes.sandbox.mounts import Place
-from hermes.threads import Threads
+from hermes.settings import config
 from hermes.tools import arguments
 from hermes.tools.registry import ToolContext, ToolDef, ToolError
 from hermes.tools.session_state import SessionState

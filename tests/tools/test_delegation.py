@@ -12,7 +12,7 @@ import pytest
 from agent.conftest import MakeHouse
 from agent.house import House, Json, Ran, nothing_left, reading, tool
 from agent.test_resume import SESSION, Left
-from hermes.runs.spec import Control
+from hermes.core.spec import Control
 from hermes.store.base import Row
 from hermes.tools import delegation
 from hermes.tools.questions import ApprovalRequest

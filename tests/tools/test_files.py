@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from agent.conftest import MakeHouse
 from agent.house import House
 from agent.test_resume import Left
+from hermes.core.limits import LINE_CHARS_MAX, READ_LINES_MAX, SEEN_BYTES_MAX, WRITTEN_BYTES_MAX
 from hermes.guards.secrets import Secrets
-from hermes.limits import LINE_CHARS_MAX, READ_LINES_MAX, SEEN_BYTES_MAX, WRITTEN_BYTES_MAX
 from hermes.sandbox.shell import Shell
 from hermes.tools import approvals, file_access, files, patching, searching
 from hermes.tools.diagnostics import diagnostics

@@ -13,11 +13,11 @@ import pytest
 
 from agent.conftest import MakeHouse
 from agent.house import PROTOCOLS, House, Json, Ran, reading, tool
-from hermes.agent.images import present
+from hermes.core.text import text_of
 from hermes.providers.base import Prompt, Route
 from hermes.providers.local import PROVIDER as LOCAL
-from hermes.text import text_of
 from hermes.tools import code, files, mcp, vision
+from hermes.tools.images import present
 from hermes.tools.registry import ToolContext, ToolError
 from server.clients import frames
 from server.conftest import Start, start

@@ -19,9 +19,9 @@ from aiohttp import web
 
 from agent.conftest import MakeHouse
 from agent.house import House, Json, Ran, tool
-from hermes.processes import is_alive
+from hermes.core.processes import is_alive
+from hermes.core.text import text_of
 from hermes.sandbox import bubblewrap
-from hermes.text import text_of
 from hermes.tools import mcp
 from support.model_server import Call, ModelServer, Reply
 

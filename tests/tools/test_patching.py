@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hermes.core.limits import DIFF_CHARS_MAX, WRITTEN_BYTES_MAX
 from hermes.guards.paths import Paths
-from hermes.limits import DIFF_CHARS_MAX, WRITTEN_BYTES_MAX
 from hermes.tools import file_access, files
 from hermes.tools.patching import TOOL, difference, nearest, parsed, patched, replaced
 from hermes.tools.registry import ToolError

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hermes.limits import SEARCH_CONTEXT_LINES_MAX, SEARCH_HITS_MAX, SEARCH_PATTERN_CHARS_MAX
+from hermes.core.limits import SEARCH_CONTEXT_LINES_MAX, SEARCH_HITS_MAX, SEARCH_PATTERN_CHARS_MAX
 from hermes.sandbox import bubblewrap
 from hermes.sandbox.base import Sandbox, SandboxError
 from hermes.sandbox.bubblewrap import Bubblewrap

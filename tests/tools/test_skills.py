@@ -12,9 +12,9 @@ import pytest
 
 from agent.conftest import MakeHouse
 from agent.house import House, Json
-from hermes import limits
-from hermes.agent.skills import find_skills, front_matter
+from hermes.core import limits
 from hermes.tools import skills
+from hermes.tools.skill_files import find_skills, front_matter
 from hermes.tools.skills import LIST, MANAGE, TOOLS, VIEW
 from support.model_server import Call, ModelServer, Reply
 

@@ -12,7 +12,7 @@ import pytest
 
 from agent.conftest import MakeHouse
 from agent.house import KEY, Json, nothing_left
-from hermes.errors import ConfigError
+from hermes.core.errors import ConfigError
 from hermes.guards.secrets import Secrets
 from hermes.sandbox import choose
 from hermes.tools import output_buffer

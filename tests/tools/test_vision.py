@@ -13,7 +13,7 @@ from aiohttp import web
 from agent.conftest import MakeHouse
 from agent.house import House, Json
 from guards.stage import WORLD, Stage, serving
-from hermes import limits
+from hermes.core import limits
 from hermes.tools import vision
 from hermes.tools.vision import TOOL
 from support.model_server import Call, ModelServer, Reply, Request

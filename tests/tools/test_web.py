@@ -15,7 +15,7 @@ from aiohttp import web
 
 from agent.house import House, Json
 from guards.stage import ELSEWHERE, WORLD, Stage, certificate, serving
-from hermes import limits
+from hermes.core import limits
 from hermes.tools import html_to_markdown, pages
 from hermes.tools.html_to_markdown import markdown
 from hermes.tools.web import EXTRACT, SEARCH, backend_of

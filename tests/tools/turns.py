@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from agent.house import House, Json, Ran
-from hermes.text import text_of
+from hermes.core.text import text_of
 from hermes.tools.registry import ToolDef
 from support.model_server import Call, ModelServer, Reply
 

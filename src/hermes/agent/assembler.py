@@ -13,7 +13,8 @@ from typing import Any
 
 from hermes.agent.inline import InlineMarkup, Piece
 from hermes.agent.leaked_calls import parse as parse_leaked_calls
-from hermes.agent.stream_parts import (
+from hermes.core.limits import OVERLAP_CHARS_MAX, OVERLAP_CHARS_MIN
+from hermes.core.stream_parts import (
     Assembled,
     Finish,
     FinishReason,
@@ -28,7 +29,6 @@ from hermes.agent.stream_parts import (
     ToolDelta,
     Usage,
 )
-from hermes.limits import OVERLAP_CHARS_MAX, OVERLAP_CHARS_MIN
 
 
 @dataclass(slots=True)

@@ -9,18 +9,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from hermes.agent import compress, routes
+from hermes.agent import compress
 from hermes.agent.assembler import Assembler
 from hermes.agent.call import Caller
-from hermes.agent.failures import classify
 from hermes.agent.turn import Turn
-from hermes.errors import ConfigError
-from hermes.exchange import Timeouts
-from hermes.limits import AUXILIARY_TRIES_MAX, BYTES_PER_TOKEN, SUMMARY_TOKENS_MAX, TITLE_CHARS_MAX
+from hermes.core.errors import ConfigError
+from hermes.core.failures import classify
+from hermes.core.limits import AUXILIARY_TRIES_MAX, BYTES_PER_TOKEN, SUMMARY_TOKENS_MAX, TITLE_CHARS_MAX
+from hermes.core.text import text_of
+from hermes.http_client.exchange import Timeouts
+from hermes.providers import routes
 from hermes.providers.base import Message, Prompt, Route
 from hermes.providers.registry import provider_for
 from hermes.runs.control import Stop
-from hermes.text import text_of
 
 log = logging.getLogger(__name__)
 

@@ -12,11 +12,8 @@ import msgspec
 
 from hermes.agent.assembler import Assembler, Delta
 from hermes.agent.chunk_template import ChunkTemplate
-from hermes.agent.failures import FailureFacts
-from hermes.agent.stream_parts import Finish, Text
-from hermes.exchange import Answer, StaleStream, StreamBroken, Timeouts, TransportError
-from hermes.http import Transport
-from hermes.limits import (
+from hermes.core.failures import FailureFacts
+from hermes.core.limits import (
     ANSWER_CHARS_MAX,
     COMMENTS_STRETCH,
     EVENT_BYTES_MAX,
@@ -25,10 +22,13 @@ from hermes.limits import (
     MODEL_WAITING_S,
     QUIET_LINES_MAX,
 )
+from hermes.core.stream_parts import Finish, Text
+from hermes.core.text import whole_tree
+from hermes.http_client.client import Transport
+from hermes.http_client.exchange import Answer, StaleStream, StreamBroken, Timeouts, TransportError
+from hermes.http_client.sse import SseDecoder
 from hermes.providers.base import Encoded, Provider, WireEvent, WireRequest
 from hermes.runs.control import Stop, Stopped
-from hermes.sse import SseDecoder
-from hermes.text import whole_tree
 
 # What is to be done with a piece of an answer; some pieces take their time.
 Deliver = Callable[[Delta], Awaitable[None] | None]

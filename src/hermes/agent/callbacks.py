@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from hermes.limits import THOUGHT_CHARS_MAX
-from hermes.runs.events import Event
-from hermes.runs.spec import Control
+from hermes.core.events import Event
+from hermes.core.limits import THOUGHT_CHARS_MAX
+from hermes.core.spec import Control
 
 log = logging.getLogger(__name__)
 

@@ -2,47 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hermes.limits import BYTES_PER_IMAGE_TOKEN, BYTES_PER_TOKEN, IMAGE_TOKENS, IMAGE_TOKENS_MIN, PIXELS_PER_TOKEN
+from hermes.core.message_marks import FOREIGN_SUMMARY_MARK, SUMMARY_MARK
+from hermes.core.tokens import estimate
 
-SUMMARY_MARK = "[Summary of the conversation so far]"
-FOREIGN_SUMMARY_MARK = f"{SUMMARY_MARK}\n[It covers data from outside.]"
 _LEFT_OUT = "[…]"
 Message = dict[str, Any]
-
-
-def estimate(value: Any) -> int:
-    """Roughly how many tokens a message, a schema or a text takes."""
-    if isinstance(value, str):
-        return int(len(value.encode("utf-8", "replace")) / BYTES_PER_TOKEN) + 1
-    if isinstance(value, dict) and value.get("type") == "image_url":
-        return _image_tokens(str(value["image_url"]["url"]))
-    if isinstance(value, dict) and "role" in value:
-        content = value.get("content")
-        parts = content if isinstance(content, list) else [content or ""]
-        calls = value.get("tool_calls")
-        return 4 + sum(map(estimate, parts)) + (estimate(json.dumps(calls, ensure_ascii=False)) if calls else 0)
-    return estimate(json.dumps(value, ensure_ascii=False, default=str))
-
-
-def _image_tokens(url: str) -> int:
-    """By its pixels where an inline PNG tells them, by its bytes for other inline images, else a usual size."""
-    head, found, data = url.partition(";base64,")
-    if not found:
-        return IMAGE_TOKENS
-    if head.endswith("png"):
-        try:
-            header = base64.b64decode(data[:44])
-            pixels = int.from_bytes(header[16:20], "big") * int.from_bytes(header[20:24], "big")
-            return max(IMAGE_TOKENS_MIN, min(IMAGE_TOKENS, pixels // PIXELS_PER_TOKEN))
-        except ValueError:
-            return IMAGE_TOKENS
-    return max(IMAGE_TOKENS_MIN, min(IMAGE_TOKENS, len(data) // BYTES_PER_IMAGE_TOKEN))
 
 
 def size_of(messages: Sequence[Message]) -> int:

@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hermes.agent.media_tags import strip_rendered_media
-from hermes.home import write_private
-from hermes.ids import folder_name
-from hermes.limits import UPLOAD_NAME_BYTES_MAX
-from hermes.runs.spec import Content
+from hermes.core.home import write_private
+from hermes.core.ids import folder_name
+from hermes.core.limits import UPLOAD_NAME_BYTES_MAX
+from hermes.core.spec import Content
+from hermes.core.text import text_of
 from hermes.store.base import Row
 from hermes.store.digests import continued, digest_of
 from hermes.store.rows import row_of_message
-from hermes.text import text_of
 
 if TYPE_CHECKING:
     from hermes.agent.turn import Services
-    from hermes.home import Home
+    from hermes.core.home import Home
 
 _TEXT_TYPES = re.compile(r"text/|application/(json|xml|yaml|x-yaml|toml|javascript|x-sh)|\+(json|xml)$")
 

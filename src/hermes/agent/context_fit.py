@@ -7,12 +7,13 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from hermes.agent import compress, prompt
+from hermes.agent import compress
 from hermes.agent.auxiliary import Auxiliary
-from hermes.agent.failures import Failure, explain
 from hermes.agent.turn import Turn
 from hermes.agent.turn_start import set_system_prompt
-from hermes.limits import BYTES_PER_TOKEN
+from hermes.core import message_marks
+from hermes.core.failures import Failure, explain
+from hermes.core.limits import BYTES_PER_TOKEN
 from hermes.providers.base import Message
 from hermes.runs.control import Stopped
 from hermes.store.base import Row, StoreError
@@ -151,4 +152,4 @@ def _pruned(
     pruned = [*plan.head, *compress.prune(plan.middle), *plan.tail]
     if pruned != turn.messages and turn.fixed_tokens() + compress.size_of(pruned) <= room.goal:
         return pruned, None, False
-    return None, last_answer(turn.messages, "todo", "todos"), any(map(prompt.is_foreign, plan.middle))
+    return None, last_answer(turn.messages, "todo", "todos"), any(map(message_marks.is_foreign, plan.middle))

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hermes.agent.failures import Kind, lost
-from hermes.limits import RETRY_AFTER_S_MAX, RETRY_WAIT_S_MAX, SHORT_RETRY_AFTER_S
+from hermes.core.failures import Kind, lost
+from hermes.core.limits import RETRY_AFTER_S_MAX, RETRY_WAIT_S_MAX, SHORT_RETRY_AFTER_S
 
 Action = Literal[
     "reconnect",

@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import Literal
 
 from hermes.agent.leaked_calls import CLOSINGS, OPENINGS, Opening
-from hermes.limits import LEAKED_CALL_CHARS_MAX
+from hermes.core.limits import LEAKED_CALL_CHARS_MAX
 
 # A piece of the answer. A call's is its block without the tag that closes it.
 Piece = tuple[Literal["text", "reasoning", "call"], str]

@@ -6,13 +6,13 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from hermes.agent import prompt
-from hermes.agent.stream_parts import ToolCall
 from hermes.agent.turn import Turn
 from hermes.agent.turn_start import may_use
-from hermes.ids import random_hex
+from hermes.core import message_marks
+from hermes.core.ids import random_hex
+from hermes.core.stream_parts import ToolCall
+from hermes.core.text import text_of
 from hermes.store.base import Row
-from hermes.text import text_of
 from hermes.tools.registry import ToolDef
 from hermes.tools.round import ToolRound
 
@@ -29,7 +29,9 @@ async def run_script(turn: Turn, make_round: Callable[[dict[str, ToolDef]], Tool
     """
     spec, log = turn.live.spec, turn.live.log
     own = turn.messages[turn.history_length :]
-    if spec.script is None or any(text_of(message.get("content")).startswith(prompt.SCRIPT_MARKS) for message in own):
+    if spec.script is None or any(
+        text_of(message.get("content")).startswith(message_marks.SCRIPT_MARKS) for message in own
+    ):
         return
     answer, foreign = {"error": _LOST}, False
     if turn.live.resumption is None:
@@ -67,11 +69,11 @@ def _failure(answer: dict[str, Any]) -> str:
 
 def _message(answer: dict[str, Any], failure: str, *, foreign: bool) -> list[dict[str, Any]]:
     """Two parts: how it ended, and its output in the form of an attached file, which is nobody's own words."""
-    mark = prompt.FOREIGN_SCRIPT_MARK if foreign else prompt.SCRIPT_MARK
+    mark = message_marks.FOREIGN_SCRIPT_MARK if foreign else message_marks.SCRIPT_MARK
     output = str(answer.get("output") or "")
     ended = f"It failed: {failure}." if failure else "It ended without an error."
     texts = [f"{mark} {ended} {'Its output follows.' if output else 'It printed nothing.'}"]
     if output:
-        shown = prompt.foreign_frame(output, random_hex(8)) if foreign else output
+        shown = message_marks.foreign_frame(output, random_hex(8)) if foreign else output
         texts.append(f"File script-output.txt:\n{shown}")
     return [{"type": "text", "text": text} for text in texts]

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from hermes.limits import LEAKED_CALL_HEAD_CHARS_MAX
+from hermes.core.limits import LEAKED_CALL_HEAD_CHARS_MAX
 
 # A call's name, and its arguments: an object, or the text of one.
 LeakedCall = tuple[str, dict[str, Any] | str]

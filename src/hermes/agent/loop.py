@@ -10,22 +10,23 @@ from functools import cached_property, partial
 
 from hermes.agent import prompt
 from hermes.agent.auxiliary import Auxiliary, first_words, names_session, plain_title
-from hermes.agent.compress import SUMMARY_MARK
 from hermes.agent.content import own_words
 from hermes.agent.context_fit import ASKED, compact, fit
-from hermes.agent.failures import Failure, Kind, explain
 from hermes.agent.job_script import run_script
 from hermes.agent.media import MediaExporter
 from hermes.agent.media_tags import strip_rendered_media
 from hermes.agent.step import ModelStep, StepResult
-from hermes.agent.stream_parts import Assembled, ToolCall
 from hermes.agent.turn import Services, Turn
 from hermes.agent.turn_end import close_cancelled, close_failed, close_without_store, finish_completed, open_answer
 from hermes.agent.turn_start import resume_turn, start_turn
+from hermes.core import message_marks
+from hermes.core.failures import Failure, Kind, explain
+from hermes.core.ids import random_hex
+from hermes.core.limits import INVALID_STEPS_MAX, ITEMS_AT_ONCE_MAX
+from hermes.core.message_marks import SUMMARY_MARK
+from hermes.core.stream_parts import Assembled, ToolCall
 from hermes.guards.hosts import hosts_in
 from hermes.guards.secrets import redact_tree
-from hermes.ids import random_hex
-from hermes.limits import INVALID_STEPS_MAX, ITEMS_AT_ONCE_MAX
 from hermes.runs.control import Stopped
 from hermes.runs.engine import LiveRun, Result
 from hermes.runs.resume import Resumption
@@ -279,7 +280,7 @@ class TurnLoop:
             taken, self._live.controls.steers = self._live.controls.steers, []
             applied.extend(steer_id for steer_id, _ in taken)
             self._steers += (text for _, text in taken)
-            return prompt.steer_frame((text for _, text in taken), self._steer_mark) if taken else ""
+            return message_marks.steer_frame((text for _, text in taken), self._steer_mark) if taken else ""
 
         outcomes: list[Outcome] = []
         if server:
@@ -512,7 +513,7 @@ def _has_foreign(turn: Turn, live: LiveRun) -> bool:
     """Whether text from outside is in view of the model, or was in this turn; of a child also in its parent's."""
     parent = _parent(turn, live)
     if not live.read_foreign:
-        live.read_foreign = any(map(prompt.is_foreign, turn.messages)) or bool(parent and parent.read_foreign)
+        live.read_foreign = any(map(message_marks.is_foreign, turn.messages)) or bool(parent and parent.read_foreign)
     return live.read_foreign
 
 

@@ -15,16 +15,16 @@ from urllib.parse import quote
 
 from hermes.agent.content import Upload, folder_of
 from hermes.agent.media_tags import BEGIN
-from hermes.errors import HermesError
-from hermes.guards.paths import PathRefused, Paths
-from hermes.home import make_private_folder, private_opener
-from hermes.limits import (
+from hermes.core.errors import HermesError
+from hermes.core.home import make_private_folder, private_opener
+from hermes.core.limits import (
     BLOCK_BYTES,
     INLINE_IMAGE_BYTES_MAX,
     MEDIA_PIECE_CHARS,
     MEDIA_TAG_CHARS_MAX,
     OUTGOING_BYTES_MAX,
 )
+from hermes.guards.paths import PathRefused, Paths
 from hermes.tools.file_access import located, shown
 
 if TYPE_CHECKING:

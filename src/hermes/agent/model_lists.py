@@ -8,16 +8,16 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
-from hermes.exchange import Timeouts, TransportError
-from hermes.home import write_private
-from hermes.http import HttpClient
-from hermes.limits import MODEL_LIST_BYTES_MAX, MODEL_LIST_FETCH_S_MAX, MODEL_LIST_KEPT_S, MODEL_LIST_RETRY_S
+from hermes.core.home import write_private
+from hermes.core.limits import MODEL_LIST_BYTES_MAX, MODEL_LIST_FETCH_S_MAX, MODEL_LIST_KEPT_S, MODEL_LIST_RETRY_S
+from hermes.core.threads import Threads
+from hermes.http_client.client import HttpClient
+from hermes.http_client.exchange import Timeouts, TransportError
 from hermes.providers.base import Route
 from hermes.providers.registry import available, provider_for
-from hermes.threads import Threads
 
 if TYPE_CHECKING:
-    from hermes.home import Home
+    from hermes.core.home import Home
 
 log = logging.getLogger(__name__)
 

@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes.agent.prompt import Environment, PromptInputs
-from hermes.agent.skills import find_skills
-from hermes.errors import ConfigError
+from hermes.core.errors import ConfigError
+from hermes.core.limits import PROMPT_FILE_BYTES_MAX
+from hermes.core.spec import RunSpec
 from hermes.guards.path_lists import Lists
 from hermes.guards.paths import PathRefused, read_inside
-from hermes.limits import PROMPT_FILE_BYTES_MAX
-from hermes.runs.spec import RunSpec
 from hermes.sandbox.choose import choice
 from hermes.sandbox.proxy_env import network_of
 from hermes.tools.memory import FILES, SEPARATOR, Target, memory_file
+from hermes.tools.skill_files import find_skills
 
 if TYPE_CHECKING:
-    from hermes.config import Settings
-    from hermes.home import Home
+    from hermes.core.home import Home
+    from hermes.settings.config import Settings
 
 log = logging.getLogger(__name__)
 _COMMANDS = ("git", "python3", "node", "rg", "docker", "make", "gcc", "cargo", "go")

@@ -11,22 +11,22 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
-from hermes.agent import images, prompt
+from hermes.agent import prompt
 from hermes.agent.assembler import Assembler, Delta, ReasoningDelta, TextDelta, ToolDrafted
 from hermes.agent.call import Attempt, Caller, carry
 from hermes.agent.decisions import ENDS, Action, CallState, Decision, decide
-from hermes.agent.failures import Failure, FailureFacts, Kind, classify, explain, rejected_option
 from hermes.agent.media import MediaTagFilter
 from hermes.agent.media_tags import strip_rendered_media
-from hermes.agent.stream_parts import Assembled
 from hermes.agent.turn import Turn
-from hermes.limits import PRIMARY_REST_S, REASONING_EXCERPT_CHARS_MAX
+from hermes.core.events import Event
+from hermes.core.failures import Failure, FailureFacts, Kind, classify, explain, rejected_option
+from hermes.core.limits import PRIMARY_REST_S, REASONING_EXCERPT_CHARS_MAX
+from hermes.core.stream_parts import Assembled
 from hermes.providers.base import Credential, Message, Prompt
 from hermes.providers.registry import available, is_private, prefill_of
 from hermes.runs.control import Stopped
-from hermes.runs.events import Event
 from hermes.store.base import Row
-from hermes.tools import arguments
+from hermes.tools import arguments, images
 
 KEY_REST_S = {"rate_limit": 300.0, "auth": 300.0, "billing": 3600.0}
 Compact = Callable[[str], Awaitable[bool]]

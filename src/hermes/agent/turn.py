@@ -9,27 +9,28 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from hermes.agent.compress import estimate, size_of
-from hermes.agent.images import unseen
+from hermes.agent.compress import size_of
 from hermes.agent.model_lists import ModelLists
-from hermes.agent.stream_parts import Usage
-from hermes.exchange import Timeouts
-from hermes.http import HttpClient, Transport
-from hermes.limits import LARGE_PROMPT_TOKENS, STALE_LARGE_S, STALE_LOCAL_S
+from hermes.core.limits import LARGE_PROMPT_TOKENS, STALE_LARGE_S, STALE_LOCAL_S
+from hermes.core.stream_parts import Usage
+from hermes.core.threads import Threads
+from hermes.core.tokens import estimate
+from hermes.http_client.client import HttpClient, Transport
+from hermes.http_client.exchange import Timeouts
 from hermes.providers.base import Capabilities, Credential, Message, Prompt, Provider, Route, ToolSchema
 from hermes.providers.registry import capabilities_of, is_private, provider_for
 from hermes.runs.engine import LiveRun
 from hermes.store.base import Row
-from hermes.threads import Threads
+from hermes.tools.images import unseen
 from hermes.tools.registry import Registry, ToolDef
 from hermes.tools.session_state import SessionStates
 
 if TYPE_CHECKING:
     from hermes.agent.content import Arrived
     from hermes.agent.media import MediaExporter
-    from hermes.burst_cache import BurstCache
-    from hermes.config import Settings
-    from hermes.home import Home
+    from hermes.core.burst_cache import BurstCache
+    from hermes.core.home import Home
+    from hermes.settings.config import Settings
     from hermes.tools.mcp import Servers
     from hermes.tools.resources import ProcessResources
 

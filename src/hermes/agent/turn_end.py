@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from hermes.agent.failures import Failure, explain, sentence
 from hermes.agent.media_tags import strip_rendered_media
 from hermes.agent.step import StepResult
-from hermes.agent.stream_parts import Assembled, ToolCall
 from hermes.agent.turn import Turn
+from hermes.core.events import Event
+from hermes.core.failures import Failure, explain, sentence
+from hermes.core.stream_parts import Assembled, ToolCall
 from hermes.runs.engine import STORE_UNAVAILABLE_NOTICE, Result
-from hermes.runs.events import Event
 from hermes.runs.jobs import has_own_session, is_silent
 from hermes.store.base import LeaseLost, Row, StoreError
 

@@ -9,22 +9,23 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
-from hermes.agent import prompt, routes
+from hermes.agent import prompt
 from hermes.agent.auxiliary import first_words, names_session, plain_title
 from hermes.agent.content import Arrived, arrived
-from hermes.agent.failures import Failure
 from hermes.agent.prompt import PromptInputs
 from hermes.agent.prompt_context import gather
 from hermes.agent.turn import Services, Turn
-from hermes.config import Settings
-from hermes.errors import ConfigError
-from hermes.limits import LEAN_WINDOW_TOKENS
+from hermes.core.errors import ConfigError
+from hermes.core.failures import Failure
+from hermes.core.limits import LEAN_WINDOW_TOKENS
+from hermes.core.spec import RouteChoice, RunSpec
+from hermes.core.text import text_of, whole_tree
+from hermes.providers import routes
 from hermes.providers.base import Message, Route, ToolSchema
 from hermes.runs.control import Stopped
 from hermes.runs.engine import LiveRun
-from hermes.runs.spec import RouteChoice, RunSpec
+from hermes.settings.config import Settings
 from hermes.store.base import Row
-from hermes.text import text_of, whole_tree
 from hermes.tools.mcp import PREFIX as SERVER_PREFIX
 from hermes.tools.registry import ToolDef, redaction
 from hermes.tools.toolsets import LEAN, _get_platform_tools

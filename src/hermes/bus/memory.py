@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from hermes.limits import QUEUE_BYTES_MAX, QUEUE_EVENTS_MAX
-from hermes.runs.events import Event
+from hermes.core.events import Event
+from hermes.core.limits import QUEUE_BYTES_MAX, QUEUE_EVENTS_MAX
 
 Sink = Callable[[Event], bool]
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import msgspec
 
-from hermes.home import FILE_MODE, make_private_folder
-from hermes.limits import PEER_ANSWER_S_MAX, PEER_BACKLOG, PEER_FRAME_BYTES_MAX, PEER_IDLE_S
-from hermes.processes import this_process
-from hermes.unix_sockets import is_same_user, reachable
+from hermes.core.home import FILE_MODE, make_private_folder
+from hermes.core.limits import PEER_ANSWER_S_MAX, PEER_BACKLOG, PEER_FRAME_BYTES_MAX, PEER_IDLE_S
+from hermes.core.processes import this_process
+from hermes.core.unix_sockets import is_same_user, reachable
 
 log = logging.getLogger(__name__)
 _PREFIX, _SUFFIX = "peer-", ".sock"

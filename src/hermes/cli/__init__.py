@@ -6,7 +6,7 @@ import sys
 def entry() -> None:
     """The console script. What only wants to be told the version does not wait for the rest."""
     if sys.argv[1:] in (["-V"], ["--version"]):
-        from hermes import version_cache
+        from hermes.core import version_cache
 
         lines = version_cache.known(*version_cache.version()[1:])
         if lines is not None:

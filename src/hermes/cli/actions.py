@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hermes.home import Home
+    from hermes.core.home import Home
 
 Args = argparse.Namespace
 # action: (what is run, what it does, the names of its arguments)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hermes import config
 from hermes.cli.actions import Actions, Args, Arguments, command
 from hermes.cli.output import NotFound, note, print_redacted
-from hermes.home import Home
-from hermes.text import visible
+from hermes.core.home import Home
+from hermes.core.text import visible
+from hermes.settings import config
 
 # Where `always` is written to: commands, and hosts that sandboxed commands may reach.
 _KEYS = ("command_allowlist", "terminal.allowed_hosts")

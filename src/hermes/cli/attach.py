@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hermes import home as homes
-from hermes.cli.formatting import size
 from hermes.cli.output import NotFound, Refused, UsageError
+from hermes.core import home as homes
+from hermes.core.formatting import size
+from hermes.core.limits import ATTACHED_BYTES_MAX
+from hermes.core.spec import Content
 from hermes.guards.path_lists import Lists
 from hermes.guards.paths import PathRefused, read_inside
-from hermes.limits import ATTACHED_BYTES_MAX
-from hermes.runs.spec import Content
 
 # `@path` as a word of its own, the path in quotes where it holds spaces.
 _NAMED = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|(\S+))')

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from hermes.cli.chat_loop import Chat
     from hermes.cli.session import Conversation
-    from hermes.home import Home
+    from hermes.core.home import Home
 
 EXIT_INTERRUPTED = 130
 

@@ -16,13 +16,13 @@ from rich.text import Text
 
 from hermes.cli import attach, slash
 from hermes.cli.door import Json, ServerLost
-from hermes.cli.formatting import counted, one_line
 from hermes.cli.screen import Lines, Open, Screen, choices
 from hermes.cli.session import EXIT_FAILED, Conversation, here
-from hermes.errors import HermesError
-from hermes.limits import CLOSE_S_MAX
+from hermes.core.errors import HermesError
+from hermes.core.formatting import counted, one_line
+from hermes.core.limits import CLOSE_S_MAX
+from hermes.core.spec import Content
 from hermes.runs.engine import Result
-from hermes.runs.spec import Content
 from hermes.sandbox.choose import choice
 
 log = logging.getLogger(__name__)

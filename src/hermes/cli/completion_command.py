@@ -8,7 +8,7 @@ from shlex import quote
 from typing import NamedTuple
 
 from hermes.cli.actions import Args
-from hermes.home import Home
+from hermes.core.home import Home
 
 
 class Place(NamedTuple):

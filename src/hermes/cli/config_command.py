@@ -9,11 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hermes import config
 from hermes.cli.actions import Actions, Args, Arguments, command
 from hermes.cli.output import note, settings_of, tell
-from hermes.errors import ConfigError
-from hermes.home import Home
+from hermes.core.errors import ConfigError
+from hermes.core.home import Home
+from hermes.settings import config
 
 _NEW_FILE = b"# Settings of Hermes. All of them, with their values: hermes config show\n"
 
@@ -118,7 +118,7 @@ def _unset(args: Args, home: Home) -> int:
 
 def _edit(args: Args, home: Home) -> int:
     from hermes.cli.editor import edit
-    from hermes.config_files import parse_yaml
+    from hermes.settings.files import parse_yaml
 
     def check(draft: Path) -> None:
         parse_yaml(draft.read_bytes(), home.config_file)

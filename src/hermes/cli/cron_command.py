@@ -10,9 +10,7 @@ from argparse import BooleanOptionalAction
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hermes import config
 from hermes.cli.actions import FLAG, YES, Actions, Args, Arguments, command, number
-from hermes.cli.formatting import columns, iso, local, one_line, span, with_iso, words
 from hermes.cli.output import (
     Busy,
     Json,
@@ -28,12 +26,14 @@ from hermes.cli.output import (
     tool_errors_as_cli,
 )
 from hermes.cli.session_maintenance import opened
-from hermes.config_keys import EFFORTS
-from hermes.errors import HermesError
-from hermes.home import Home, is_served
+from hermes.core.errors import HermesError
+from hermes.core.formatting import columns, iso, local, one_line, span, with_iso, words
+from hermes.core.home import Home, is_served
+from hermes.settings import config
+from hermes.settings.keys import EFFORTS
 
 if TYPE_CHECKING:
-    from hermes.runs.spec import RunSpec
+    from hermes.core.spec import RunSpec
     from hermes.store.jobs import Jobs
     from hermes.store.sessions import SessionDB
     from hermes.store.stores import Store
@@ -158,7 +158,7 @@ def _fields(args: Args, home: Home) -> Json:
 
 
 def _create(args: Args, home: Home) -> None:
-    from hermes.limits import JOBS_MAX
+    from hermes.core.limits import JOBS_MAX
     from hermes.runs.schedule import next_times, zone_named
     from hermes.tools.cronjob import made
 
@@ -234,9 +234,9 @@ async def _run_now(args: Args, home: Home, job_id: str) -> int:
     """Run it in this process, where every other one can look at it, stop and steer it."""
     from hermes.app import current
     from hermes.cli.runs_command import follow
+    from hermes.core.spec import Control
     from hermes.runs.engine import Refused
     from hermes.runs.scheduler import settled
-    from hermes.runs.spec import Control
 
     app, stopped = await current(home), list[Any]()
     app.engine.start_background_tasks(resume=False)

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from hermes.cli.actions import FLAG, Args
-from hermes.cli.formatting import counted, size, span
 from hermes.cli.output import Json, mask, note, settings_of, silence_logs, tell
-from hermes.errors import ConfigError, HermesError
-from hermes.home import Home, is_served, tighten
+from hermes.core.errors import ConfigError, HermesError
+from hermes.core.formatting import counted, size, span
+from hermes.core.home import Home, is_served, tighten
 
 if TYPE_CHECKING:
-    from hermes.config import Settings
+    from hermes.settings.config import Settings
     from hermes.store.connections import Tx
 
 OK, WARN, FAIL = "ok", "warn", "fail"
@@ -82,7 +82,7 @@ def run(args: Args, home: Home) -> int:
 
 def _found(args: Args, home: Home) -> dict[str, Finding]:
     """All checks, made at once; one that does not come to an end in time is not waited for."""
-    from hermes import config
+    from hermes.settings import config
 
     found: dict[str, Finding] = {}
     try:
@@ -170,7 +170,7 @@ def _configuration(look: Look) -> Finding:
 
 def _model(look: Look) -> Finding:
     from hermes.cli.model_command import tried
-    from hermes.runs.spec import RouteChoice
+    from hermes.core.spec import RouteChoice
 
     found = tried(look.home, look.settings, RouteChoice(), _MODEL_S_MAX)
     name = f"{found['provider']}/{found['model']}"
@@ -182,8 +182,8 @@ def _model(look: Look) -> Finding:
 
 def _local(look: Look) -> Finding:
     from hermes import local
-    from hermes.agent import routes
-    from hermes.runs.spec import RouteChoice
+    from hermes.core.spec import RouteChoice
+    from hermes.providers import routes
 
     found = local.status(look.home, look.settings)
     if found["problem"] is None:
@@ -194,7 +194,7 @@ def _local(look: Look) -> Finding:
 
 
 def _sandbox(look: Look) -> Finding:
-    from hermes.limits import SANDBOX_OPEN_FILES_MAX, SANDBOX_PROCESSES_MAX
+    from hermes.core.limits import SANDBOX_OPEN_FILES_MAX, SANDBOX_PROCESSES_MAX
     from hermes.sandbox.choose import choice
     from hermes.sandbox.local import INSTALL
     from hermes.sandbox.proxy_env import network_of

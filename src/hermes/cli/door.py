@@ -12,21 +12,21 @@ from typing import Any
 
 from hermes.app import App
 from hermes.cli.output import NotFound
-from hermes.errors import HermesError
-from hermes.exchange import Timeouts, TransportError
-from hermes.home import Home, is_served
-from hermes.http import Exchange, HttpClient
-from hermes.limits import SERVER_BACK_S_MAX, SERVER_HEALTH_S_MAX, SERVER_POLL_S
+from hermes.core.errors import HermesError
+from hermes.core.events import FINAL
+from hermes.core.home import Home, is_served
+from hermes.core.limits import SERVER_BACK_S_MAX, SERVER_HEALTH_S_MAX, SERVER_POLL_S
+from hermes.core.spec import Content, Control, ControlKind, RunSpec
+from hermes.core.threads import Threads
+from hermes.http_client.client import Exchange, HttpClient
+from hermes.http_client.exchange import Timeouts, TransportError
+from hermes.http_client.sse import SseDecoder
 from hermes.runs.engine import LiveRun, Refused, Result
-from hermes.runs.events import FINAL
-from hermes.runs.spec import Content, Control, ControlKind, RunSpec
 from hermes.server import status
 from hermes.server.render_run import ROWS, THOUGHTS, RunRenderer
 from hermes.server.sse import run_events
 from hermes.server.stored_result import stored_result
-from hermes.sse import SseDecoder
 from hermes.store.base import RunRecord, SessionBusy, StoreError
-from hermes.threads import Threads
 
 Json = dict[str, Any]
 _ROWS = ROWS | THOUGHTS

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hermes.cli.output import Busy, UsageError, asked
-from hermes.errors import HermesError
-from hermes.home import write_private
+from hermes.core.errors import HermesError
+from hermes.core.home import write_private
 
 
 def edit(file: Path, begin: bytes, check: Callable[[Path], None]) -> bool:

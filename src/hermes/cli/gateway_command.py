@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from hermes import config
 from hermes.cli.output import note, tell
-from hermes.errors import HermesError
-from hermes.home import Home, is_served
-from hermes.limits import CLOSE_S_MAX, WORKERS_MAX
-from hermes.processes import is_alive
+from hermes.core.errors import HermesError
+from hermes.core.home import Home, is_served
+from hermes.core.limits import CLOSE_S_MAX, WORKERS_MAX
+from hermes.core.processes import is_alive
 from hermes.server import status
+from hermes.settings import config
 
 EXIT_DEGRADED, EXIT_NOT_RUNNING = 1, 5
 NOW_S = 2.0

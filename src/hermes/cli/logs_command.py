@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from hermes.cli.actions import FLAG, Args, age, number
 from hermes.cli.output import mask, note, tell
-from hermes.home import Home
+from hermes.core.home import Home
 
 LOGS = ("agent", "errors", "gateway")
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")

@@ -10,10 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hermes.cli.streams import plain_streams
-from hermes.errors import HermesError
+from hermes.core.errors import HermesError
 
 if TYPE_CHECKING:
-    from hermes.home import Home
+    from hermes.core.home import Home
 
 # command: (module with `add_arguments` and `run`, what it does)
 COMMANDS = {
@@ -151,7 +151,7 @@ def _trace(argv: Sequence[str]) -> None:
 def _run(argv: Sequence[str]) -> int:
     args = _parse(list(argv))
     from hermes.cli import output
-    from hermes.home import resolve
+    from hermes.core.home import resolve
 
     output.quiet = args.quiet
     if args.no_color:

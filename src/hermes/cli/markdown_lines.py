@@ -13,7 +13,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from hermes.limits import DRAWN_LINE_CHARS_MAX
+from hermes.core.limits import DRAWN_LINE_CHARS_MAX
 
 _INLINE = re.compile(
     r"(?P<code>`+)(?P<literal>.+?)(?P=code)|(?P<strong>\*\*|__)(?=\S)(?P<bold>.+?)(?<=\S)(?P=strong)"

@@ -9,9 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from hermes import config
 from hermes.cli.actions import FLAG, YES, Actions, Args, Arguments, command
-from hermes.cli.formatting import columns, counted
 from hermes.cli.output import (
     Json,
     UsageError,
@@ -23,8 +21,10 @@ from hermes.cli.output import (
     silence_logs,
     tell,
 )
-from hermes.errors import ConfigError, HermesError
-from hermes.home import Home
+from hermes.core.errors import ConfigError, HermesError
+from hermes.core.formatting import columns, counted
+from hermes.core.home import Home
+from hermes.settings import config
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 

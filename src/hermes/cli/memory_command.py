@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes.cli.actions import YES, Actions, Args, Arguments, command
-from hermes.cli.formatting import printable
 from hermes.cli.output import confirmed, note, print_redacted, secrets, tell, tool_errors_as_cli
-from hermes.home import Home, locked
+from hermes.core.formatting import printable
+from hermes.core.home import Home, locked
 
 if TYPE_CHECKING:
     from hermes.tools.memory import MemoryFile, Target
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def _files(args: Args, home: Home) -> dict[Target, MemoryFile]:
     """The files that are meant, of the session key that is meant."""
-    from hermes import config
+    from hermes.settings import config
     from hermes.tools.memory import FILES, memory_file
 
     wanted = [target for target in FILES if getattr(args, "target", None) in (None, target)]

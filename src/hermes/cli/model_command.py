@@ -11,9 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hermes import config
 from hermes.cli.actions import FLAG, YES, Args
-from hermes.cli.formatting import columns, one_line
 from hermes.cli.output import (
     Json,
     NotFound,
@@ -25,14 +23,16 @@ from hermes.cli.output import (
     silence_logs,
     tell,
 )
-from hermes.errors import HermesError
-from hermes.home import Home, write_private
+from hermes.core.errors import HermesError
+from hermes.core.formatting import columns, one_line
+from hermes.core.home import Home, write_private
+from hermes.settings import config
 
 if TYPE_CHECKING:
     from hermes.app import App
-    from hermes.config import Settings
+    from hermes.core.spec import RouteChoice
     from hermes.providers.base import Route
-    from hermes.runs.spec import RouteChoice
+    from hermes.settings.config import Settings
 
 EXIT_NO_MODEL = 3
 TRIAL_S_MAX = 120.0
@@ -75,7 +75,7 @@ def run(args: Args, home: Home) -> int:
 
 
 def _choice(args: Args, model: str | None = None) -> RouteChoice:
-    from hermes.runs.spec import RouteChoice
+    from hermes.core.spec import RouteChoice
 
     provider = getattr(args, "provider", None)
     return RouteChoice(model=model or getattr(args, "model", None), provider=provider, base_url=args.base_url)
@@ -84,7 +84,7 @@ def _choice(args: Args, model: str | None = None) -> RouteChoice:
 def unusable(home: Home, settings: Settings, route: Route) -> str:
     """Why a route cannot be asked, as far as that is known without asking."""
     from hermes import local
-    from hermes.agent import routes
+    from hermes.providers import routes
     from hermes.providers.registry import available
 
     if not available(route.api_mode):
@@ -114,7 +114,7 @@ def _described(home: Home, settings: Settings, route: Route) -> Json:
 
 def _show(args: Args, home: Home) -> int:
     from hermes import local
-    from hermes.agent import routes
+    from hermes.providers import routes
 
     settings = settings_of(args, home)
     first, *others = [_described(home, settings, route) for route in routes.routes(settings, _choice(args))]
@@ -136,8 +136,8 @@ def _kept(home: Home) -> dict[str, Json]:
 
 
 def _list(args: Args, home: Home) -> int:
-    from hermes.agent import routes
-    from hermes.limits import MODEL_LIST_KEPT_S
+    from hermes.core.limits import MODEL_LIST_KEPT_S
+    from hermes.providers import routes
 
     settings = settings_of(args, home)
     route = routes.primary(settings, _choice(args, "any"))
@@ -162,8 +162,8 @@ async def fetched(home: Home, settings: Settings, route: Route) -> Json:
     """What a provider tells of its models, as it is kept."""
     from hermes.agent.model_lists import windows
     from hermes.app import App
-    from hermes.exchange import Timeouts, TransportError
-    from hermes.limits import MODEL_LIST_FETCH_S_MAX as SECONDS
+    from hermes.core.limits import MODEL_LIST_FETCH_S_MAX as SECONDS
+    from hermes.http_client.exchange import Timeouts, TransportError
     from hermes.providers.registry import provider_for
 
     app = App(home, settings)
@@ -204,8 +204,8 @@ async def _tried(home: Home, settings: Settings, choice: RouteChoice, seconds: f
 
 
 async def _answer(app: App, choice: RouteChoice, seconds: float) -> Json:
-    from hermes.agent import routes
-    from hermes.runs.spec import RunSpec
+    from hermes.core.spec import RunSpec
+    from hermes.providers import routes
 
     route = routes.primary(app.settings, choice)
     told = {"provider": route.provider, "model": route.model, "answer": "", "error": None}

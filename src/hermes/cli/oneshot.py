@@ -18,8 +18,8 @@ from hermes.cli.door import Json
 from hermes.cli.output import UsageError
 from hermes.cli.session import EXIT_INTERRUPTED, Conversation, conversation, exit_code, note
 from hermes.cli.streams import as_json
-from hermes.errors import HermesError
-from hermes.home import Home
+from hermes.core.errors import HermesError
+from hermes.core.home import Home
 from hermes.runs.engine import Result
 
 _COUNTS = ("input_tokens", "output_tokens", "total_tokens")

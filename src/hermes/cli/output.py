@@ -8,14 +8,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from hermes.cli.formatting import one_line
 from hermes.cli.streams import as_json
-from hermes.errors import ConfigError, HermesError
+from hermes.core.errors import ConfigError, HermesError
+from hermes.core.formatting import one_line
 
 if TYPE_CHECKING:
-    from hermes.config import Settings
+    from hermes.core.home import Home
     from hermes.guards.secrets import Secrets
-    from hermes.home import Home
+    from hermes.settings.config import Settings
 
 Json = dict[str, Any]
 # Global options that stand for a setting during one call.
@@ -72,8 +72,8 @@ def note(*lines: str) -> None:
 
 def secrets(home: Home) -> Secrets:
     """Every credential that the settings know."""
-    from hermes import config
     from hermes.logs import known_secrets
+    from hermes.settings import config
 
     return known_secrets(config.load(home))
 
@@ -92,7 +92,7 @@ def mask(home: Home) -> Callable[[str], str]:
 
 def settings_of(args: argparse.Namespace, home: Home, more: Mapping[str, Any] | None = None) -> Settings:
     """The settings as they are for this call; `more` comes before all others."""
-    from hermes import config
+    from hermes.settings import config
 
     flags = {name: getattr(args, flag, None) for flag, name in _FLAGS.items()}
     if getattr(args, "yolo", False):

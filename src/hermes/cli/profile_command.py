@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from hermes import config, home
 from hermes.cli.actions import FLAG, Actions, Args, Arguments, command
 from hermes.cli.output import UsageError, asked, note, tell
-from hermes.errors import ConfigError
-from hermes.home import Home
+from hermes.core import home
+from hermes.core.errors import ConfigError
+from hermes.core.home import Home
+from hermes.settings import config, profiles
 
 
 def _list(args: Args, current: Home) -> int:
@@ -28,7 +29,7 @@ def _create(args: Args, current: Home) -> int:
     if args.with_secrets and not args.clone:
         hint = f"hermes profile create {args.name} --clone --with-secrets"
         raise UsageError("--with-secrets copies from a profile.", hint=hint)
-    made = home.create_profile(current, args.name, clone=args.clone, with_secrets=args.with_secrets)
+    made = profiles.create_profile(current, args.name, clone=args.clone, with_secrets=args.with_secrets)
     document = {"name": made.profile, "path": str(made.path), "cloned_from": current.profile if args.clone else None}
     tell(args, document, f"The profile '{made.profile}' is in {made.path}.")
     note(f"Try: hermes -p {made.profile} setup")
@@ -74,7 +75,7 @@ def _as_text(value: Any) -> str:
 
 
 def _rename(args: Args, current: Home) -> int:
-    renamed = home.rename_profile(current, args.name, args.new_name)
+    renamed = profiles.rename_profile(current, args.name, args.new_name)
     document = {"name": renamed.profile, "path": str(renamed.path), "was": args.name}
     tell(args, document, f"The profile '{args.name}' is now '{renamed.profile}'.")
     return 0
@@ -89,7 +90,7 @@ def _delete(args: Args, current: Home) -> int:
         if asked("Type the name to go on: ") != args.name:
             note("That is not the name; nothing was deleted.")
             return 1
-    home.delete_profile(current, args.name)
+    profiles.delete_profile(current, args.name)
     tell(args, {"name": args.name, "deleted": True}, f"The profile '{args.name}' is gone.")
     return 0
 

@@ -19,7 +19,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.styles import Style
 
-from hermes.home import Home, make_private_folder, private_opener
+from hermes.core.home import Home, make_private_folder, private_opener
 
 _STYLE = Style.from_dict({"bottom-toolbar": "noreverse ansibrightblack"})
 _TICK_S = 0.125

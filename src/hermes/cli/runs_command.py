@@ -10,14 +10,14 @@ from datetime import datetime
 from typing import TYPE_CHECKING, get_args
 
 from hermes.cli.actions import Actions, Args, Arguments, command, number
-from hermes.cli.formatting import columns, local, one_line, with_iso
 from hermes.cli.output import Json, NotFound, UsageError, mask, note, print_redacted, resolve_name, tell
 from hermes.cli.session_maintenance import find, opened
 from hermes.cli.streams import as_json
-from hermes.errors import HermesError
-from hermes.home import Home
-from hermes.runs.events import Event, Status
-from hermes.runs.spec import Control, ControlKind
+from hermes.core.errors import HermesError
+from hermes.core.events import Event, Status
+from hermes.core.formatting import columns, local, one_line, with_iso
+from hermes.core.home import Home
+from hermes.core.spec import Control, ControlKind
 
 if TYPE_CHECKING:
     from hermes.store.base import RunRecord

@@ -17,9 +17,9 @@ from rich.segment import Segment
 from rich.text import Text
 
 from hermes.cli.door import Json
-from hermes.cli.formatting import one_line, printable
 from hermes.cli.markdown_lines import MarkdownLines
-from hermes.limits import TOOL_LINES_SHOWN
+from hermes.core.formatting import one_line, printable
+from hermes.core.limits import TOOL_LINES_SHOWN
 from hermes.runs.engine import Result
 
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"

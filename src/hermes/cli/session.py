@@ -12,27 +12,28 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
-from hermes import config, local
-from hermes.agent import routes
-from hermes.agent.skills import Skill, find_skills, skill_text
+from hermes import local
 from hermes.app import App
 from hermes.cli.door import Door, Json, open_door
-from hermes.cli.formatting import words
 from hermes.cli.output import NotFound, UsageError
 from hermes.cli.session_maintenance import find
-from hermes.errors import ConfigError, HermesError
+from hermes.core.errors import ConfigError, HermesError
+from hermes.core.formatting import words
+from hermes.core.home import Home, tighten
+from hermes.core.limits import BUSY_SHOWN_AFTER_S
+from hermes.core.spec import Content, RouteChoice, RunSpec
 from hermes.guards.injection import fenced
-from hermes.home import Home, tighten
-from hermes.housekeeping import sweep_if_due
-from hermes.limits import BUSY_SHOWN_AFTER_S
 from hermes.logs import logging_to
+from hermes.providers import routes
 from hermes.providers.base import Route
 from hermes.runs.engine import Result
-from hermes.runs.spec import Content, RouteChoice, RunSpec
+from hermes.services.housekeeping import sweep_if_due
+from hermes.settings import config
 from hermes.store.base import StoreError
 from hermes.store.sessions import new_session_id
 from hermes.tools.mcp import PREFIX as SERVER_PREFIX
 from hermes.tools.registry import redaction
+from hermes.tools.skill_files import Skill, find_skills, skill_text
 from hermes.tools.toolsets import DEFAULTS, _get_platform_tools
 
 EXIT_FAILED, EXIT_NO_MODEL, EXIT_REFUSED, EXIT_DEADLINE, EXIT_INTERRUPTED = 1, 3, 6, 124, 130

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hermes.cli.formatting import columns, counted, iso, local, one_line, printable, width
 from hermes.cli.output import Json, mask, note, print_redacted
+from hermes.core.formatting import columns, counted, iso, local, one_line, printable, width
+from hermes.services.session_markdown import call_lines, name_of, speaker, text_of
 
 if TYPE_CHECKING:
-    from hermes.home import Home
+    from hermes.core.home import Home
 
 _TIMES = frozenset({"started_at", "last_active", "ended_at", "timestamp", "session_started"})
 # The long texts of a session that are told only when everything is asked for.
@@ -40,11 +39,6 @@ def shown(row: Mapping[str, Any], *, full: bool = True) -> Json:
 
 
 # ---- lists
-
-
-def name_of(session: Mapping[str, Any]) -> str:
-    """Its title, or how it began."""
-    return one_line(session["title"] or session["preview"] or "(nothing said)")
 
 
 def session_lines(sessions: Sequence[Mapping[str, Any]], wide: int | None = None) -> list[str]:
@@ -81,32 +75,11 @@ def message_lines(message: Mapping[str, Any], *, full: bool) -> Iterator[str]:
     state = "" if message["active"] else ", compacted" if message["compacted"] else ", taken back"
     state = ", for the model only" if message["model_only"] else state
     ours = ", written by Hermes" if message["synthetic"] else ""
-    yield f"[{message['id']}] {_speaker(message)}, {local(message['timestamp'])}{state}{ours}"
+    yield f"[{message['id']}] {speaker(message)}, {local(message['timestamp'])}{state}{ours}"
     if full and message["reasoning"]:
         yield from _indented(f"(reasoning) {message['reasoning']}")
-    for text in (text_of(message["content"]), *_calls(message)):
+    for text in (text_of(message["content"]), *call_lines(message)):
         yield from _indented(text if full else _clipped(text))
-
-
-def _speaker(message: Mapping[str, Any]) -> str:
-    name = message.get("tool_name")
-    return one_line(f"{message['role']} {name}" if name else message["role"])
-
-
-def text_of(content: Any) -> str:
-    """What can be read of a content; other parts are named."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    parts = (part.get("text") or f"[{part.get('type') or 'part'}]" for part in content if isinstance(part, Mapping))
-    return "\n".join(str(part) for part in parts)
-
-
-def _calls(message: Mapping[str, Any]) -> Iterator[str]:
-    for call in message.get("tool_calls") or []:
-        made = call.get("function") if isinstance(call.get("function"), Mapping) else call
-        arguments = made.get("arguments", "")
-        words = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        yield f"-> {made.get('name', '?')} {words}"
 
 
 def _indented(text: str) -> Iterator[str]:
@@ -125,39 +98,9 @@ def _clipped(text: str) -> str:
 
 def hit_lines(hit: Mapping[str, Any]) -> Iterator[str]:
     title = f"  {one_line(hit['title'])}" if hit["title"] else ""
-    yield f"{one_line(hit['session_id'])}{title}  [{hit['id']}] {_speaker(hit)}, {local(hit['timestamp'])}"
+    yield f"{one_line(hit['session_id'])}{title}  [{hit['id']}] {speaker(hit)}, {local(hit['timestamp'])}"
     for one in sorted([*hit["context"], hit], key=lambda one: int(one["id"])):
         if one is hit:
             yield f"  > {one_line(hit['snippet'])}"
         else:
             yield f"    {one['role']}: {one_line(one['content'] or '')}".rstrip()
-
-
-# ---- a document to read
-
-
-def markdown(session: Mapping[str, Any]) -> str:
-    """An exported session as people saw it: without what was taken back."""
-    named = {"Session": "id", "Source": "source", "Model": "model", "Folder": "cwd"}
-    told = {name: session[column] for name, column in named.items()}
-    told |= {"Started": local(session["started_at"]), "Last active": local(session["last_active"])}
-    lines = [f"# {name_of(session)}", ""]
-    lines += [f"- {name}: {one_line(str(value))}" for name, value in told.items() if value]
-    for message in session["messages"]:
-        held = message.get("active", True) or message.get("compacted")
-        if not held or message.get("synthetic"):
-            continue
-        lines += ["", f"## {_speaker(message).capitalize()}, {local(message['timestamp'])}", ""]
-        text = text_of(message["content"])
-        if message["role"] == "tool":
-            lines.append(_fenced(text))
-        elif text:
-            lines.append(printable(text))
-        lines += map(_fenced, _calls(message))
-    return "\n".join(lines) + "\n"
-
-
-def _fenced(text: str) -> str:
-    """Text as it is, between fences that it does not hold itself."""
-    fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`{3,}", text))])
-    return f"{fence}\n{printable(text)}\n{fence}"

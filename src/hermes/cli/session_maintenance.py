@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hermes.cli.formatting import counted, size
 from hermes.cli.output import Json, NotFound, UsageError, note, tell
 from hermes.cli.session_format import note_sessions
-from hermes.errors import HermesError
-from hermes.home import Home, is_served
+from hermes.core.errors import HermesError
+from hermes.core.formatting import counted, size
+from hermes.core.home import Home, is_served
 
 if TYPE_CHECKING:
     from hermes.store.connections import Tx
@@ -39,8 +39,8 @@ _WAYS = {"index": "The search index was made anew.", "salvage": "What could be r
 
 def database_file(home: Home) -> Path:
     """Where the settings keep the database; settings that cannot be read keep nobody from the home's own."""
-    from hermes import config
-    from hermes.errors import ConfigError
+    from hermes.core.errors import ConfigError
+    from hermes.settings import config
     from hermes.store.stores import address, path_of
 
     try:

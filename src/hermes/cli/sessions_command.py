@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from hermes.cli import session_format as words
 from hermes.cli import session_maintenance, sessions_transfer
 from hermes.cli.actions import FLAG, YES, Actions, Args, Arguments, age, command, folder, number
-from hermes.cli.formatting import counted
 from hermes.cli.output import Json, NotFound, UsageError, confirmed, mask, note, print_redacted, tell
 from hermes.cli.session_format import tell_sessions
 from hermes.cli.session_maintenance import find, opened, session_of
-from hermes.home import Home
+from hermes.core.formatting import counted
+from hermes.core.home import Home
 
 if TYPE_CHECKING:
     from hermes.store.sessions import SessionDB

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from hermes.cli.formatting import counted
 from hermes.cli.output import Json, NotFound, UsageError, note, secrets, tell
-from hermes.cli.session_format import markdown
 from hermes.cli.session_maintenance import find, opened
 from hermes.cli.streams import as_json
-from hermes.errors import HermesError
-from hermes.home import Home, private_opener
+from hermes.core.errors import HermesError
+from hermes.core.formatting import counted
+from hermes.core.home import Home, private_opener
+from hermes.services.session_markdown import markdown
 
 if TYPE_CHECKING:
     from hermes.store.sessions import SessionDB

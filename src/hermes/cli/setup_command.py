@@ -13,18 +13,18 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hermes import config
 from hermes.cli import model_command as models
 from hermes.cli.actions import FLAG, Args
-from hermes.cli.formatting import one_line, words
 from hermes.cli.model_command import NoModel
 from hermes.cli.output import Json, UsageError, asked, note, print_redacted, silence_logs
-from hermes.home import Home, write_private
+from hermes.core.formatting import one_line, words
+from hermes.core.home import Home, write_private
+from hermes.settings import config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hermes.config import Settings
+    from hermes.settings.config import Settings
 
 QUESTIONS_MAX = 4
 _KEY_BYTES = 32
@@ -96,7 +96,7 @@ class _Setup:
 
     def try_model(self) -> None:
         """Ask the model that was chosen one question; what does not answer is written only if that is wanted."""
-        from hermes.runs.spec import RouteChoice
+        from hermes.core.spec import RouteChoice
 
         with self.drafted() as settings:
             self.test = found = models.tried(self.home, settings, RouteChoice())
@@ -134,7 +134,7 @@ def _flags(setup: _Setup) -> list[str]:
 
 def _chosen(setup: _Setup) -> list[str]:
     from hermes import local
-    from hermes.providers.registry import DEFAULT_API_MODE, KNOWN_PROVIDERS
+    from hermes.settings.known_providers import DEFAULT_API_MODE, KNOWN_PROVIDERS
 
     get, found = setup.settings.get, local.status(setup.home, setup.settings)
     keys = {name: _has_key(setup, name) for name, known in KNOWN_PROVIDERS.items() if known.key_env}
@@ -152,7 +152,7 @@ def _chosen(setup: _Setup) -> list[str]:
 
 def _route(setup: _Setup, what: str, model: str = "") -> Json:
     """The settings that an answer means."""
-    from hermes.providers.registry import KNOWN_PROVIDERS
+    from hermes.settings.known_providers import KNOWN_PROVIDERS
 
     changes: Json = {**models.local_model(Path()), "model.path": None}
     if what == "local":
@@ -172,7 +172,7 @@ def _route(setup: _Setup, what: str, model: str = "") -> Json:
 
 
 def _has_key(setup: _Setup, provider: str) -> bool:
-    from hermes.providers.registry import KNOWN_PROVIDERS
+    from hermes.settings.known_providers import KNOWN_PROVIDERS
 
     known, entry = KNOWN_PROVIDERS.get(provider), setup.settings.section("providers").get(provider, {})
     return not (known and known.key_env) or bool(setup.settings.variable(known.key_env) or entry.get("api_key"))
@@ -180,9 +180,9 @@ def _has_key(setup: _Setup, provider: str) -> bool:
 
 def _likely_model(setup: _Setup, changes: Json) -> str:
     """Of the models that the provider lists, the one with the largest window that is known; else the first."""
-    from hermes.agent import routes
+    from hermes.core.spec import RouteChoice
+    from hermes.providers import routes
     from hermes.providers.table import UNKNOWN, facts_for
-    from hermes.runs.spec import RouteChoice
 
     with setup.drafted({**changes, "model.default": "any"}) as settings:
         route = routes.primary(settings, RouteChoice())

@@ -13,9 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hermes import config
 from hermes.cli.actions import FLAG, YES, Actions, Args, Arguments, command
-from hermes.cli.formatting import columns, counted, size
 from hermes.cli.output import (
     NotFound,
     Refused,
@@ -29,11 +27,13 @@ from hermes.cli.output import (
     tell,
     tool_errors_as_cli,
 )
-from hermes.errors import HermesError
-from hermes.home import Home, locked, make_private_folder, write_private
+from hermes.core.errors import HermesError
+from hermes.core.formatting import columns, counted, size
+from hermes.core.home import Home, locked, make_private_folder, write_private
+from hermes.settings import config
 
 if TYPE_CHECKING:
-    from hermes.agent.skills import Skill
+    from hermes.tools.skill_files import Skill
 
 _REMOTE = re.compile(r"(?:https?|ssh|git|file)://\S+|[\w.-]+@[\w.-]+:\S+")
 _CLONE_S_MAX = 300.0
@@ -53,7 +53,7 @@ def _context(home: Home) -> Any:
 
 
 def _skill(args: Args, context: Any) -> Skill:
-    from hermes.agent.skills import find_skills
+    from hermes.tools.skill_files import find_skills
 
     found = {skill.name: skill for skill in find_skills(context.settings)}
     return found[resolve_name(args.name, found, "skill", "hermes skills list")]
@@ -63,7 +63,7 @@ def _skill(args: Args, context: Any) -> Skill:
 
 
 def _list(args: Args, home: Home) -> None:
-    from hermes.agent.skills import find_skills
+    from hermes.tools.skill_files import find_skills
 
     found = find_skills(config.load(home))
     lines = columns([(skill.name, skill.category or "-", skill.description) for skill in found], 2)
@@ -73,7 +73,7 @@ def _list(args: Args, home: Home) -> None:
 
 
 def _show(args: Args, home: Home) -> None:
-    from hermes.agent.skills import skill_text
+    from hermes.tools.skill_files import skill_text
     from hermes.tools.skills import _files
 
     skill = _skill(args, _context(home))
@@ -104,9 +104,9 @@ class Scan(NamedTuple):
 
 def _scan(context: Any, folder: Path) -> Scan:
     """Read a skill as the tools would. Nothing in it is run."""
-    from hermes.agent.skills import FILE, Skill, front_matter
     from hermes.tools import skills as tools
     from hermes.tools.registry import ToolError
+    from hermes.tools.skill_files import FILE, Skill, front_matter
 
     name = front_matter((folder / FILE).read_text("utf-8", "replace"))[0]
     scan = Scan(folder, name, {}, [], [], [])
@@ -185,7 +185,7 @@ def _remove(args: Args, home: Home) -> int:
 
 
 def _add(args: Args, home: Home) -> int:
-    from hermes.agent.skills import FILE
+    from hermes.tools.skill_files import FILE
 
     context = _context(home)
     with _source(args.source, home) as folder:

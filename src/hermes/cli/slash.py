@@ -10,21 +10,21 @@ from contextlib import asynccontextmanager, redirect_stderr, redirect_stdout, su
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hermes import config
-from hermes.agent import routes
-from hermes.agent.skills import find_skills, skill_text
 from hermes.cli.actions import folder
 from hermes.cli.door import Door
-from hermes.cli.formatting import columns, counted, one_line, width
 from hermes.cli.output import UsageError
 from hermes.cli.session import here, near
-from hermes.cli.session_format import text_of
-from hermes.config_keys import EFFORTS
-from hermes.processes import is_alive
+from hermes.core.formatting import columns, counted, one_line, width
+from hermes.core.processes import is_alive
+from hermes.core.spec import Content, RouteChoice
+from hermes.providers import routes
 from hermes.providers.registry import capabilities_of
-from hermes.runs.spec import Content, RouteChoice
 from hermes.sandbox.choose import choice
+from hermes.services.session_markdown import text_of
+from hermes.settings import config
+from hermes.settings.keys import EFFORTS
 from hermes.store.sessions import new_session_id
+from hermes.tools.skill_files import find_skills, skill_text
 
 if TYPE_CHECKING:
     from hermes.cli.chat_loop import Chat

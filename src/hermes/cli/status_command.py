@@ -6,10 +6,10 @@ import argparse
 import time
 
 from hermes.cli.actions import Args
-from hermes.cli.formatting import size
 from hermes.cli.output import Json, print_redacted, settings_of
-from hermes.errors import HermesError
-from hermes.home import Home, is_served
+from hermes.core.errors import HermesError
+from hermes.core.formatting import size
+from hermes.core.home import Home, is_served
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,9 +31,9 @@ def run(args: Args, home: Home) -> int:
 
 
 def _route(args: Args, home: Home) -> str:
-    from hermes.agent import routes
     from hermes.cli.model_command import unusable
-    from hermes.runs.spec import RouteChoice
+    from hermes.core.spec import RouteChoice
+    from hermes.providers import routes
 
     try:
         settings = settings_of(args, home)

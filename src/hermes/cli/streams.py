@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from hermes.cli.formatting import printable
+from hermes.core.formatting import printable
 
 _BEYOND_ASCII_CONTROL = re.compile("[\x7f-\x9f]")
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hermes.cli.actions import Actions, Args, Arguments, command
-from hermes.cli.formatting import columns
 from hermes.cli.output import Json, note, print_redacted, resolve_name, settings_of, tell
-from hermes.home import Home
+from hermes.core.formatting import columns
+from hermes.core.home import Home
 
 if TYPE_CHECKING:
-    from hermes.config import Settings
+    from hermes.settings.config import Settings
     from hermes.tools.registry import ToolDef
 
 PLATFORMS = ("cli", "api_server", "cron")
@@ -55,7 +55,7 @@ def _list(args: Args, home: Home) -> None:
 
 
 def _change(args: Args, home: Home) -> int:
-    from hermes import config
+    from hermes.settings import config
 
     settings, add = config.load(home), args.action == "enable"
     known, on = _toolsets(settings), _chosen(settings, args.platform)

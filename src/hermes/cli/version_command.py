@@ -6,15 +6,16 @@ import sys
 from typing import TYPE_CHECKING
 
 import hermes
-from hermes import config, version_cache
-from hermes.errors import HermesError
+from hermes.core import version_cache
+from hermes.core.errors import HermesError
 from hermes.sandbox.remembered import told
+from hermes.settings import config
 
 if TYPE_CHECKING:
     import argparse
 
-    from hermes.config import Settings
-    from hermes.home import Home
+    from hermes.core.home import Home
+    from hermes.settings.config import Settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

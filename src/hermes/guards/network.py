@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from hermes.guards.addresses import unwrapped
-from hermes.http import HttpClient, Pending
+from hermes.http_client.client import HttpClient, Pending
 
 RESOLVE_S_MAX = 5.0
 CONNECT_S_MAX = 10.0

@@ -12,8 +12,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
 
+from hermes.core.home import DEFAULT_PROFILE, Home
 from hermes.guards.path_lists import APART, PRIVATE_KEY, Lists, Mode, below, git_entry, plain, reserved_entry
-from hermes.home import DEFAULT_PROFILE, Home
 
 PATH_BYTES_MAX = 4096
 SNIFFED_BYTES = 64 * 1024

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from urllib.parse import quote, quote_plus
 
-from hermes.limits import SECRET_CHARS_MIN, SECRET_HELD_CHARS_MIN
+from hermes.core.limits import SECRET_CHARS_MIN, SECRET_HELD_CHARS_MIN
 
 MARK = "[redacted]"
 

@@ -9,16 +9,16 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urljoin
 
-from hermes.exchange import Answer, RequestTimeout, StaleStream, Timeouts, TlsFailed, TransportError
 from hermes.guards.addresses import kinds as kinds_of_address
 from hermes.guards.hosts import domain
 from hermes.guards.network import CONNECT_S_MAX, Network
 from hermes.guards.secrets import Secrets
 from hermes.guards.url_text import FetchFailed, Target, UrlRefused, has_secret, parse
-from hermes.inflate import ENCODINGS, InflateError, Inflater
+from hermes.http_client.exchange import Answer, RequestTimeout, StaleStream, Timeouts, TlsFailed, TransportError
+from hermes.http_client.inflate import ENCODINGS, InflateError, Inflater
 
 if TYPE_CHECKING:
-    from hermes.config import Settings
+    from hermes.settings.config import Settings
 
 __all__ = ["DOCUMENTS", "IMAGES", "FetchFailed", "Fetched", "Opened", "UrlGuard", "UrlRefused"]
 

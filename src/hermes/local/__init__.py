@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hermes.config import Settings
-    from hermes.home import Home
+    from hermes.core.home import Home
+    from hermes.settings.config import Settings
 
 OFF = "none"
 # A header of ours, on requests whose answer is a choice between a call and an answer.

@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hermes import local
-from hermes.exchange import Answer, Timeouts, TransportError
-from hermes.home import make_private_folder
-from hermes.http import HttpClient
-from hermes.limits import LOCAL_CONTEXT_TOKENS_MIN, LOCAL_END_S_MAX, LOCAL_START_S_MAX
+from hermes.core.home import make_private_folder
+from hermes.core.limits import LOCAL_CONTEXT_TOKENS_MIN, LOCAL_END_S_MAX, LOCAL_START_S_MAX
+from hermes.core.unix_sockets import reachable
+from hermes.http_client.client import HttpClient
+from hermes.http_client.exchange import Answer, Timeouts, TransportError
+from hermes.http_client.sse import SseDecoder
 from hermes.local.reading import Reading
 from hermes.local.worker import TAKEN
 from hermes.sandbox.piped import piped
-from hermes.sse import SseDecoder
-from hermes.unix_sockets import reachable
 
 if TYPE_CHECKING:
-    from hermes.config import Settings
-    from hermes.home import Home
+    from hermes.core.home import Home
+    from hermes.settings.config import Settings
 
 log = logging.getLogger(__name__)
 _WORKER = str(Path(__file__).with_name("worker.py"))

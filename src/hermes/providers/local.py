@@ -10,9 +10,9 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from hermes.agent.failures import FailureFacts
-from hermes.agent.stream_parts import Part
-from hermes.limits import LOCAL_OUTPUT_TOKENS_MAX
+from hermes.core.failures import FailureFacts
+from hermes.core.limits import LOCAL_OUTPUT_TOKENS_MAX
+from hermes.core.stream_parts import Part
 from hermes.local import CHOOSES
 from hermes.providers import chat_completions
 from hermes.providers.base import (

@@ -9,8 +9,8 @@ from fnmatch import translate
 from functools import lru_cache
 from typing import Any, Literal
 
-from hermes.config_keys import EFFORTS
 from hermes.providers.base import Capabilities, JsonObject
+from hermes.settings.keys import EFFORTS
 
 
 @dataclass(frozen=True, slots=True)

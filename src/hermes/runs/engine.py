@@ -17,17 +17,17 @@ from typing import Any, Literal
 
 from hermes.bus.memory import Sink
 from hermes.bus.peers import Operation, Peers, PeerServer
+from hermes.core.events import Event, RunState
+from hermes.core.limits import CLOSE_S_MAX, COMING_S_MAX, CONTROL_POLL_S, LEASE_TTL_S, RESUME_SCAN_S, STORE_POLL_S
+from hermes.core.processes import booted_at, is_gone, this_process
+from hermes.core.spec import Applied, Control, RunSpec
 from hermes.guards.secrets import Secrets
-from hermes.limits import CLOSE_S_MAX, COMING_S_MAX, CONTROL_POLL_S, LEASE_TTL_S, RESUME_SCAN_S, STORE_POLL_S
-from hermes.processes import booted_at, is_gone, this_process
 from hermes.runs.control import RunControls
-from hermes.runs.events import Event, RunState
 from hermes.runs.leases import Lease, SessionLeases
 from hermes.runs.log import RunLog
 from hermes.runs.permits import Permits
 from hermes.runs.remote_runs import Elsewhere, EncodedEvent, encode_events, encode_record, encode_row
 from hermes.runs.resume import Resumption, look
-from hermes.runs.spec import Applied, Control, RunSpec
 from hermes.runs.writer import LogEnded, RunWriter
 from hermes.store.base import LeaseLost, OpenedSession, Row, RunRecord, SessionBusy, SessionNotFound, Store, StoreError
 

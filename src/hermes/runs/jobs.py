@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hermes.runs.events import RunState
-from hermes.runs.spec import RouteChoice, RunSpec
+from hermes.core.events import RunState
+from hermes.core.spec import RouteChoice, RunSpec
 
 Job = dict[str, Any]
 # A job's final text that asks for nothing to be shown.

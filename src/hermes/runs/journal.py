@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes.bus.memory import MemoryBus
-from hermes.home import FILE_MODE, make_private_folder
-from hermes.ids import random_hex
-from hermes.limits import JOURNAL_FILE_BYTES_MAX, JOURNAL_RETRY_S, JOURNAL_REUSED_BYTES_MAX
-from hermes.processes import is_alive
-from hermes.runs.events import Event
+from hermes.core.events import Event
+from hermes.core.home import FILE_MODE, make_private_folder
+from hermes.core.ids import random_hex
+from hermes.core.limits import JOURNAL_FILE_BYTES_MAX, JOURNAL_RETRY_S, JOURNAL_REUSED_BYTES_MAX
+from hermes.core.processes import is_alive
 from hermes.store.base import Tail
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from hermes.limits import LEASE_POLL_S, LEASE_RENEW_S, LEASE_TTL_S
-from hermes.processes import this_process
-from hermes.runs.spec import RunSpec
+from hermes.core.limits import LEASE_POLL_S, LEASE_RENEW_S, LEASE_TTL_S
+from hermes.core.processes import this_process
+from hermes.core.spec import RunSpec
 from hermes.store.base import OpenedSession, SessionBusy, SessionNotFound, Store, StoreError
 
 log = logging.getLogger(__name__)

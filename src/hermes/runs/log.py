@@ -9,9 +9,9 @@ from pathlib import Path
 
 from hermes.bus.memory import MemoryBus, Sink
 from hermes.bus.peers import Peers
+from hermes.core.events import Event, RunState
+from hermes.core.limits import PAGE_EVENTS_MAX, STORE_POLL_S
 from hermes.guards.secrets import Secrets
-from hermes.limits import PAGE_EVENTS_MAX, STORE_POLL_S
-from hermes.runs.events import Event, RunState
 from hermes.runs.journal import JournalReader, TailJournal, left_behind
 from hermes.runs.remote_runs import Elsewhere
 from hermes.runs.writer import RunWriter, Saver

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 
 from hermes.bus.peers import PeerGone, Peers, name_of
-from hermes.limits import PEER_RUNS_KNOWN_MAX
-from hermes.processes import this_process
-from hermes.runs.events import Event, RunState
-from hermes.runs.spec import Applied, Control, RunSpec
+from hermes.core.events import Event, RunState
+from hermes.core.limits import PEER_RUNS_KNOWN_MAX
+from hermes.core.processes import this_process
+from hermes.core.spec import Applied, Control, RunSpec
 from hermes.store.base import Row, RunRecord
 
 EncodedEvent = tuple[int, float, str, int, dict[str, Any]]

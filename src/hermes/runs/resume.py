@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from hermes.limits import RESUME_SEQ_STEP, RESUMES_MAX
+from hermes.core.events import Event
+from hermes.core.limits import RESUME_SEQ_STEP, RESUMES_MAX
 from hermes.runs.control import StopReason
-from hermes.runs.events import Event
 from hermes.store.base import Partial
 
 Verdict = Literal["go_on", "cancelled", "server_restarted", "crash_loop", "store_unavailable"]

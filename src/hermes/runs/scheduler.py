@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from hermes.limits import JOB_CLAIM_S, JOB_LOOK_S
+from hermes.core.limits import JOB_CLAIM_S, JOB_LOOK_S
+from hermes.core.text import text_of
 from hermes.runs import schedule as schedules
 from hermes.runs.engine import Refused, RunEngine
 from hermes.runs.jobs import Job, begun, ended, spec_of
 from hermes.store.base import RunRecord, StoreError
 from hermes.store.leases import this_process
-from hermes.text import text_of
 
 log = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import hermes
-from hermes.config import Settings
-from hermes.limits import TRACES_SENT_S_MAX
+from hermes.core.events import FINAL, Event
+from hermes.core.limits import TRACES_SENT_S_MAX
 from hermes.runs.engine import LiveRun
-from hermes.runs.events import FINAL, Event
+from hermes.settings.config import Settings
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor

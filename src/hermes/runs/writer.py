@@ -10,11 +10,11 @@ from math import inf
 from typing import Any
 
 from hermes.bus.memory import MemoryBus
+from hermes.core.events import DURABLE, Cuts, Event, RunState, packed_size
+from hermes.core.limits import HELD_S_MAX, JOURNALED_S_MAX, PARTIAL_CHARS_MAX, PARTIAL_S_MAX, START_HELD_S_MAX
+from hermes.core.spec import RunSpec
 from hermes.guards.secrets import Secrets, StreamMask
-from hermes.limits import HELD_S_MAX, JOURNALED_S_MAX, PARTIAL_CHARS_MAX, PARTIAL_S_MAX, START_HELD_S_MAX
-from hermes.runs.events import DURABLE, Cuts, Event, RunState, packed_size
 from hermes.runs.journal import JournalFile, TailJournal
-from hermes.runs.spec import RunSpec
 from hermes.store.base import Partial, Row, RunStore
 
 

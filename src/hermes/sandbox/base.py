@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
-from hermes.errors import HermesError
-from hermes.home import make_private_folder, private_opener
-from hermes.limits import CHUNK_BYTES_MAX as CHUNK_BYTES_MAX
+from hermes.core.errors import HermesError
+from hermes.core.home import make_private_folder, private_opener
+from hermes.core.limits import CHUNK_BYTES_MAX as CHUNK_BYTES_MAX
 
 if TYPE_CHECKING:
     from io import FileIO

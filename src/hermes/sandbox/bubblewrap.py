@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hermes.limits import (
+from hermes.core.limits import (
     SANDBOX_FILE_BYTES_MAX,
     SANDBOX_IDLE_S_MAX,
     SANDBOX_OPEN_FILES_MAX,

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
-from hermes.processes import is_alive
+from hermes.core.processes import is_alive
 
 Controller = Literal["memory", "cpu", "pids"]
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from hermes.errors import ConfigError
+from hermes.core.errors import ConfigError
+from hermes.core.home import Home, make_private_folder
+from hermes.core.ids import folder_name, scope_name
 from hermes.guards.path_lists import below
-from hermes.home import Home, make_private_folder
-from hermes.ids import folder_name, scope_name
 from hermes.sandbox import bubblewrap, docker
 from hermes.sandbox.base import Sandbox, SandboxError
 from hermes.sandbox.bubblewrap import Bubblewrap
@@ -24,7 +24,7 @@ from hermes.sandbox.remembered import remember
 from hermes.sandbox.shell import Shell
 
 if TYPE_CHECKING:
-    from hermes.config import Settings
+    from hermes.settings.config import Settings
 
 _INHERITED = ("PATH", "HOME", "USER", "LANG", "TERM", "TMPDIR", "TZ")
 _STANDARD = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME": "/", "LANG": "C.UTF-8", "TERM": "dumb"}
@@ -119,7 +119,7 @@ def _real(path: str | Path) -> Path:
 
 def child_env(settings: Settings, backend: str, private: Path, environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of commands, built from nothing: no key of a provider is in it, and no variable of our own."""
-    from hermes.providers.registry import KNOWN_PROVIDERS
+    from hermes.settings.known_providers import KNOWN_PROVIDERS
 
     env = _STANDARD | {name: value for name, value in environ.items() if name in _INHERITED or name.startswith("LC_")}
     env["SHELL"] = shell_of(backend)

@@ -13,15 +13,15 @@ import shlex
 import signal
 from collections.abc import Callable, Mapping
 
-from hermes.home import Home
-from hermes.limits import (
+from hermes.core.home import Home
+from hermes.core.limits import (
     CONTAINER_CALL_S_MAX,
     CONTAINER_IDLE_S_MAX,
     CONTAINER_PULL_S_MAX,
     CONTAINER_VARIABLE_BYTES_MAX,
     SANDBOX_PROCESSES_MAX,
 )
-from hermes.processes import is_gone, this_process
+from hermes.core.processes import is_gone, this_process
 from hermes.sandbox.base import (
     Child,
     Command,
@@ -273,7 +273,12 @@ async def _call(*arguments: str, seconds: float = CONTAINER_CALL_S_MAX) -> tuple
 
 async def sweep(home: Home) -> None:
     """Remove the containers of this home whose makers are gone."""
-    wanted = ("--filter", f"label=hermes.home={_home_label(home)}", "--format", '{{.Names}} {{.Label "hermes.holder"}}')
+    wanted = (
+        "--filter",
+        f"label=hermes.core.home={_home_label(home)}",
+        "--format",
+        '{{.Names}} {{.Label "hermes.holder"}}',
+    )
     code, said = await _call("ps", "--all", *wanted)
     for name, _, holder in (line.partition(" ") for line in said.splitlines() if not code):
         if is_gone(holder):

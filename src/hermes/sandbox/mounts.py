@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from hermes.core.home import Home, make_private_folder
 from hermes.guards.path_lists import APART, RULES, Rule, below
-from hermes.home import Home, make_private_folder
 from hermes.sandbox.base import SandboxError
 
 Mode = Literal["rw", "ro", "hide"]

@@ -18,7 +18,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from hermes.limits import SANDBOX_START_S_MAX
+from hermes.core.limits import SANDBOX_START_S_MAX
 from hermes.sandbox.base import ChildProcess, Command, Parts, SandboxError, launch, readable
 
 _INIT = Path(__file__).with_name("init.py")

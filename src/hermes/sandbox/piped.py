@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hermes.limits import CHATTER_LINE_BYTES, CHATTER_LINES_MAX, CHATTER_LINES_PER_S, CHUNK_BYTES_MAX
+from hermes.core.limits import CHATTER_LINE_BYTES, CHATTER_LINES_MAX, CHATTER_LINES_PER_S, CHUNK_BYTES_MAX
 from hermes.sandbox.base import Group
 
 if TYPE_CHECKING:

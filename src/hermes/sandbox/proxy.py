@@ -11,15 +11,15 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from hermes.guards.url_text import FetchFailed, Target, UrlRefused
-from hermes.guards.urls import UrlGuard
-from hermes.limits import (
+from hermes.core.limits import (
     CHUNK_BYTES_MAX,
     EGRESS_CONNECTIONS_MAX,
     EGRESS_HEAD_BYTES_MAX,
     EGRESS_IDLE_S_MAX,
     EGRESS_LINGER_S_MAX,
 )
+from hermes.guards.url_text import FetchFailed, Target, UrlRefused
+from hermes.guards.urls import UrlGuard
 from hermes.sandbox.proxy_messages import (
     FRAMING,
     Refused,

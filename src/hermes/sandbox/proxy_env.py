@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hermes.config import Settings
+    from hermes.settings.config import Settings
 
 # Each sandbox has a network namespace of its own, so the port is free in every one.
 PROXY_PORT = 3128

@@ -7,7 +7,7 @@ import re
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 
-from hermes.limits import CHUNK_BYTES_MAX, EGRESS_HEAD_BYTES_MAX, EGRESS_HEAD_S_MAX
+from hermes.core.limits import CHUNK_BYTES_MAX, EGRESS_HEAD_BYTES_MAX, EGRESS_HEAD_S_MAX
 
 Headers = list[tuple[str, str]]
 

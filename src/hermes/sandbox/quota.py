@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hermes.home import write_private
-from hermes.limits import (
+from hermes.core.home import write_private
+from hermes.core.limits import (
     DISK_FREE_BYTES_MIN,
     DISK_LOOK_S,
     DISK_MEASURE_S_MAX,

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from hermes.limits import SHELL_STATE_BYTES_MAX
+from hermes.core.limits import SHELL_STATE_BYTES_MAX
 from hermes.sandbox.base import Record
 
 # Set by every shell for itself.

@@ -25,8 +25,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
+from hermes.core.limits import PROTECTED_PATHS_MAX, WATCHED_DEPTH_MAX, WATCHED_FOLDERS_MAX
 from hermes.guards.path_lists import RESERVED_NAMES, RULES, below, plain
-from hermes.limits import PROTECTED_PATHS_MAX, WATCHED_DEPTH_MAX, WATCHED_FOLDERS_MAX
 from hermes.sandbox.base import SandboxError
 from hermes.sandbox.git_config import check_config, referenced_paths
 

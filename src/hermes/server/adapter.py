@@ -18,15 +18,14 @@ from typing import Any
 from aiohttp import web
 
 from hermes import app as apps
-from hermes import home
-from hermes.agent import facade
+from hermes import facade
 from hermes.bus.peers import Operation
-from hermes.config import Settings
+from hermes.core import home
+from hermes.core.events import Event
+from hermes.core.limits import BODIES_MEMORY_BYTES_MAX
+from hermes.core.spec import RunSpec
 from hermes.guards.secrets import Secrets
-from hermes.limits import BODIES_MEMORY_BYTES_MAX
 from hermes.runs.engine import Admission, LiveRun, Refused
-from hermes.runs.events import Event
-from hermes.runs.spec import RunSpec
 from hermes.server import (
     chat,
     conversations,
@@ -58,6 +57,7 @@ from hermes.server.settings import Platform, PlatformConfig, api_server_options
 from hermes.server.shared_counters import SharedNumbers
 from hermes.server.sse import EventStream
 from hermes.server.stored_result import result_at_end, said_until
+from hermes.settings.config import Settings
 from hermes.store import sessions
 from hermes.store.base import StoreError
 from hermes.store.repository import Repository

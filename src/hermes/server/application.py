@@ -12,8 +12,8 @@ from aiohttp.http_exceptions import LineTooLong
 from aiohttp.http_parser import RawRequestMessage
 from aiohttp.web_protocol import RequestHandler
 
-from hermes.ids import random_hex
-from hermes.limits import HEADER_BYTES_MAX, HEADERS_S_MAX
+from hermes.core.ids import random_hex
+from hermes.core.limits import HEADER_BYTES_MAX, HEADERS_S_MAX
 from hermes.server.errors import ApiError, error_response
 from hermes.server.gate import gate_middleware
 from hermes.server.metrics import counting_middleware

@@ -8,7 +8,7 @@ from collections import deque
 from pathlib import Path
 from typing import IO
 
-from hermes.limits import BODY_MEMORY_BYTES_MAX
+from hermes.core.limits import BODY_MEMORY_BYTES_MAX
 
 
 class Spool:

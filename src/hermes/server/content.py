@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hermes.agent.media_tags import strip_rendered_media
-from hermes.limits import CONTENT_PARTS_MAX
+from hermes.core.limits import CONTENT_PARTS_MAX
 from hermes.server.errors import invalid
 
 Content = str | list[dict[str, Any]]

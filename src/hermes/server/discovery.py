@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 import hermes
-from hermes import limits as fixed
-from hermes.agent.routes import listed
-from hermes.agent.skills import find_skills
-from hermes.errors import ConfigError
+from hermes.core import limits as fixed
+from hermes.core.errors import ConfigError
+from hermes.providers.routes import listed
 from hermes.sandbox.choose import choice
 from hermes.server import status
 from hermes.server.errors import ApiError, answer, error_body
@@ -23,10 +22,11 @@ from hermes.server.readiness import OK, readiness
 from hermes.server.routes import ROUTES
 from hermes.tools import toolsets as sets
 from hermes.tools.mcp import PREFIX
+from hermes.tools.skill_files import find_skills
 
 if TYPE_CHECKING:
-    from hermes.config import Settings
     from hermes.server.adapter import APIServerAdapter
+    from hermes.settings.config import Settings
 
 PLATFORM = "hermes-agent"
 Json = dict[str, Any]

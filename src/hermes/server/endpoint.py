@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from hermes.ids import random_hex
+from hermes.core.ids import random_hex
 from hermes.server.errors import ApiError
 from hermes.server.request_bodies import give_back_room
 from hermes.store.base import StoreBusy, StoreError, StoreTimeout

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from hermes.limits import ERROR_BEGIN_CHARS_MAX, ERROR_END_CHARS_MAX
+from hermes.core.limits import ERROR_BEGIN_CHARS_MAX, ERROR_END_CHARS_MAX
 
 _TYPES = {403: "permission_error", 429: "rate_limit_error"}
 

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 
-from hermes.limits import IDEMPOTENCY_KEY_CHARS_MAX
+from hermes.core.limits import IDEMPOTENCY_KEY_CHARS_MAX
+from hermes.core.spec import new_run_id
 from hermes.runs.engine import Admission, Refused
-from hermes.runs.spec import new_run_id
 from hermes.server.endpoint import request_id
 from hermes.server.errors import ApiError, invalid
 from hermes.server.outcome import refusal

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from hermes.runs.spec import RunKind, RunSpec
+from hermes.core.spec import RunKind, RunSpec
 from hermes.server.shared_counters import SharedNumbers
 
 SCOPES = ("chat", "sessions:read", "sessions:write", "runs", "jobs", "admin")

@@ -18,11 +18,11 @@ import msgspec
 from aiohttp import web
 
 import hermes
-from hermes.agent.failures import code_of
-from hermes.limits import ROWS_COUNTED_S
+from hermes.core.events import Event
+from hermes.core.failures import code_of
+from hermes.core.limits import ROWS_COUNTED_S
+from hermes.core.spec import RunKind
 from hermes.runs.engine import LiveRun, RunEngine
-from hermes.runs.events import Event
-from hermes.runs.spec import RunKind
 from hermes.server.documents import check_on
 from hermes.server.middleware import ADAPTER, Handler
 from hermes.server.routes import route_at

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from hermes.limits import HEADER_BYTES_MAX
+from hermes.core.limits import HEADER_BYTES_MAX
 from hermes.logs import REQUEST_ID
 from hermes.runs.traces import TRACEPARENT
 from hermes.server.endpoint import request_id

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
-from hermes.limits import (
+from hermes.core.limits import (
     CLIENT_TOOLS_MAX,
     IMPORT_SESSIONS_MAX,
     JOB_NAME_CHARS_MAX,

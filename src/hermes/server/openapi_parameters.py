@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hermes.limits import QUERY_CHARS_MAX, SESSION_ID_CHARS_MAX, SESSION_KEY_CHARS_MAX
+from hermes.core.limits import QUERY_CHARS_MAX, SESSION_ID_CHARS_MAX, SESSION_KEY_CHARS_MAX
 
 Json = dict[str, Any]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hermes.limits import OUTCOME_CHARS_MAX
+from hermes.core.limits import OUTCOME_CHARS_MAX
 from hermes.runs.engine import Refused
 from hermes.server.errors import ApiError, error_body, refused
 from hermes.store.base import StoreError

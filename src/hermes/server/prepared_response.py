@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from hermes.limits import TRUNCATED_MESSAGES
+from hermes.core.limits import TRUNCATED_MESSAGES
+from hermes.core.spec import RunSpec, new_run_id
+from hermes.core.text import spaced_json
 from hermes.runs.engine import Refused
-from hermes.runs.spec import RunSpec, new_run_id
 from hermes.server import outcome
 from hermes.server.chat import message_of, structure
 from hermes.server.errors import ApiError, invalid
@@ -25,7 +26,6 @@ from hermes.server.response_tools import additional, response_tools, stand_in
 from hermes.server.sealing import Seal, seal_of
 from hermes.server.turns import Message, Turn, answered_again, open_calls, parameters, with_unseen
 from hermes.store.sessions import new_session_id
-from hermes.text import spaced_json
 
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter

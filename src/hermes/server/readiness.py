@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from hermes import config
-from hermes.agent import routes
-from hermes.errors import ConfigError
+from hermes.core.errors import ConfigError
+from hermes.core.spec import RouteChoice
+from hermes.providers import routes
 from hermes.providers.registry import EXAMPLE_PROVIDER, available
-from hermes.runs.spec import RouteChoice
+from hermes.settings import config
 from hermes.store.repository import Repository
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from hermes.runs.events import Event
+from hermes.core.events import Event
+from hermes.core.text import spaced_json
 from hermes.server.outcome import Outcome
 from hermes.server.sse import Item
-from hermes.text import spaced_json
 
 DONE = b"data: [DONE]\n\n"
 _EMOJI = {"terminal": "💻", "todo": "📝", "memory": "🧠", "clarify": "❓"}

@@ -10,16 +10,16 @@ from typing import Any
 
 import msgspec
 
-from hermes.ids import random_hex
-from hermes.limits import RESUME_SEQ_STEP
-from hermes.runs.events import Event
+from hermes.core.events import Event
+from hermes.core.ids import random_hex
+from hermes.core.limits import RESUME_SEQ_STEP
+from hermes.core.text import spaced_json
 from hermes.server.errors import error_body
 from hermes.server.event_size import shorten_outputs
 from hermes.server.outcome import STATUS, Outcome, usage_object
 from hermes.server.render_chat import DONE, approval_request, clarify_request
 from hermes.server.sse import Item
 from hermes.server.tool_types import CLIENT_TYPES, HOSTED_ITEMS, HOSTED_TYPES, HostedType, object_of
-from hermes.text import spaced_json
 
 Json = dict[str, Any]
 # Events of the log that bring their message along.

@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 
 from hermes.agent.turn import COUNTS
-from hermes.limits import RESULT_SHOWN_CHARS_MAX
-from hermes.runs.events import FINAL, Event
+from hermes.core.events import FINAL, Event
+from hermes.core.limits import RESULT_SHOWN_CHARS_MAX
+from hermes.core.text import spaced_json
 from hermes.server.content import text_of
 from hermes.server.outcome import usage_object
 from hermes.server.render_chat import approval_request, clarify_request
 from hermes.server.sse import Item
 from hermes.store.base import RunRecord
-from hermes.text import spaced_json
 
 Json = dict[str, Any]
 Redact = Callable[[str], str]

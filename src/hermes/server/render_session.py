@@ -9,14 +9,14 @@ from typing import Any
 
 import msgspec
 
-from hermes.limits import HIT_SHOWN_CHARS_MAX
-from hermes.runs.events import Event
+from hermes.core.events import Event
+from hermes.core.limits import HIT_SHOWN_CHARS_MAX
+from hermes.core.text import spaced_json
 from hermes.server.content import text_of
 from hermes.server.outcome import Outcome
 from hermes.server.render_chat import approval_request, clarify_request
 from hermes.server.render_run import approval_responded, clarify_responded, result_of, tool_output
 from hermes.server.sse import Item
-from hermes.text import spaced_json
 
 Json = dict[str, Any]
 # Events whose payload needs the message that they announce.

@@ -15,8 +15,7 @@ from aiohttp import web
 from aiohttp.web_exceptions import HTTPException
 from msgspec import inspect as kinds
 
-from hermes.inflate import ENCODINGS, InflateError, Inflater
-from hermes.limits import (
+from hermes.core.limits import (
     BODIES_WAIT_S_MAX,
     BODY_AT_ONCE_BYTES_MAX,
     BODY_MEMORY_BYTES_MAX,
@@ -26,6 +25,7 @@ from hermes.limits import (
     JSON_FIELDS_MAX,
     JSON_VALUES_MAX,
 )
+from hermes.http_client.inflate import ENCODINGS, InflateError, Inflater
 from hermes.server.body_memory import Spool
 from hermes.server.errors import ApiError, invalid
 

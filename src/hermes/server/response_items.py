@@ -7,14 +7,14 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hermes.ids import random_hex
-from hermes.limits import ITEMS_AT_ONCE_MAX, MESSAGES_AT_ONCE_MAX
+from hermes.core.ids import random_hex
+from hermes.core.limits import ITEMS_AT_ONCE_MAX, MESSAGES_AT_ONCE_MAX
+from hermes.core.text import spaced_json
 from hermes.server.content import check_said, content, newest, result, text_of
 from hermes.server.errors import ApiError, invalid
 from hermes.server.response_tools import additional
 from hermes.server.sealing import Broken, Seal
 from hermes.server.tool_types import CALL_ITEMS, HOSTED_ITEMS, IGNORED_ITEMS, OUTPUT_ITEMS, flat_name
-from hermes.text import spaced_json
 
 Json = dict[str, Any]
 Find = Callable[[Collection[str]], Awaitable[dict[str, Json]]]

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from hermes.agent.media_tags import strip_rendered_media
-from hermes.limits import LEASE_TTL_S
+from hermes.core.events import Event
+from hermes.core.limits import LEASE_TTL_S
 from hermes.runs.engine import STORE_UNAVAILABLE_NOTICE
-from hermes.runs.events import Event
 from hermes.server.outcome import Outcome, usage_object
 from hermes.server.render_responses import ROWS, ResponseRenderer, VisibleItems
 from hermes.server.response_items import Json

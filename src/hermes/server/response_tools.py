@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hermes.limits import CLIENT_TOOLS_MAX
+from hermes.core.limits import CLIENT_TOOLS_MAX
 from hermes.server.errors import ApiError, invalid
 from hermes.server.models import AdditionalTools, NamespacedTool, ResponseTool
 from hermes.server.request_bodies import parse

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from hermes.agent.routes import of_session
-from hermes.limits import CLOSE_S_MAX
+from hermes.core.limits import CLOSE_S_MAX
+from hermes.core.spec import Control, RunSpec
+from hermes.providers.routes import of_session
 from hermes.runs.engine import Refused
-from hermes.runs.spec import Control, RunSpec
 from hermes.server import outcome
 from hermes.server.errors import ApiError, answer, invalid
 from hermes.server.idempotency import resumed_admission

@@ -16,13 +16,10 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import hermes
-from hermes import config
-from hermes import home as homes
-from hermes.config_check import without_secret_fields
-from hermes.config_keys import Key, KeyPath, at
-from hermes.errors import ConfigError, HermesError
-from hermes.home import Home
-from hermes.limits import CLOSE_S_MAX
+from hermes.core import home as homes
+from hermes.core.errors import ConfigError, HermesError
+from hermes.core.home import Home
+from hermes.core.limits import CLOSE_S_MAX
 from hermes.logs import logging_to
 from hermes.providers.registry import EXAMPLE_PROVIDER, available
 from hermes.server.settings import Platform, PlatformConfig, load_gateway_config
@@ -40,6 +37,9 @@ from hermes.server.startup_checks import (
 )
 from hermes.server.status import ServerLock, _address, hold, write_runtime_status
 from hermes.server.supervisor import Supervisor
+from hermes.settings import config
+from hermes.settings.check import without_secret_fields
+from hermes.settings.keys import Key, KeyPath, at
 from hermes.store.base import StoreBusy
 from hermes.store.stores import address, path_of
 
@@ -413,8 +413,8 @@ def describe(home: Home, settings: config.Settings) -> str:
 
 def _model(settings: config.Settings) -> str:
     """The model that is asked first, in a word. A server without one starts: it is told, and can be given one."""
-    from hermes.agent import routes
-    from hermes.runs.spec import RouteChoice
+    from hermes.core.spec import RouteChoice
+    from hermes.providers import routes
 
     try:
         route = routes.primary(settings, RouteChoice())

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from aiohttp import web
 
+from hermes.core.events import Status
+from hermes.core.spec import Control, ControlKind, RouteChoice, RunKind, RunSpec
 from hermes.runs.engine import Refused
-from hermes.runs.events import Status
-from hermes.runs.spec import Control, ControlKind, RouteChoice, RunKind, RunSpec
 from hermes.server import outcome
 from hermes.server.chat import message_of
 from hermes.server.content import text_of

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from hermes.runs.spec import RunSpec
+from hermes.core.spec import RunSpec
 from hermes.server.content import check_said, content
 from hermes.server.errors import ApiError, answer, invalid
 from hermes.server.models import SessionChatRequest, SessionCompactRequest

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import msgspec
 from aiohttp import web
 
-from hermes.limits import QUERY_CHARS_MAX
+from hermes.core.limits import QUERY_CHARS_MAX
 from hermes.server import middleware
 from hermes.server.errors import ApiError, answer, invalid, refused
 from hermes.server.models import ForkRequest, ImportRequest, SessionPatch, SessionRequest
@@ -304,7 +304,7 @@ async def export(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
 
 def _written(item: Json, form: str) -> bytes:
     if form == "markdown":
-        from hermes.cli.session_format import markdown
+        from hermes.services.session_markdown import markdown
 
         return markdown(item).encode()
     return msgspec.json.encode(item) + (b"\n" if form == "jsonl" else b"")

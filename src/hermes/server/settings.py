@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hermes import config, home
-from hermes.config_check import coerce
-from hermes.config_keys import KEYS, Key
+from hermes.core import home
+from hermes.settings import config
+from hermes.settings.check import coerce
+from hermes.settings.keys import KEYS, Key
 
 _PREFIX = "api_server."
 

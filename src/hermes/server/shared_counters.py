@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hermes.limits import SHARED_ROWS_MAX, WORKERS_MAX
+from hermes.core.limits import SHARED_ROWS_MAX, WORKERS_MAX
 
 _NAME_BYTES = 16
 _VALUE = struct.Struct("=d")

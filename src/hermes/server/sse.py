@@ -12,8 +12,8 @@ from aiohttp import web
 from aiohttp.http import StreamWriter
 
 from hermes.bus.memory import Sink
-from hermes.limits import AHEAD_BYTES_MAX, QUEUE_POLL_S
-from hermes.runs.events import VOLATILE, Event
+from hermes.core.events import VOLATILE, Event
+from hermes.core.limits import AHEAD_BYTES_MAX, QUEUE_POLL_S
 
 if TYPE_CHECKING:
     from hermes.runs.engine import Admission

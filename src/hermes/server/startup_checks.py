@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 from typing import Any
 
-from hermes import config
-from hermes import home as homes
-from hermes.errors import ConfigError, HermesError
-from hermes.home import Home
+from hermes.core import home as homes
+from hermes.core.errors import ConfigError, HermesError
+from hermes.core.home import Home
 from hermes.server.keys import CEILINGS, COUNTS, ENTRY_FIELDS, SCOPES
 from hermes.server.status import _address, read_runtime_status
+from hermes.settings import config
 
 log = logging.getLogger(__name__)
 BACKLOG = 1024

@@ -10,11 +10,11 @@ import sys
 import time
 from typing import Any
 
-from hermes import home as homes
-from hermes.errors import HermesError
+from hermes.core import home as homes
+from hermes.core.errors import HermesError
+from hermes.core.home import Home
+from hermes.core.processes import is_alive, process_start
 from hermes.guards.secrets import MARK, Secrets, redact_tree
-from hermes.home import Home
-from hermes.processes import is_alive, process_start
 
 STATES = ("starting", "running", "draining", "stopped", "startup_failed")
 FIELDS = (
@@ -90,7 +90,7 @@ def hold(home: Home) -> ServerLock:
 def read_runtime_status(home: Home | None = None) -> dict[str, Any] | None:
     """What the server of this home last wrote about itself; None when there is nothing to read or its process is gone.
 
-    `start_time` is that of `hermes.processes`: seconds since the machine's start, the same whatever the clock does.
+    `start_time` is that of `hermes.core.processes`: seconds since the machine's start, the same whatever the clock does.
     """
     if home is None:
         try:

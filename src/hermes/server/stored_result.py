@@ -6,7 +6,7 @@ import asyncio
 from contextlib import aclosing
 from typing import Any
 
-from hermes.limits import STORE_POLL_S
+from hermes.core.limits import STORE_POLL_S
 from hermes.runs.engine import Result, RunEngine
 from hermes.server.render_run import code_of, is_partial
 from hermes.store.base import StoreError

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from hermes.limits import FUNCTION_NAME_CHARS_MAX
+from hermes.core.limits import FUNCTION_NAME_CHARS_MAX
+from hermes.core.text import spaced_json
 from hermes.server.models import NamespacedTool
-from hermes.text import spaced_json
 
 Json = dict[str, Any]
 _NO_RESULT = "[The client kept no result of this call.]"

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from hermes.agent import routes
-from hermes.ids import scope_name
+from hermes.core.events import Event
+from hermes.core.ids import scope_name
+from hermes.core.spec import RouteChoice, RunSpec
+from hermes.providers import routes
 from hermes.providers.base import SAMPLING
 from hermes.runs.engine import Admission, Refused
-from hermes.runs.events import Event
-from hermes.runs.spec import RouteChoice, RunSpec
 from hermes.server import outcome
 from hermes.server.errors import ApiError, invalid
 from hermes.server.idempotency import RECORDING, resumed_admission

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from hermes.errors import HermesError
+from hermes.core.errors import HermesError
 from hermes.server.shared_counters import SharedNumbers
 
 LOOK = b"look\n"
@@ -90,7 +90,7 @@ def main() -> int:
 
     process_tuning.begin()
     from hermes.app import new_loop
-    from hermes.home import Home
+    from hermes.core.home import Home
     from hermes.server.runner import GatewayRunner
 
     orders = msgspec.json.decode(_first_line(), type=Orders)

@@ -22,11 +22,10 @@ from typing import Any
 import msgspec
 
 import hermes
-from hermes import config
-from hermes import home as homes
-from hermes.errors import ConfigError, HermesError
-from hermes.home import Home
-from hermes.limits import WORKER_RESTART_S, WORKER_RESTART_S_MAX, WORKER_STEADY_S
+from hermes.core import home as homes
+from hermes.core.errors import ConfigError, HermesError
+from hermes.core.home import Home
+from hermes.core.limits import WORKER_RESTART_S, WORKER_RESTART_S_MAX, WORKER_STEADY_S
 from hermes.logs import logging_to
 from hermes.server import shared_counters
 from hermes.server.runner import DOOR_BYTES, STATE_EVERY_S, describe, hold_home, profiles_of, signals, tell_state
@@ -35,6 +34,7 @@ from hermes.server.startup_checks import bind, check_settings, resolved
 from hermes.server.status import ServerLock, _address, hold
 from hermes.server.supervisor import Supervisor
 from hermes.server.worker import LOOK, Orders
+from hermes.settings import config
 from hermes.store.stores import address, path_of
 
 log = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from hermes.errors import HermesError
-from hermes.runs.events import Event, RunState
-from hermes.runs.spec import Control, RunSpec
+from hermes.core.errors import HermesError
+from hermes.core.events import Event, RunState
+from hermes.core.spec import Control, RunSpec
 
 
 class StoreError(HermesError):

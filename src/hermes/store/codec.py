@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from hermes.limits import (
+from hermes.core.limits import (
     DATA_URL_CHARS_MAX,
     END_REASON_CHARS_MAX,
     PREVIEW_OF_SESSION_CHARS,
@@ -22,7 +22,7 @@ from hermes.limits import (
     SESSION_ID_CHARS_MAX,
     SESSION_TITLE_CHARS_MAX,
 )
-from hermes.text import whole_text
+from hermes.core.text import whole_text
 
 # Scripts that are written without spaces: each character is a word to the index, and a word is a phrase.
 _UNSPACED = re.compile(

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from hermes.limits import BUSY_S_MAX, BUSY_TIMEOUT_S, PROGRESS_STEPS
+from hermes.core.limits import BUSY_S_MAX, BUSY_TIMEOUT_S, PROGRESS_STEPS
+from hermes.core.text import whole_text
 from hermes.store.base import StoreError
-from hermes.text import whole_text
 
 R = TypeVar("R")
 # What upkeep has done: nothing that was due, a part of it, or all that was left.

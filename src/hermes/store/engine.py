@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from hermes.limits import (
+from hermes.core.limits import (
     BATCH_JOBS_MAX,
     CLOSE_S_MAX,
     LOG_EMPTIED_TRIES,
@@ -30,6 +30,7 @@ from hermes.limits import (
     UPKEEP_STEPS_LOGGED,
     WAL_ROWS,
 )
+from hermes.core.threads import Threads
 from hermes.store import opening
 from hermes.store.base import StoreError, StoreReadOnly, StoreTimeout
 from hermes.store.connections import (
@@ -45,7 +46,6 @@ from hermes.store.connections import (
 )
 from hermes.store.errors import Index, explained
 from hermes.store.readers import Readers
-from hermes.threads import Threads
 
 log = logging.getLogger(__name__)
 

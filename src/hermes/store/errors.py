@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hermes.limits import BUSY_S_MAX, FREE_BYTES_MIN
+from hermes.core.limits import BUSY_S_MAX, FREE_BYTES_MIN
 from hermes.store.base import StoreBusy, StoreDamaged, StoreError, StoreFull, StoreReadOnly
 from hermes.store.connections import Schema, Tx, connect, in_one, uri
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from hermes.processes import is_gone, this_process
+from hermes.core.processes import is_gone, this_process
 from hermes.store.connections import Tx
 from hermes.store.repository import Repository, reads, writes
 

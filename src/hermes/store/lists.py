@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
-from hermes.limits import SESSION_ID_CHARS_MAX
+from hermes.core.limits import SESSION_ID_CHARS_MAX
 from hermes.store.connections import Tx
 from hermes.store.repository import Repository, reads, reads_slowly_with
 from hermes.store.session_rows import shown

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hermes.home import make_private_folder, private_opener
-from hermes.limits import QUICK_CHECK_S_MAX
+from hermes.core.home import make_private_folder, private_opener
+from hermes.core.limits import QUICK_CHECK_S_MAX
 from hermes.store.base import StoreBusy, StoreError, StoreReadOnly
 from hermes.store.connections import Schema, TimeUp, Tx
 from hermes.store.engine import Engine

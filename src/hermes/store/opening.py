@@ -10,9 +10,9 @@ from contextlib import closing, suppress
 from functools import lru_cache
 from pathlib import Path
 
-from hermes.home import make_private_folder, private_opener
-from hermes.ids import random_hex
-from hermes.limits import (
+from hermes.core.home import make_private_folder, private_opener
+from hermes.core.ids import random_hex
+from hermes.core.limits import (
     BUSY_TIMEOUT_S,
     READER_CACHE_KB,
     VACUUM_AT_OPENING_BYTES_MAX,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 
-from hermes.limits import PROMPT_USE_NOTED_S, SWEEP_BATCH_ROWS
+from hermes.core.limits import PROMPT_USE_NOTED_S, SWEEP_BATCH_ROWS
 from hermes.store.connections import Tx
 from hermes.store.repository import Repository, reads_slowly, writes
 

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from hermes.core.threads import Threads
 from hermes.store.connections import Connection
-from hermes.threads import Threads
 
 
 class Readers:

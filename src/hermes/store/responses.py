@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from hermes.ids import random_hex
-from hermes.limits import BOUND_SESSIONS_MAX, PENDING_CALLS_KEPT_S
+from hermes.core.ids import random_hex
+from hermes.core.limits import BOUND_SESSIONS_MAX, PENDING_CALLS_KEPT_S
 from hermes.store.codec import pack
 from hermes.store.connections import Schema, Tx
 from hermes.store.engine import Engine

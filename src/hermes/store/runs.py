@@ -10,17 +10,17 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any
 
-from hermes.limits import SWEEP_BATCH_ROWS
-from hermes.processes import this_process
-from hermes.runs.events import Cuts, Event, RunState
-from hermes.runs.replay import closed_stream, joined, part_of, replay
-from hermes.runs.spec import Control, RunSpec
+from hermes.core.events import Cuts, Event, RunState
+from hermes.core.limits import SWEEP_BATCH_ROWS
+from hermes.core.processes import this_process
+from hermes.core.spec import Control, RunSpec
 from hermes.store import rows as messages
 from hermes.store.base import EventsExpired, LeaseLost, Partial, Row, RunRecord, Tail
 from hermes.store.codec import clean, pack, pack_or_none, unpack
 from hermes.store.connections import Tx
 from hermes.store.leases import held, release
 from hermes.store.prompts import put
+from hermes.store.replay import closed_stream, joined, part_of, replay
 from hermes.store.repository import Repository, reads, writes
 from hermes.store.session_rows import check_owner, count_usage, exists, open_session
 

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable
 
-from hermes.limits import MERGED_PAGES_AT_ONCE, SEARCHED_CHARS_MAX, UPKEEP_STEP_S
+from hermes.core.limits import MERGED_PAGES_AT_ONCE, SEARCHED_CHARS_MAX, UPKEEP_STEP_S
 from hermes.store.connections import Done, Schema, Tx
 from hermes.store.space import give_back
 

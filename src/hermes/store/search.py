@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from hermes.limits import (
+from hermes.core.limits import (
     CHOSEN_ROWS_MAX,
     CHOSEN_SESSIONS_MAX,
     COUNT_S_MAX,

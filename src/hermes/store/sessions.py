@@ -13,9 +13,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from hermes.home import resolve
-from hermes.ids import UNRECORDED, folder_name, random_hex
-from hermes.limits import PENDING_CALLS_KEPT_S, SESSION_ID_CHARS_MAX
+from hermes.core.home import resolve
+from hermes.core.ids import UNRECORDED, folder_name, random_hex
+from hermes.core.limits import PENDING_CALLS_KEPT_S, SESSION_ID_CHARS_MAX
 from hermes.store import rows as messages
 from hermes.store.base import Row, SessionBusy, SessionExists
 from hermes.store.codec import checked_id, clean_or_none, end_reason, plain_title

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 
-from hermes.limits import FREE_PAGES_KEPT_MIN, UPKEEP_STEP_S
+from hermes.core.limits import FREE_PAGES_KEPT_MIN, UPKEEP_STEP_S
 from hermes.store.connections import Done, Tx
 
 _INCREMENTAL = 2

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hermes.errors import ConfigError
+from hermes.core.errors import ConfigError
 from hermes.store.base import OpenedSession, SessionNotFound
 from hermes.store.connections import Tx
 from hermes.store.engine import Engine
@@ -23,9 +23,9 @@ from hermes.store.schema import STATE
 from hermes.store.sessions import SessionDB
 
 if TYPE_CHECKING:
-    from hermes.config import Settings
-    from hermes.home import Home
-    from hermes.runs.spec import RunSpec
+    from hermes.core.home import Home
+    from hermes.core.spec import RunSpec
+    from hermes.settings.config import Settings
 
 R = TypeVar("R")
 _RESPONSES_KEPT, _RESPONSES_DAYS = 1000, 30.0

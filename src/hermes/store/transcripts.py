@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from hermes.limits import COMPACTIONS_KEPT_S
+from hermes.core.limits import COMPACTIONS_KEPT_S
 from hermes.store import rows
 from hermes.store.base import Row
 from hermes.store.codec import pack, unpack

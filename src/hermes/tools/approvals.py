@@ -17,14 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hermes.config import load, set_value
-from hermes.errors import HermesError
+from hermes.core.errors import HermesError
+from hermes.core.limits import REVIEW_TOKENS_MAX
+from hermes.core.text import text_of, visible
 from hermes.guards.commands import Facts, Hit, check, simple_forms
 from hermes.guards.read_only import is_read_only
 from hermes.guards.url_text import FetchFailed
-from hermes.limits import REVIEW_TOKENS_MAX
 from hermes.sandbox.proxy_env import PROXIED
-from hermes.text import text_of, visible
+from hermes.settings.config import load, set_value
 from hermes.tools.questions import ApprovalRequest
 from hermes.tools.registry import ToolContext, ToolError
 

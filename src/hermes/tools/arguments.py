@@ -12,13 +12,13 @@ from functools import lru_cache
 from typing import Any, Literal
 from urllib.parse import unquote
 
-from hermes.limits import (
+from hermes.core.limits import (
     FAULT_CHARS_MAX,
     NEAREST_NAMES_MAX,
     SCHEMA_PATTERN_STEPS_MAX,
     SCHEMA_UNFOLDED_NODES_MAX,
 )
-from hermes.text import whole_text
+from hermes.core.text import whole_text
 
 _ANCHORS, _REFERENCES = ("$anchor", "$dynamicAnchor"), ("$ref", "$dynamicRef", "$recursiveRef")
 # A string that does not end takes the rest: it would otherwise be read again from every quote in it.

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from hermes.limits import BACKGROUND_MAX, BACKGROUND_OUTPUT_CHARS_MAX
-from hermes.runs.spec import Control
+from hermes.core.limits import BACKGROUND_MAX, BACKGROUND_OUTPUT_CHARS_MAX
+from hermes.core.spec import Control
 from hermes.sandbox.base import CHUNK_BYTES_MAX
 from hermes.store.base import StoreError
 from hermes.tools.output_buffer import Readable

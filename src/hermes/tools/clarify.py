@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hermes.limits import CLARIFY_CHARS_MAX, CLARIFY_CHOICES_MAX
+from hermes.core.limits import CLARIFY_CHARS_MAX, CLARIFY_CHOICES_MAX
 from hermes.tools.registry import Answer, Args, ToolContext, ToolDef
 
 

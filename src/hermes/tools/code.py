@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from hermes.agent.stream_parts import ToolCall
-from hermes.errors import HermesError
-from hermes.home import make_private_folder
-from hermes.limits import (
+from hermes.core.errors import HermesError
+from hermes.core.home import make_private_folder
+from hermes.core.limits import (
     CODE_CALL_BYTES_MAX,
     CODE_CALLS_MAX,
     CODE_CHARS_MAX,
@@ -23,6 +22,7 @@ from hermes.limits import (
     CODE_OUTPUT_CHARS_MAX,
     CODE_S_MAX,
 )
+from hermes.core.stream_parts import ToolCall
 from hermes.sandbox import script
 from hermes.sandbox.base import CHUNK_BYTES_MAX
 from hermes.sandbox.choose import no_commands

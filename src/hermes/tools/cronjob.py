@@ -8,16 +8,16 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hermes.agent.routes import is_allowed
-from hermes.config_keys import EFFORTS
+from hermes.core.limits import JOB_NAME_CHARS_MAX, JOB_PROMPT_CHARS_MAX, JOB_SCRIPT_CHARS_MAX, JOBS_MAX
+from hermes.core.spec import narrowed
 from hermes.guards.exfiltration import exfiltrates
 from hermes.guards.injection import suspicious
-from hermes.limits import JOB_NAME_CHARS_MAX, JOB_PROMPT_CHARS_MAX, JOB_SCRIPT_CHARS_MAX, JOBS_MAX
+from hermes.providers.routes import is_allowed
 from hermes.runs import schedule as schedules
 from hermes.runs.jobs import route_of
-from hermes.runs.spec import narrowed
 from hermes.sandbox.base import SandboxError
 from hermes.sandbox.choose import workspace_of
+from hermes.settings.keys import EFFORTS
 from hermes.tools import approvals, toolsets
 from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
 

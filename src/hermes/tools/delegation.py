@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from contextlib import aclosing, suppress
 from typing import Any
 
-from hermes.agent.routes import of_session
-from hermes.limits import CLOSE_S_MAX, DELEGATED_CHARS_MAX, DELEGATED_TASKS_MAX, GOAL_SHOWN_CHARS_MAX, STORE_POLL_S
+from hermes.core.events import Event
+from hermes.core.limits import CLOSE_S_MAX, DELEGATED_CHARS_MAX, DELEGATED_TASKS_MAX, GOAL_SHOWN_CHARS_MAX, STORE_POLL_S
+from hermes.core.spec import Control, RunSpec
+from hermes.providers.routes import of_session
 from hermes.runs.engine import LiveRun, Refused
-from hermes.runs.events import Event
-from hermes.runs.spec import Control, RunSpec
 from hermes.runs.writer import LogEnded
 from hermes.store.base import StoreError
 from hermes.tools.registry import Answer, Args, Reconciled, ToolContext, ToolDef, ToolError

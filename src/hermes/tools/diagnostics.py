@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from hermes.limits import DIAGNOSED_BYTES_MAX
+from hermes.core.limits import DIAGNOSED_BYTES_MAX
 
 
 class _Fault(ValueError):

@@ -8,16 +8,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from hermes.core.limits import EGRESS_REFUSALS_SHOWN_MAX
 from hermes.guards.hosts import domain
-from hermes.limits import EGRESS_REFUSALS_SHOWN_MAX
 from hermes.runs.writer import LogEnded
 from hermes.sandbox.proxy import EgressProxy
 from hermes.store.base import StoreError
 from hermes.tools import approvals
 
 if TYPE_CHECKING:
-    from hermes.config import Settings
     from hermes.guards.urls import UrlGuard
+    from hermes.settings.config import Settings
     from hermes.tools.registry import ToolContext
     from hermes.tools.resources import RunResources
 

@@ -15,9 +15,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hermes.guards.paths import PathRefused, Paths
-from hermes.guards.secrets import MARK
-from hermes.limits import (
+from hermes.core.limits import (
     BLOCK_BYTES,
     BYTES_PER_TOKEN,
     COMPARED_LINES_MAX,
@@ -28,7 +26,9 @@ from hermes.limits import (
     SPILLED_CHARS_MIN,
     WRITTEN_BYTES_MAX,
 )
-from hermes.text import whole_text
+from hermes.core.text import whole_text
+from hermes.guards.paths import PathRefused, Paths
+from hermes.guards.secrets import MARK
 from hermes.tools.registry import Args, Prepared, Reconciled, ToolContext, ToolError
 
 if TYPE_CHECKING:

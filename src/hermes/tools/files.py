@@ -7,15 +7,15 @@ import os
 from collections import Counter
 from io import BufferedReader
 
-from hermes.guards.paths import PathRefused, Paths
-from hermes.limits import (
+from hermes.core.limits import (
     IMAGE_BYTES_MAX,
     READ_LINES,
     READ_LINES_MAX,
     SEEN_BYTES_MAX,
     WRITTEN_BYTES_MAX,
 )
-from hermes.text import spaced_json
+from hermes.core.text import spaced_json
+from hermes.guards.paths import PathRefused, Paths
 from hermes.tools.diagnostics import diagnostics
 from hermes.tools.file_access import (
     BOM,

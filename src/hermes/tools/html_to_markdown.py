@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 from urllib.parse import urljoin
 
-from hermes.limits import MAIN_PART_CHARS_MIN, NESTED_LISTS_SHOWN_MAX, PAGE_READ_S_MAX, PLAIN_HTML_CHARS_MAX
+from hermes.core.limits import MAIN_PART_CHARS_MIN, NESTED_LISTS_SHOWN_MAX, PAGE_READ_S_MAX, PLAIN_HTML_CHARS_MAX
 
 _CHUNK_CHARS = 16_384
 

@@ -16,10 +16,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hermes.agent.compress import estimate
-from hermes.guards.urls import UrlGuard
-from hermes.ids import folder_name
-from hermes.limits import (
+from hermes.core.ids import folder_name
+from hermes.core.limits import (
     MCP_FAILURES_MAX,
     MCP_IMAGES_MAX,
     MCP_READY_S_MAX,
@@ -29,6 +27,8 @@ from hermes.limits import (
     MCP_WAIT_S_MIN,
     MCP_WINDOW_SHARE,
 )
+from hermes.core.tokens import estimate
+from hermes.guards.urls import UrlGuard
 from hermes.sandbox import bubblewrap
 from hermes.sandbox.bubblewrap import Bubblewrap
 from hermes.sandbox.choose import child_env
@@ -40,9 +40,9 @@ from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, 
 from hermes.tools.vision import data_url
 
 if TYPE_CHECKING:
-    from hermes.config import Settings
     from hermes.guards.network import Network
     from hermes.guards.secrets import Secrets
+    from hermes.settings.config import Settings
     from hermes.tools.mcp_link import Client
 
 log = logging.getLogger(__name__)

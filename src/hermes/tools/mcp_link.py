@@ -30,10 +30,10 @@ from mcp_types import (
 )
 
 from hermes import __version__
-from hermes.exchange import Timeouts
+from hermes.core.limits import MCP_END_S_MAX, MCP_MESSAGE_BYTES_MAX, MCP_PAGES_MAX, MCP_TOOLS_MAX
 from hermes.guards.url_text import FetchFailed
 from hermes.guards.urls import Opened, UrlGuard
-from hermes.limits import MCP_END_S_MAX, MCP_MESSAGE_BYTES_MAX, MCP_PAGES_MAX, MCP_TOOLS_MAX
+from hermes.http_client.exchange import Timeouts
 from hermes.sandbox.bubblewrap import Bubblewrap
 from hermes.sandbox.piped import Program, Throttle, piped, sandboxed
 

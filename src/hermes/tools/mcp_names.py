@@ -10,14 +10,14 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from hermes.guards.injection import fenced, suspicious
-from hermes.limits import (
+from hermes.core.limits import (
     MCP_ANSWER_CHARS_MAX,
     MCP_DESCRIPTION_CHARS_MAX,
     MCP_NAME_CHARS_MAX,
     MCP_SCHEMA_BYTES_MAX,
     MCP_SCHEMA_DEPTH_MAX,
 )
+from hermes.guards.injection import fenced, suspicious
 from hermes.tools.arguments import unusable
 from hermes.tools.registry import Effect
 

@@ -7,18 +7,18 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from hermes.core.home import locked, make_private_folder, write_private
+from hermes.core.ids import scope_name
+from hermes.core.limits import PROMPT_FILE_BYTES_MAX
 from hermes.guards.injection import suspicious
 from hermes.guards.paths import PathRefused, read_inside
-from hermes.home import locked, make_private_folder, write_private
-from hermes.ids import scope_name
-from hermes.limits import PROMPT_FILE_BYTES_MAX
 from hermes.tools import approvals
 from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
 
 if TYPE_CHECKING:
-    from hermes.config import Settings
+    from hermes.core.home import Home
     from hermes.guards.secrets import Secrets
-    from hermes.home import Home
+    from hermes.settings.config import Settings
 
 log = logging.getLogger(__name__)
 Target = Literal["memory", "user"]

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hermes.home import make_private_folder, private_opener
-from hermes.limits import (
+from hermes.core.home import make_private_folder, private_opener
+from hermes.core.limits import (
     COMMAND_OUTPUT_BYTES_KEPT,
     COMMAND_PIECE_CHARS,
     COMMAND_QUIET_S,

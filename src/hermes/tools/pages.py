@@ -9,7 +9,7 @@ import time
 from importlib import import_module
 from typing import NamedTuple
 
-from hermes.limits import PAGE_CHARS_MAX, PAGE_READ_S_MAX
+from hermes.core.limits import PAGE_CHARS_MAX, PAGE_READ_S_MAX
 from hermes.tools.html_to_markdown import markdown
 
 _DECLARED = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([\w.:-]+)", re.I)

@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from hermes.guards.paths import Paths
-from hermes.limits import (
+from hermes.core.limits import (
     COMPARED_LINES_MAX,
     DIFF_CHARS_MAX,
     PLACES_TOLD_MAX,
     REPEATED_LINES_MAX,
     WRITTEN_BYTES_MAX,
 )
+from hermes.guards.paths import Paths
 from hermes.tools.diagnostics import diagnostics
 from hermes.tools.file_access import (
     BOM,

@@ -7,7 +7,7 @@ import contextlib
 import re
 import time
 
-from hermes.limits import PREVIEW_CHARS_MAX, PROCESS_SLICE_CHARS, PROCESS_WAIT_S, PROCESS_WAIT_S_MAX
+from hermes.core.limits import PREVIEW_CHARS_MAX, PROCESS_SLICE_CHARS, PROCESS_WAIT_S, PROCESS_WAIT_S_MAX
 from hermes.sandbox.choose import no_commands
 from hermes.tools.background import Background
 from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, ToolError

@@ -8,9 +8,9 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hermes.ids import random_hex
+from hermes.core.events import Event
+from hermes.core.ids import random_hex
 from hermes.runs.control import Questions, RunControls
-from hermes.runs.events import Event
 from hermes.runs.resume import Resumption
 from hermes.runs.writer import RunWriter
 

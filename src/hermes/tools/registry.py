@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from hermes.limits import TOOL_TIMEOUT_S
+from hermes.core.limits import TOOL_TIMEOUT_S
 
 if TYPE_CHECKING:
-    from hermes.agent.stream_parts import ToolCall
-    from hermes.config import Settings
+    from hermes.core.home import Home
+    from hermes.core.stream_parts import ToolCall
     from hermes.guards.secrets import Secrets
-    from hermes.home import Home
+    from hermes.settings.config import Settings
     from hermes.tools.questions import Asking
     from hermes.tools.resources import RunResources
 

@@ -18,14 +18,14 @@ from hermes.sandbox.local import NoSandbox
 from hermes.tools.background import Processes
 
 if TYPE_CHECKING:
-    from hermes.config import Settings
+    from hermes.core.home import Home
+    from hermes.core.spec import RunSpec
     from hermes.guards.network import Network
     from hermes.guards.secrets import Secrets
-    from hermes.home import Home
     from hermes.runs.engine import RunEngine
-    from hermes.runs.spec import RunSpec
     from hermes.sandbox.base import Sandbox
     from hermes.sandbox.proxy import EgressProxy
+    from hermes.settings.config import Settings
     from hermes.tools.session_state import SessionState
 
 SAFE_ROOT = "HERMES_WRITE_SAFE_ROOT"

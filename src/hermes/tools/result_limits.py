@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hermes.agent.prompt import foreign_frame
-from hermes.ids import random_hex
-from hermes.limits import FRAMED_CHARS_MIN, SPILL_PREVIEW_CHARS, SPILLED_CHARS_MIN
-from hermes.runs.spec import Content
+from hermes.core.ids import random_hex
+from hermes.core.limits import FRAMED_CHARS_MIN, SPILL_PREVIEW_CHARS, SPILLED_CHARS_MIN
+from hermes.core.message_marks import foreign_frame
+from hermes.core.spec import Content
 from hermes.sandbox.quota import write_spill
 from hermes.tools.registry import Answer
 

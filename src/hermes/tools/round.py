@@ -13,23 +13,23 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from hermes.agent.prompt import without_steer
-from hermes.agent.stream_parts import ToolCall
-from hermes.guards.secrets import redact_tree
-from hermes.limits import (
+from hermes.core.limits import (
     ITEMS_AT_ONCE_MAX,
     PREVIEW_CHARS_MAX,
     REDACTED_AT_ONCE_CHARS_MAX,
     RESULT_SHOWN_CHARS_MAX,
     STUBBORN_S_MAX,
 )
+from hermes.core.message_marks import without_steer
+from hermes.core.spec import Content
+from hermes.core.stream_parts import ToolCall
+from hermes.core.text import text_of
+from hermes.core.threads import Threads
+from hermes.guards.secrets import redact_tree
 from hermes.runs.control import Stop
 from hermes.runs.resume import Resumption
-from hermes.runs.spec import Content
 from hermes.runs.writer import LogEnded, RunWriter
 from hermes.store.base import Row, StoreError
-from hermes.text import text_of
-from hermes.threads import Threads
 from hermes.tools import arguments
 from hermes.tools.registry import Answer, Args, Effect, Prepared, Reconciled, ToolContext, ToolDef, ToolError, render
 from hermes.tools.result_limits import ResultLimiter, pictured

@@ -12,8 +12,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from hermes.guards.paths import PathRefused, Paths
-from hermes.limits import (
+from hermes.core.limits import (
     SEARCH_CONTEXT_LINES_MAX,
     SEARCH_FILES_S_MAX,
     SEARCH_HITS,
@@ -22,6 +21,7 @@ from hermes.limits import (
     SEARCH_LISTED_BYTES_MAX,
     SEARCH_PATTERN_CHARS_MAX,
 )
+from hermes.guards.paths import PathRefused, Paths
 from hermes.sandbox.base import Sandbox, SandboxError
 from hermes.sandbox.local import Local, NoSandbox
 from hermes.tools import rg_fallback

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from hermes.limits import (
+from hermes.core.limits import (
     QUERY_CHARS_MAX,
     RECALL_BATCH,
     RECALL_BATCHES_MAX,
@@ -16,7 +16,7 @@ from hermes.limits import (
     RECALLED_MAX,
     SESSION_ID_CHARS_MAX,
 )
-from hermes.text import text_of
+from hermes.core.text import text_of
 from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, ToolError
 
 _ROLES = ("user", "assistant", "tool", "system")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hermes.limits import DESKS_MAX
+from hermes.core.limits import DESKS_MAX
 from hermes.tools.egress import HostGrants
 
 if TYPE_CHECKING:

@@ -11,18 +11,18 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from hermes.agent.skills import FILE, SCOPES, Skill, find_skills, front_matter, skills_root
-from hermes.guards.injection import fenced, suspicious
-from hermes.guards.paths import PathRefused, read_inside
-from hermes.home import locked, write_private
-from hermes.limits import (
+from hermes.core.home import locked, write_private
+from hermes.core.limits import (
     SKILL_ABOUT_CHARS_MAX,
     SKILL_CHARS_MAX,
     SKILL_FILE_BYTES_MAX,
     SKILL_FILES_LISTED_MAX,
     SKILL_NAME_CHARS_MAX,
 )
+from hermes.guards.injection import fenced, suspicious
+from hermes.guards.paths import PathRefused, read_inside
 from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
+from hermes.tools.skill_files import FILE, SCOPES, Skill, find_skills, front_matter, skills_root
 
 FOLDERS = ("references", "templates", "scripts", "assets")
 _NAME = re.compile(rf"(?!-)[a-z0-9-]{{1,{SKILL_NAME_CHARS_MAX}}}")

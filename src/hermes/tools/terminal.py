@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hermes.errors import HermesError
+from hermes.core.errors import HermesError
+from hermes.core.ids import folder_name
+from hermes.core.limits import BACKGROUND_MAX, COMMAND_CHARS_MAX
 from hermes.guards.commands import detaches, simple_forms
 from hermes.guards.read_only import is_read_only
 from hermes.guards.rules import NETWORK
-from hermes.ids import folder_name
-from hermes.limits import BACKGROUND_MAX, COMMAND_CHARS_MAX
 from hermes.sandbox.choose import no_commands, shell_in
 from hermes.sandbox.local import INSTALL, NoSandbox
 from hermes.sandbox.proxy_env import PROXIED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hermes.limits import TODO_CHARS_MAX, TODO_ITEMS_MAX
+from hermes.core.limits import TODO_CHARS_MAX, TODO_ITEMS_MAX
 from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, ToolError
 
 STATES = ("pending", "in_progress", "completed", "cancelled")

@@ -8,10 +8,7 @@ import io
 from functools import partial
 from typing import Any
 
-from hermes.agent.images import can_shrink
-from hermes.guards.paths import Paths
-from hermes.guards.urls import IMAGES, FetchFailed
-from hermes.limits import (
+from hermes.core.limits import (
     IMAGE_ANSWER_TOKENS_MAX,
     IMAGE_BYTES_MAX,
     IMAGE_PIXELS_MAX,
@@ -21,9 +18,12 @@ from hermes.limits import (
     IMAGE_SENT_BYTES_MAX,
     IMAGE_UNSCALED_BYTES_MAX,
 )
+from hermes.guards.paths import Paths
+from hermes.guards.urls import IMAGES, FetchFailed
 from hermes.tools import approvals
 from hermes.tools.file_access import IMAGES as SENT_AS_IS
 from hermes.tools.file_access import SCOPE, located, told, type_of
+from hermes.tools.images import can_shrink
 from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
 
 _SYSTEM = (

@@ -12,8 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode
 
-from hermes.guards.urls import Fetched, FetchFailed
-from hermes.limits import (
+from hermes.core.limits import (
     EXTRACTED_CHARS_MAX,
     EXTRACTED_CHARS_MIN,
     EXTRACTED_PAGES_MAX,
@@ -22,12 +21,13 @@ from hermes.limits import (
     WEB_RESULTS_MAX,
     WEB_SNIPPET_CHARS_MAX,
 )
+from hermes.guards.urls import Fetched, FetchFailed
 from hermes.sandbox.quota import write_spill
 from hermes.tools import approvals
 from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
 
 if TYPE_CHECKING:
-    from hermes.config import Settings
+    from hermes.settings.config import Settings
 
 _RESULTS = 5
 _HEAD_SHARE = 0.75

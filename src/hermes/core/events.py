@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
-from hermes.limits import CUTS_COMPRESSED_BYTES_MIN
+from hermes.core.limits import CUTS_COMPRESSED_BYTES_MIN
 
 Status = Literal[
     "queued",

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from hermes.ids import UNRECORDED, random_hex, scope_name
+from hermes.core.ids import UNRECORDED, random_hex, scope_name
 
 RunKind = Literal["chat", "response", "session", "run", "job", "cli", "subagent"]
 Source = Literal["cli", "api_server", "cron", "subagent"]

@@ -31,7 +31,7 @@ def remember(path: str, key: str, text: str) -> None:
     from contextlib import suppress
     from pathlib import Path
 
-    from hermes.home import write_private
+    from hermes.core.home import write_private
 
     with suppress(OSError, ValueError):
         write_private(Path(path), f"{key}\n{text}")

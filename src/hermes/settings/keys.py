@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from hermes.limits import ANSWER_CHARS_MAX, WORKERS_MAX
+from hermes.core.limits import ANSWER_CHARS_MAX, WORKERS_MAX
 
 Kind = Literal["int", "float", "bool", "str", "variable", "enum", "list", "items", "maps", "any"]
 KeyPath = tuple[str, ...]

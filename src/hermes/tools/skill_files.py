@@ -6,13 +6,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hermes.core.ids import scope_name
+from hermes.core.limits import SKILL_CHARS_MAX, SKILL_FILE_BYTES_MAX
 from hermes.guards.paths import PathRefused, read_inside
-from hermes.ids import scope_name
-from hermes.limits import SKILL_CHARS_MAX, SKILL_FILE_BYTES_MAX
 
 if TYPE_CHECKING:
-    from hermes.config import Settings
-    from hermes.home import Home
+    from hermes.core.home import Home
+    from hermes.settings.config import Settings
 
 FILE = "SKILL.md"
 SCOPES = "scopes"

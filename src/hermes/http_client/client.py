@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from yarl import URL
 
-from hermes.exchange import (
+from hermes.core.limits import CONNECT_S_MAX, HEAD_BYTES_MAX, KEPT_ALIVE_S, NAMES_KEPT_S, NEXT_ADDRESS_S
+from hermes.http_client.exchange import (
     Answer,
     ConnectFailed,
     Connection,
@@ -25,7 +26,6 @@ from hermes.exchange import (
     TlsFailed,
     plain,
 )
-from hermes.limits import CONNECT_S_MAX, HEAD_BYTES_MAX, KEPT_ALIVE_S, NAMES_KEPT_S, NEXT_ADDRESS_S
 
 _P = TypeVar("_P", "Connection", "_Tunnel", "_Stream")
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hermes.config_keys import KeyPath
-from hermes.errors import ConfigError
+from hermes.core.errors import ConfigError
+from hermes.settings.keys import KeyPath
 
 if TYPE_CHECKING:
     import yaml

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hermes.config_check import (
+from hermes.core.errors import ConfigError
+from hermes.core.home import Home, locked, write_private
+from hermes.settings.check import (
     Entry,
     Survey,
     UnknownVariable,
@@ -22,11 +24,9 @@ from hermes.config_check import (
     substitute,
     without_secret_fields,
 )
-from hermes.config_files import parse_env, parse_yaml, read_bytes, read_env
-from hermes.config_keys import SHORT_FORMS, Key, KeyPath, find, nearest
-from hermes.config_splice import respliced
-from hermes.errors import ConfigError
-from hermes.home import Home, locked, write_private
+from hermes.settings.files import parse_env, parse_yaml, read_bytes, read_env
+from hermes.settings.keys import SHORT_FORMS, Key, KeyPath, find, nearest
+from hermes.settings.splice import respliced
 
 log = logging.getLogger(__name__)
 _GONE = object()

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from hermes.errors import HermesError
+from hermes.core.errors import HermesError
 
 DEFAULT_PROFILE = "default"
 FOLDER_MODE = 0o700
@@ -21,7 +21,6 @@ FILE_MODE = 0o600
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 # What tools write there has the modes its makers gave it; the folders themselves are private, so nobody reaches it.
 _FOREIGN_FOLDERS = frozenset({"workspace", "sandbox", "models", "profiles"})
-_CLONED_FOLDERS = ("memories", "skills")
 
 
 class ProfileError(HermesError):
@@ -138,10 +137,10 @@ def write_private(path: Path, data: bytes | str, *, executable: bool = False) ->
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
-    _sync_folder(target.parent)
+    sync_folder(target.parent)
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -281,26 +280,6 @@ def list_profiles(home: Home) -> list[str]:
     return [DEFAULT_PROFILE, *others]
 
 
-def create_profile(home: Home, name: str, *, clone: bool = False, with_secrets: bool = False) -> Home:
-    """A new profile, empty or with the settings, memory and skills of `home`; it appears whole or not at all."""
-    check_name(name)
-    profiles = home.root / "profiles"
-    draft = profiles / f".new-{os.urandom(6).hex()}"
-    with locked(profiles):
-        _refuse_taken(profiles, name)
-        try:
-            make_private_folder(draft)
-            if clone:
-                _clone(home, Home(draft, name), with_secrets)
-            os.rename(draft, profiles / name)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                _remove_tree(draft)
-            raise
-        _sync_folder(profiles)
-    return Home(profiles / name, name)
-
-
 def use_profile(home: Home, name: str) -> None:
     """Make a profile the sticky choice."""
     open_profile(home.root, name)
@@ -309,34 +288,6 @@ def use_profile(home: Home, name: str) -> None:
         choice.unlink(missing_ok=True)
     else:
         write_private(choice, f"{name}\n")
-
-
-def rename_profile(home: Home, old: str, new: str) -> Home:
-    """Give a profile another name; the sticky choice follows it."""
-    check_name(new)
-    profiles = home.root / "profiles"
-    with locked(profiles):
-        _refuse_fixed_or_served(home, old)
-        _refuse_taken(profiles, new)
-        os.rename(profiles / old, profiles / new)
-        _sync_folder(profiles)
-        if sticky_profile(home.root) == old:
-            use_profile(home, new)
-    return Home(profiles / new, new)
-
-
-def delete_profile(home: Home, name: str) -> None:
-    """Remove a profile and everything in it; the sticky choice falls back to `default`."""
-    profiles = home.root / "profiles"
-    gone = profiles / f".gone-{os.urandom(6).hex()}"
-    with locked(profiles):
-        _refuse_fixed_or_served(home, name)
-        if sticky_profile(home.root) == name:
-            use_profile(home, DEFAULT_PROFILE)
-        # Under another name first: a removal that is cut short leaves no half profile in use.
-        os.rename(profiles / name, gone)
-        _sync_folder(profiles)
-    _remove_tree(gone)
 
 
 def is_served(home: Home) -> bool:
@@ -353,56 +304,3 @@ def is_served(home: Home) -> bool:
     finally:
         os.close(fd)
     return False
-
-
-def _refuse_taken(profiles: Path, name: str) -> None:
-    if name == DEFAULT_PROFILE or os.path.lexists(profiles / name):
-        raise ProfileError(f"There is a profile '{name}' already.", hint="hermes profile list")
-
-
-def _refuse_fixed_or_served(home: Home, name: str) -> None:
-    found = open_profile(home.root, name)
-    if name == DEFAULT_PROFILE:
-        raise ProfileError("The profile 'default' is the home itself and stays.", hint="hermes profile list")
-    if is_served(found):
-        raise ProfileBusy(f"A server is running in the profile '{name}'.", hint=f"hermes -p {name} gateway stop")
-
-
-def _clone(source: Home, target: Home, with_secrets: bool) -> None:
-    if source.config_file.is_file():
-        settings = source.config_file.read_bytes()
-        if not with_secrets:
-            from hermes.config_write import without_secrets
-
-            settings = without_secrets(settings)
-        write_private(target.config_file, settings)
-    if with_secrets and source.env_file.is_file():
-        write_private(target.env_file, source.env_file.read_bytes())
-    if source.soul_file.is_file():
-        write_private(target.soul_file, source.soul_file.read_bytes())
-    for name in _CLONED_FOLDERS:
-        if (source.path / name).is_dir():
-            _copy_tree(source.path / name, target.path / name)
-
-
-def _copy_tree(source: Path, target: Path) -> None:
-    make_private_folder(target)
-    for entry in os.scandir(source):
-        copy = target / entry.name
-        if entry.is_dir() and entry.is_symlink():
-            # A folder kept elsewhere stays there; following it could lead in a circle.
-            os.symlink(os.path.realpath(entry.path), copy)
-        elif entry.is_dir():
-            _copy_tree(Path(entry.path), copy)
-        elif entry.is_file():
-            executable = bool(entry.stat().st_mode & stat.S_IXUSR)
-            write_private(copy, Path(entry.path).read_bytes(), executable=executable)
-
-
-def _remove_tree(path: Path) -> None:
-    import shutil
-
-    if path.is_symlink():
-        path.unlink()
-    else:
-        shutil.rmtree(path)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any
 
-from hermes.config_files import make_loader
-from hermes.config_keys import KeyPath
+from hermes.settings.files import make_loader
+from hermes.settings.keys import KeyPath
 
 if TYPE_CHECKING:
     import yaml

@@ -7,7 +7,7 @@ from dataclasses import replace
 from heapq import merge
 from operator import attrgetter
 
-from hermes.runs.events import Cuts, Event, deltas
+from hermes.core.events import Cuts, Event, deltas
 from hermes.store.base import Partial, Row, Tail
 
 _BY_SEQ = attrgetter("seq")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hermes.exchange import StreamBroken
-from hermes.limits import EVENT_BYTES_MAX
+from hermes.core.limits import EVENT_BYTES_MAX
+from hermes.http_client.exchange import StreamBroken
 
 _TAKEN_BACK_MAX = 64 * 1024
 

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from hermes.errors import ConfigError
+from hermes.core.errors import ConfigError
+from hermes.core.spec import RouteChoice
 from hermes.providers.base import Credential, Route
-from hermes.providers.registry import EXAMPLE_PROVIDER, KNOWN_PROVIDERS, api_mode_for
-from hermes.runs.spec import RouteChoice
+from hermes.providers.registry import EXAMPLE_PROVIDER, api_mode_for
+from hermes.settings.known_providers import KNOWN_PROVIDERS
 
 if TYPE_CHECKING:
-    from hermes.config import Settings
+    from hermes.settings.config import Settings
 
 # The provider of a route that has an address and no other name.
 CUSTOM = "custom"

@@ -16,9 +16,9 @@ from typing import Any
 from hermes.agent.assembler import Assembler, ReasoningDelta, TextDelta
 from hermes.agent.call import facts_of
 from hermes.agent.decisions import Action, CallState, decide
-from hermes.agent.failures import classify
 from hermes.agent.step import stalled_warning
-from hermes.agent.stream_parts import Assembled
+from hermes.core.failures import classify
+from hermes.core.stream_parts import Assembled
 from hermes.providers.base import WireEvent
 from hermes.providers.registry import provider_for
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol, cast
 import httptools
 from multidict import CIMultiDict
 
-from hermes.limits import ANSWER_AHEAD_BYTES_MAX, ANSWER_BYTES_MAX, HEAD_BYTES_MAX, INFLATED_PIECE_BYTES_MAX
+from hermes.core.limits import ANSWER_AHEAD_BYTES_MAX, ANSWER_BYTES_MAX, HEAD_BYTES_MAX, INFLATED_PIECE_BYTES_MAX
 
 
 class TransportError(Exception):

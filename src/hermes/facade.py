@@ -14,19 +14,19 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from hermes.agent.blocking_calls import SingleCalls
 from hermes.agent.callbacks import Callback, Callbacks, answer_to
-from hermes.errors import HermesError
-from hermes.home import Home
-from hermes.limits import QUEUE_EVENTS_MAX
+from hermes.blocking_calls import SingleCalls
+from hermes.core.errors import HermesError
+from hermes.core.events import Event
+from hermes.core.home import Home
+from hermes.core.limits import QUEUE_EVENTS_MAX
+from hermes.core.spec import Content, Control, RouteChoice, RunSpec
+from hermes.core.text import text_of
 from hermes.providers.base import SAMPLING
 from hermes.providers.registry import api_mode_for
 from hermes.runs.engine import Admission, LiveRun, Result, RunEngine
-from hermes.runs.events import Event
-from hermes.runs.spec import Content, Control, RouteChoice, RunSpec
 from hermes.store.engine import Engine
 from hermes.store.repository import Repository
-from hermes.text import text_of
 
 _KINDS = {"cli": "cli", "api_server": "chat", "cron": "job", "subagent": "subagent"}
 _DONE = object()

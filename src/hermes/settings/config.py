@@ -10,7 +10,9 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal, TypeVar, overload
 
-from hermes.config_check import (
+from hermes.core.errors import ConfigError
+from hermes.core.home import Home
+from hermes.settings.check import (
     Problem,
     UnknownVariable,
     coerce,
@@ -22,11 +24,9 @@ from hermes.config_check import (
     secrets_inside,
     substitute,
 )
-from hermes.config_files import Document, EnvFile, read_bytes, read_env, read_yaml
-from hermes.config_keys import ANY, KEYS, REFUSED_WHEN_BAD, Key, KeyPath, Tree, at, canonical, find, nearest
-from hermes.config_write import BadValue, UnknownKey, Written, set_value, unset_value
-from hermes.errors import ConfigError
-from hermes.home import Home
+from hermes.settings.files import Document, EnvFile, read_bytes, read_env, read_yaml
+from hermes.settings.keys import ANY, KEYS, REFUSED_WHEN_BAD, Key, KeyPath, Tree, at, canonical, find, nearest
+from hermes.settings.write import BadValue, UnknownKey, Written, set_value, unset_value
 
 __all__ = [
     "REFUSED_WHEN_BAD",

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hermes.limits import SOCKET_PATH_BYTES_MAX
+from hermes.core.limits import SOCKET_PATH_BYTES_MAX
 
 _CREDENTIALS = struct.Struct("3i")
 

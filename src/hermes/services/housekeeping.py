@@ -6,11 +6,11 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from hermes.limits import UNRECORDED_KEPT_S
-from hermes.processes import this_process
+from hermes.core.limits import UNRECORDED_KEPT_S
+from hermes.core.processes import this_process
 
 if TYPE_CHECKING:
-    from hermes.config import Settings
+    from hermes.settings.config import Settings
     from hermes.store.stores import Store
 
 log = logging.getLogger(__name__)

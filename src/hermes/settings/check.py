@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from hermes.config_files import Document
-from hermes.config_keys import SHORT_FORMS, SPELLINGS, Key, KeyPath, Tree, at, canonical, nearest
+from hermes.settings.files import Document
+from hermes.settings.keys import SHORT_FORMS, SPELLINGS, Key, KeyPath, Tree, at, canonical, nearest
 
 Severity = Literal["warn", "error"]
 MASK = "***"

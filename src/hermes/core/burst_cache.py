@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
-from hermes.limits import LATELY_MAX, SAME_MOMENT_S
+from hermes.core.limits import LATELY_MAX, SAME_MOMENT_S
 
 R = TypeVar("R")
 

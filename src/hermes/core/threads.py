@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from hermes.limits import MESSAGES_AT_ONCE_MAX, THREAD_IDLE_S_MAX
+from hermes.core.limits import MESSAGES_AT_ONCE_MAX, THREAD_IDLE_S_MAX
 
 
 class Job:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from hermes.limits import SHRUNK_PIXELS_MAX
+from hermes.core.limits import SHRUNK_PIXELS_MAX
 
 Message = dict[str, Any]
 

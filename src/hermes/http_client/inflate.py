@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from typing import Literal
 
-from hermes.limits import INFLATED_PIECE_BYTES_MAX, INFLATED_RATIO_MAX, INFLATED_SMALL_BYTES
+from hermes.core.limits import INFLATED_PIECE_BYTES_MAX, INFLATED_RATIO_MAX, INFLATED_SMALL_BYTES
 
 ENCODINGS = ("gzip", "x-gzip", "deflate")
 

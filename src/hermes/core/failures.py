@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from hermes.agent.stream_parts import FinishReason
-from hermes.limits import PROVIDER_WORDS_CHARS_MAX, REDACTED_AT_ONCE_CHARS_MAX
+from hermes.core.limits import PROVIDER_WORDS_CHARS_MAX, REDACTED_AT_ONCE_CHARS_MAX
+from hermes.core.stream_parts import FinishReason
 
 Phase = Literal["connect", "headers", "stream", "body", "decode", "finish"]
 Kind = Literal[

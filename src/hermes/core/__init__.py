@@ -1,0 +1,1 @@
+"""Events, run specs, messages, errors, ids and limits: what every other package uses."""

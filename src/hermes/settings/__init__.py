@@ -1,0 +1,1 @@
+"""The settings: their keys, where their values come from, and how they are written."""
