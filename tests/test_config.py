@@ -219,12 +219,11 @@ def test_what_is_handed_out_cannot_change_the_settings(home: Home) -> None:
     assert settings.get("terminal.workspaces") == []
 
 
-def test_get_with_a_type_gives_that_type(home: Home) -> None:
-    settings = load(home)
-    assert settings.get("agent.max_turns", int) == 90
-    assert isinstance(settings.get("approvals.timeout", float), float)
-    with pytest.raises(TypeError):
-        settings.get("agent.max_turns", str)
+def test_a_section_cannot_be_changed_and_does_not_show_its_values(home: Home) -> None:
+    settings = load(home, f"model: {{api_key: {SECRET}}}")
+    with pytest.raises(AttributeError):
+        settings.model.api_key = "other"  # type: ignore[misc]
+    assert (settings.model.api_key, SECRET in repr(settings.model)) == (SECRET, False)
 
 
 def test_get_of_an_unknown_name_names_the_nearest(home: Home) -> None:
@@ -687,8 +686,8 @@ def test_setting_a_value_keeps_all_comments_in_order_and_all_other_values(home: 
     assert after.problems == ()
     found = find(name)
     assert found is not None
-    kept = {n: v.value for n, key, v in before.items() if not key.follows} | {".".join(found[1]): value}
-    assert {n: v.value for n, key, v in after.items() if not key.follows} == kept
+    kept = {n: v.value for n, key, v in before.items() if not key.mark.follows} | {".".join(found[1]): value}
+    assert {n: v.value for n, key, v in after.items() if not key.mark.follows} == kept
 
 
 def test_setting_a_value_changes_its_own_line_only(home: Home) -> None:
@@ -827,7 +826,7 @@ def test_an_entry_that_only_refers_to_another_gets_lines_of_its_own(home: Home) 
 def test_writers_at_the_same_time_lose_nothing(home: Home) -> None:
     load(home, COMMENTED)
     program = (
-        "import sys; from pathlib import Path; from hermes import config; from hermes.core.home import Home\n"
+        "import sys; from pathlib import Path; from hermes.settings import config; from hermes.core.home import Home\n"
         "home, who = Home(Path(sys.argv[1])), sys.argv[2]\n"
         "for i in range(10):\n"
         "    config.set_value(home, f'platform_toolsets.{who}{i}', [who])\n"

@@ -30,7 +30,7 @@ from hermes.core.errors import HermesError
 from hermes.core.formatting import columns, iso, local, one_line, span, with_iso, words
 from hermes.core.home import Home, is_served
 from hermes.settings import config
-from hermes.settings.keys import EFFORTS
+from hermes.settings.schema import EFFORTS
 
 if TYPE_CHECKING:
     from hermes.core.spec import RunSpec

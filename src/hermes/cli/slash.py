@@ -22,7 +22,7 @@ from hermes.providers.registry import capabilities_of
 from hermes.sandbox.choose import choice
 from hermes.services.session_markdown import text_of
 from hermes.settings import config
-from hermes.settings.keys import EFFORTS
+from hermes.settings.schema import EFFORTS
 from hermes.store.sessions import new_session_id
 from hermes.tools.skill_files import find_skills, skill_text
 

@@ -100,7 +100,7 @@ def _without_secrets(section: dict[str, Any], path: KeyPath) -> dict[str, Any]:
         key = at((*path, name))
         if not isinstance(key, Key):
             kept[name] = _without_secrets(value, (*path, name))
-        elif not key.secret:
+        elif not key.mark.secret:
             kept[name] = without_secret_fields(value)
     return kept
 

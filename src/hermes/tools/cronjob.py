@@ -17,7 +17,7 @@ from hermes.runs import schedule as schedules
 from hermes.runs.jobs import route_of
 from hermes.sandbox.base import SandboxError
 from hermes.sandbox.choose import workspace_of
-from hermes.settings.keys import EFFORTS
+from hermes.settings.schema import EFFORTS
 from hermes.tools import approvals, toolsets
 from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
 
