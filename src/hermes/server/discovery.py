@@ -147,7 +147,7 @@ async def toolsets(adapter: APIServerAdapter, request: web.Request) -> web.Strea
     settings, registry = app.settings, app.services.registry()
     await app.services.outside.sandboxes.ready(settings)
     own = adapter.option("toolsets")
-    on = sets._get_platform_tools(settings.section(), "api_server") if own is None else set(own)
+    on = sets.enabled_toolsets(settings, "api_server") if own is None else set(own)
     ceiling = CALLER.get().toolsets
     known = {
         name: (
@@ -339,8 +339,8 @@ def _limits(adapter: APIServerAdapter, settings: Settings) -> Json:
     own = {name: adapter.option(name) for name in ("approval_timeout_seconds", "drain_seconds")}
     return {
         **{name: adapter.option(option) for name, option in _OPTIONS.items()},
-        **{name: settings.get(f"api_server.{name}") if value is None else value for name, value in own.items()},
-        "clarify_timeout_seconds": settings.get("agent.clarify_timeout"),
+        **{name: getattr(settings.api_server, name) if value is None else value for name, value in own.items()},
+        "clarify_timeout_seconds": settings.agent.clarify_timeout,
         "idempotency_seconds": adapter.option("idempotency.ttl_hours") * 3600,
         **_FIXED,
     }
@@ -351,6 +351,6 @@ def _sandbox(settings: Settings) -> Json:
     try:
         chosen = choice(settings)
     except ConfigError:
-        return {"backend": settings.get("terminal.backend"), "isolated": True}
+        return {"backend": settings.terminal.backend, "isolated": True}
     reason = {"reason": chosen.reason} if chosen.reason is not None else {}
     return {"backend": chosen.name, "isolated": chosen.isolated, **reason}

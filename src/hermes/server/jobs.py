@@ -65,7 +65,7 @@ async def create(adapter: APIServerAdapter, request: web.Request) -> web.StreamR
     if refusal:
         raise refusal
     try:
-        job = cronjob.made(fields, time.time(), fields.get("timezone") or settings.get("timezone"), adapter.secrets)
+        job = cronjob.made(fields, time.time(), fields.get("timezone") or settings.timezone, adapter.secrets)
     except ToolError as error:
         raise _refused(error) from None
     job |= {"owner": owner, "session_key": key, "origin": {"source": "api_server"}}
@@ -155,7 +155,7 @@ async def runs(adapter: APIServerAdapter, request: web.Request) -> web.StreamRes
 
 async def _store(adapter: APIServerAdapter) -> AsyncStore:
     app = await adapter.app()
-    if not app.settings.get("cron.enabled"):
+    if not app.settings.cron.enabled:
         raise ApiError(503, "Jobs are turned off here (cron.enabled).", "jobs_unavailable")
     return app.store
 
