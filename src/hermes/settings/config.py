@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal
 
 import msgspec
 
@@ -50,7 +50,6 @@ __all__ = [
 
 Source = Literal["flag", "environment", ".env", "file", "default"]
 Stamp = tuple[tuple[int, int, int] | None, ...]
-T = TypeVar("T")
 _SECRET_CHARS_MIN = 8
 _SERVER_PREFIX = "API_SERVER_"
 
@@ -87,15 +86,6 @@ class Settings(Root, frozen=True, eq=False, kw_only=True):
     def __repr__(self) -> str:
         return f"Settings({self.home.profile}, {len(self.origins)} values, {len(self.problems)} problems)"
 
-    @overload
-    def get(self, name: str) -> Any: ...
-    @overload
-    def get(self, name: str, kind: type[T]) -> T: ...
-    def get(self, name: str, kind: type[T] | None = None) -> Any:
-        """The value of a setting or a section by its dotted name."""
-        value: Any = self.section(name) if find(name) is None else msgspec.to_builtins(self.origin(name).value)
-        return float(value) if kind is float else value
-
     def origin(self, name: str) -> Value:
         """The value of a setting together with its source. Raises UnknownKey."""
         found = find(name)
@@ -107,15 +97,10 @@ class Settings(Root, frozen=True, eq=False, kw_only=True):
     def source(self, name: str) -> Source:
         return self.origin(name).source
 
-    def section(self, name: str = "") -> dict[str, Any]:
-        """All settings below a name as a mapping, defaults included; without a name, everything."""
-        path = tuple(name.split(".")) if name else ()
-        if not isinstance(at(path), dict):
-            raise UnknownKey(name, nearest(path))
-        node: Any = {field: getattr(self, field) for field in Root.__struct_fields__}
-        for part in path:
-            node = node[part] if isinstance(node, dict) else getattr(node, part)
-        return msgspec.to_builtins(node, builtin_types=(bytes, datetime.date, datetime.datetime))  # type: ignore[no-any-return]
+    def as_dict(self) -> dict[str, Any]:
+        """All settings as nested mappings that are the caller's own."""
+        fields = {name: getattr(self, name) for name in Root.__struct_fields__}
+        return msgspec.to_builtins(fields, builtin_types=(bytes, datetime.date))  # type: ignore[no-any-return]
 
     def items(self) -> Iterator[tuple[str, Key, Value]]:
         """Every setting with its value, in the order of the table; free names only where they are used."""

@@ -54,8 +54,8 @@ class Model(Section, frozen=True):
     base_url: str | None = None
     api_key: Secret | None = None
     api_mode: ApiMode | None = None
-    context_length: Annotated[int | None, Meta(ge=1024)] = None
-    max_tokens: Annotated[int | None, Meta(ge=1)] = None
+    context_length: Annotated[int, Meta(ge=1024)] | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
     path: str | None = None
 
 
