@@ -47,7 +47,7 @@ MAY_OPEN = {
     "settings/files.py": (1, "settings and .env"),
     "core/home.py": (7, "the home folder: private files, locks"),
     "settings/profiles.py": (4, "copies of a profile"),
-    "core/version_cache.py": (2, _OWN),
+    "sandbox/probe_cache.py": (2, _OWN),
     "logs.py": (1, _OWN),
     "core/processes.py": (1, _SYSTEM),
     "server/peers.py": (1, _SYSTEM),

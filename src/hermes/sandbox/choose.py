@@ -14,13 +14,12 @@ from hermes.core.errors import ConfigError
 from hermes.core.home import Home, make_private_folder
 from hermes.core.ids import folder_name, scope_name
 from hermes.guards.path_lists import below
-from hermes.sandbox import bubblewrap, docker
+from hermes.sandbox import bubblewrap, docker, probe_cache
 from hermes.sandbox.base import Sandbox, SandboxError
 from hermes.sandbox.bubblewrap import Bubblewrap
 from hermes.sandbox.docker import Docker
 from hermes.sandbox.local import INSTALL, Local, NoSandbox
 from hermes.sandbox.mounts import Place, resolved
-from hermes.sandbox.remembered import remember
 from hermes.sandbox.shell import Shell
 
 if TYPE_CHECKING:
@@ -175,7 +174,7 @@ class Sandboxes:
     async def start(self, settings: Settings) -> Choice:
         """Try what the settings mean, and clear away what an earlier process has left."""
         chosen = await asyncio.to_thread(choice, settings)
-        await asyncio.to_thread(remember, settings, chosen.told)
+        await asyncio.to_thread(probe_cache.remember, settings, chosen.told)
         if chosen.name == "docker":
             await docker.sweep(self._home)
         return chosen

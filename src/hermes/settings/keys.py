@@ -7,7 +7,7 @@ import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from msgspec import Meta
 
@@ -112,11 +112,6 @@ def _key(path: KeyPath, hint: Any, default: Any) -> Key:
     )
 
 
-@functools.cache
-def _fields(section: type[Section]) -> dict[str, Any]:
-    return get_type_hints(section, include_extras=True)
-
-
 def _free(hint: Any) -> Any:
     """The type of what stands below the free names of a section; None for anything else."""
     return get_args(hint)[1] if get_origin(hint) is Mapping else None
@@ -128,7 +123,7 @@ def _is_section(hint: Any) -> bool:
 
 def _keys(hint: Any, path: KeyPath, default: Any) -> Iterator[Key]:
     if _is_section(hint):
-        for name, below in _fields(hint).items():
+        for name, below in hint.__annotations__.items():
             yield from _keys(below, (*path, name), getattr(default, name))
     elif (free := _free(hint)) is not None:
         yield from _keys(free, (*path, ANY), free() if _is_section(free) else None)
@@ -138,8 +133,8 @@ def _keys(hint: Any, path: KeyPath, default: Any) -> Iterator[Key]:
 
 def build(values: Mapping[str, Any], section: type[Section] = Root) -> dict[str, Any]:
     """The fields of a section: its values with everything below them in the schema's types, which are not checked."""
-    fields = _fields(section)
-    return {name: _built(fields[name], value) for name, value in values.items()}
+    types = section.__annotations__
+    return {name: _built(types[name], value) for name, value in values.items()}
 
 
 def _built(hint: Any, value: Any) -> Any:

@@ -1,0 +1,71 @@
+"""Where commands run on this machine, as a server found out by trying, for those who only want to say so."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hermes.core.home import write_private
+
+if TYPE_CHECKING:
+    from hermes.settings.config import Settings
+
+# What the kernel lets a user do decides whether commands can be shut in.
+_RULES = (
+    "kernel/unprivileged_userns_clone",
+    "kernel/apparmor_restrict_unprivileged_userns",
+    "user/max_user_namespaces",
+)
+
+
+def known(settings: Settings) -> str | None:
+    """What was found out while machine and settings were as they are now; None: it must be tried.
+
+    What did not work is tried again: it may have been mended in a way that cannot be seen from here.
+    """
+    try:
+        with open(_path(settings), encoding="utf-8") as file:
+            ours = os.fstat(file.fileno()).st_uid == os.getuid()
+            key, _, name = file.read(4096).partition("\n")
+    except (OSError, ValueError):
+        return None
+    return name if ours and key == _key(settings) and "(" not in name else None
+
+
+def remember(settings: Settings, name: str) -> None:
+    """Keep what was found out. Where that cannot be written, it is found out again."""
+    with suppress(OSError, ValueError):
+        write_private(_path(settings), f"{_key(settings)}\n{name}")
+
+
+def _path(settings: Settings) -> Path:
+    return settings.home.cache / "sandbox"
+
+
+def _key(settings: Settings) -> str:
+    """All that decides where commands can run, as a hash: the settings, the user, the kernel, its rules, the programs."""
+    wanted = settings.terminal.backend, settings.terminal.docker_image, settings.terminal.allow_local
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    programs = [_stamp(f"{folder}/{name}") for folder in folders for name in ("bwrap", "docker")]
+    kernel = os.uname()
+    rules = [_content(f"/proc/sys/{name}") for name in _RULES]
+    facts = wanted, os.getuid(), kernel.release, kernel.version, programs, rules
+    return sha256(repr(facts).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _content(path: str) -> bytes | None:
+    try:
+        return Path(path).read_bytes()
+    except OSError:
+        return None
+
+
+def _stamp(path: str) -> tuple[int, ...] | None:
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino, status.st_mode
