@@ -130,7 +130,7 @@ async def test_killing_one_command_leaves_the_others_of_its_container(fake_docke
 
 
 async def test_an_idle_container_is_removed(fake_docker: Path, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(docker, "CONTAINER_IDLE_S_MAX", 0.0)
+    monkeypatch.setattr(docker.limits, "CONTAINER_IDLE_S_MAX", 0.0)
     sandbox = Docker(place, "image", "s1")
     await sh(sandbox, "true")
     async with asyncio.timeout(60):

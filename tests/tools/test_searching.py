@@ -284,7 +284,7 @@ async def test_a_pattern_that_never_ends_is_ended(tmp_path: Path, monkeypatch: p
     filing.world.make = LocalWithoutRipgrep
     filing.put("a", "x\n")
     filing.put("b", "a" * 60 + "\n")
-    monkeypatch.setattr(searching, "SEARCH_FILES_S_MAX", 1.0)
+    monkeypatch.setattr(searching.limits, "SEARCH_FILES_S_MAX", 1.0)
     answer = await search(filing, r"x|(a+)+$|(a+)+b", output_mode="files_only")
     assert "code" not in answer
     answer = await search(filing, r"x|(a+)+b", output_mode="files_only")

@@ -120,7 +120,7 @@ async def test_much_output_is_cut_in_the_middle_and_kept_in_a_file(
 
 
 async def test_the_file_has_a_limit_that_is_told(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output_buffer, "COMMAND_OUTPUT_BYTES_KEPT", 2 << 20)
+    monkeypatch.setattr(output_buffer.limits, "COMMAND_OUTPUT_BYTES_KEPT", 2 << 20)
     answer = await desk.sh("yes 0123456 | head -c 5000000")
     assert "its first 2 MiB are in" in answer["output"]
     assert Path(answer["spill"]).stat().st_size == 2 << 20

@@ -201,7 +201,7 @@ def test_what_cannot_be_read_is_said(data: bytes, code: str) -> None:
 
 
 def test_an_image_of_too_many_pixels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vision, "IMAGE_PIXELS_MAX", 100)
+    monkeypatch.setattr(vision.limits, "IMAGE_PIXELS_MAX", 100)
     assert vision.fitted(picture(10, 10))
     with pytest.raises(vision.ToolError) as refused:
         vision.fitted(picture(10, 11))
@@ -212,9 +212,10 @@ async def test_an_image_of_too_many_bytes_is_refused(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = picture()
-    monkeypatch.setattr(vision, "IMAGE_BYTES_MAX", len(data))
+    monkeypatch.setattr(vision.limits, "IMAGE_BYTES_MAX", len(data))
     good, bad = await look(house, server, data_url(data), data_url(data + b"\0"))
     assert "answer" in good and bad["code"] == "too_large"
+    monkeypatch.undo()
     assert limits.IMAGE_BYTES_MAX == 20 * 1024 * 1024
 
 
@@ -227,7 +228,7 @@ async def test_odd_data_urls(house: House, server: ModelServer, place: str) -> N
 def test_without_the_extra_large_images_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vision, "can_shrink", lambda: False)
     data = picture()
-    monkeypatch.setattr(vision, "IMAGE_UNSCALED_BYTES_MAX", len(data))
+    monkeypatch.setattr(vision.limits, "IMAGE_UNSCALED_BYTES_MAX", len(data))
     assert vision.fitted(data) == ("image/png", data)
     with pytest.raises(vision.ToolError) as large:
         vision.fitted(data + b"\0")

@@ -43,7 +43,6 @@ def check(command: str, cwd: str, facts: Facts, exists: Callable[[str], bool] | 
 
 
 def detaches(command: str) -> bool:
-    """Whether a command line leaves something running behind it."""
     return _CommandAnalyzer("/", Facts((), "/", "/")).begin(command).detached
 
 
@@ -85,21 +84,17 @@ def _joined(argv: list[str]) -> str:
 
 
 def _deep(argv: list[str], letters: str) -> bool:
-    """Whether there is an option for whole trees among the arguments."""
     short = any(arg[:1] == "-" and arg[1:2] != "-" and not set(letters).isdisjoint(arg) for arg in argv[1:])
     return short or any(len(arg) > 2 and "--recursive".startswith(arg) for arg in argv)
 
 
 class _CommandAnalyzer(Findings):
-    """Judges each command of a command line."""
-
     def __init__(self, cwd: str, facts: Facts, exists: Callable[[str], bool] | None = None) -> None:
         super().__init__(cwd, facts, exists)
         self.level, self.root, self.many = 0, False, False  # commands around this one; run as root; on many files
         self.stdin: str | None = None  # what `exec <` has left for the commands after it
 
     def begin(self, command: str) -> _CommandAnalyzer:
-        """Follow the whole command line."""
         try:
             self.inside(clean(command), self.script)
         except Unparsable as error:
@@ -107,7 +102,6 @@ class _CommandAnalyzer(Findings):
         return self
 
     def run(self, argv: list[str], redirects: list[tuple[str, str]], names: list[str], feed: str | None) -> str | None:
-        """Judge a simple command with its redirects."""
         files = [target for op, target in redirects if op not in ("<", "<&") and not _DEVICE.match(target)]
         if not self.level:
             sets = [f"{name}={' '.join(self.vars.get(name) or [UNKNOWN])}" for name in names]
@@ -133,7 +127,6 @@ class _CommandAnalyzer(Findings):
         return None if any(">" in op for op, _ in redirects) else out
 
     def assigned(self, name: str) -> None:
-        """Judge a variable that was set."""
         if name.startswith("HERMES_"):
             self.hit("agent")
         elif name in rules.HIDING:
@@ -203,7 +196,6 @@ class _CommandAnalyzer(Findings):
         return _KINDS.get(name, _CommandAnalyzer.others)(self, argv, feed)
 
     def wrapped(self, wrapper: str, argv: list[str], feed: str | None) -> str | None:
-        """A command that runs another."""
         how = rules.WRAPPERS[wrapper].split()
         seen, given, rest = _options(argv, rules.WRAPPERS[wrapper])
         rest = rest[next((int(word) for word in how if word.isdigit()), 0) :]
@@ -262,7 +254,6 @@ class _CommandAnalyzer(Findings):
         return text
 
     def shell(self, argv: list[str], feed: str | None) -> str | None:
-        """A shell with a text, a file or its standard input."""
         seen, _, rest = _options([arg for arg in argv if arg[:1] != "+"], "-o -O --rcfile --init-file")
         if "-c" in seen and rest:
             self.count(BARE, UNKNOWN in rest[0])
@@ -280,7 +271,6 @@ class _CommandAnalyzer(Findings):
         return self.enter(self.taken(feed), None, rest)
 
     def interpreter(self, argv: list[str], feed: str | None) -> str | None:
-        """An interpreter of another language with code, a file or its standard input."""
         name, options = argv[0], rules.CODE[argv[0]].split()
         others = "-m -W -X" if name.startswith("py") else "-f -v -F" if "awk" in name else "-I -M"
         _, given, rest = _options(argv, f"{rules.CODE[name]} {others}")
@@ -306,7 +296,6 @@ class _CommandAnalyzer(Findings):
         return self.others(argv, feed)
 
     def code(self, text: str, language: str) -> None:
-        """Code of another language: what is in it, what it runs and what it may read."""
         for rule in snippets.rules_of(text):
             self.hit(rule)
             self.opaque = self.opaque or rule == "opaque"
@@ -316,14 +305,12 @@ class _CommandAnalyzer(Findings):
             self.read(re.sub("^~(?=/)", self.home, literal))
 
     def evaluate(self, argv: list[str], feed: str | None) -> str | None:
-        """eval: its arguments are a script for this shell."""
         text = " ".join(map(plain, argv[1:]))
         if UNKNOWN in text:
             self.elsewhere()
         return self.enter(text, feed, child=False)
 
     def source(self, argv: list[str], feed: str | None) -> str | None:
-        """source: a file is a script for this shell."""
         path = self.resolve(argv[1]) if len(argv) > 1 else ""
         if path.startswith(_STDIN):
             if feed is None or UNKNOWN in path + feed:
@@ -347,7 +334,6 @@ class _CommandAnalyzer(Findings):
         return None
 
     def xargs(self, argv: list[str], feed: str | None) -> str | None:
-        """xargs, parallel: a command with what standard input brings."""
         _, given, rest = _options(
             argv, "-a -d -E -I -j -L -n -N -P -s -S --arg-file --delimiter --max-args --max-procs --jobs"
         )
@@ -367,7 +353,6 @@ class _CommandAnalyzer(Findings):
         return self.several(inner) if argv[0] == "xargs" else self.enter(" ".join(map(plain, inner)))
 
     def several(self, argv: list[str]) -> str | None:
-        """A command that is run on many files."""
         mark, many, self.many = len(self.changes), self.many, True
         out = self.enter(argv)
         self.many = many
@@ -375,7 +360,6 @@ class _CommandAnalyzer(Findings):
         return out
 
     def find(self, argv: list[str], feed: str | None) -> str | None:
-        """find: where it begins, what it deletes and what it runs."""
         args = [arg for arg in argv[1:] if arg not in ("-H", "-L", "-P")]
         start = next((i for i, arg in enumerate(args) if arg[:1] in ("-", "(", "!")), len(args))
         actions: list[list[str]] = []
@@ -398,7 +382,6 @@ class _CommandAnalyzer(Findings):
         return None
 
     def remove(self, argv: list[str], feed: str | None) -> str | None:
-        """rm: how much it takes with it."""
         deep = _deep(argv, "rR")
         perhaps = any(arg[:1] == UNKNOWN for arg in argv)
         targets = [arg for arg in argv[1:] if arg[:1] != "-"]
@@ -414,7 +397,6 @@ class _CommandAnalyzer(Findings):
         return None
 
     def modes(self, argv: list[str], feed: str | None) -> str | None:
-        """chmod, chown and what else sets modes."""
         _, given, rest = _options(argv, "-m --mode -o -g" if argv[0] in ("install", "mkdir") else "")
         mode = given.get("-m") or given.get("--mode") or (rest[0] if argv[0] == "chmod" and rest else "")
         outside = any(arg[:1] != "-" and not self.inner(self.resolve(arg)) for arg in rest[1:])
@@ -423,7 +405,6 @@ class _CommandAnalyzer(Findings):
         return self.others(argv, feed)
 
     def kill(self, argv: list[str], feed: str | None) -> str | None:
-        """kill: everything, or with force what a pattern finds."""
         seen, given, _ = _options(argv, "-s -n --signal")
         signal = " ".join([*seen, *given.values()]).upper()
         self.count(KILL, "9" in signal or "KILL" in signal)
@@ -432,13 +413,11 @@ class _CommandAnalyzer(Findings):
         return None
 
     def sql(self, argv: list[str], feed: str | None) -> str | None:
-        """A client of a database: the statements it is given."""
         if snippets.destroys(f"{' '.join(map(plain, argv[1:]))};{feed or ''}"):
             self.hit("data")
         return self.others(argv, feed)
 
     def transfer(self, argv: list[str], feed: str | None) -> str | None:
-        """What sends files elsewhere, or brings them."""
         name, operands = argv[0], [arg for arg in argv[1:] if arg[:1] != "-"]
         into = "-O --output-document" if name == "wget" else "-o --output"
         seen, given, rest = _options(argv, f"-T --upload-file --post-file --body-file {into}")
@@ -458,13 +437,11 @@ class _CommandAnalyzer(Findings):
         return self.others(argv, feed)
 
     def make(self, argv: list[str], feed: str | None) -> str | None:
-        """make: what it is told to do from its standard input."""
         if _FROM_STDIN.search(" ".join(map(plain, argv))):
             self.elsewhere()
         return self.others(argv, feed)
 
     def sed(self, argv: list[str], feed: str | None) -> str | None:
-        """sed: what its scripts run."""
         for text in map(plain, argv[1:]):
             for match in _SED_RUNS.finditer(text):
                 self.enter(match[1]) if match[1] else self.elsewhere()

@@ -105,16 +105,13 @@ class Findings(Shell):
         self.found[rule, why, max(end - 1, 0) if since < 0 else since, end] = None
 
     def hidden(self, why: str, since: int = -1) -> None:
-        """Note that something cannot be followed."""
         self.opaque = True
         self.hit("opaque", since, why)
 
     def bomb(self) -> None:
-        """Note a function that multiplies itself."""
         self.hit("hard")
 
     def hits(self) -> list[Hit]:
-        """What was noted."""
         made: dict[Hit, None] = {}
         for rule, why, start, end in self.found:
             text = " | ".join(form(*stage) for stage in self.stages[start:end][-STAGES_SHOWN_MAX:])
@@ -122,15 +119,12 @@ class Findings(Shell):
         return list(made)
 
     def count(self, what: int, some: bool = True) -> None:
-        """Count what matters together with others."""
         self.counts[what] += some
 
     def seen(self) -> tuple[list[int], int]:
-        """What was run so far."""
         return self.counts.copy(), len(self.stages)
 
     def together(self, before: tuple[list[int], int], fed: bool) -> None:
-        """Judge what was run since then as one pipeline."""
         if self.counts == before[0]:
             return
         net, decoder, bare, loose, sink, outside, pids, kill = map(int.__gt__, self.counts, before[0])
@@ -155,13 +149,11 @@ class Findings(Shell):
         return _OTHER_ROOT.sub("", path) or "/"
 
     def short(self, path: str) -> str:
-        """A path with ~ for a home folder."""
         if f"{path}/".startswith(self.home.rstrip("/") + "/") and self.home != "/":
             return "~" + path[len(self.home) :]
         return _HOMES.sub("~", path, count=1) if _HOMES.match(path) else path
 
     def inner(self, path: str) -> bool:
-        """Whether a path is in the workspace."""
         return f"{path}/".startswith(self.workspace)
 
     def vital(self, path: str) -> bool:

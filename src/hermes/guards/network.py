@@ -36,7 +36,6 @@ class Network:
         return list(dict.fromkeys(at[0] for *_, at in found))
 
     def dial(self, address: str, port: int) -> tuple[str, int]:
-        """Where an address and port are reached."""
         return address, port
 
     def is_here(self, address: str) -> bool:

@@ -79,8 +79,6 @@ def reserved_entry(root: str, path: str) -> str | None:
 
 
 class Rule(NamedTuple):
-    """A line of the table."""
-
     name: str
     modes: str
     base: str
@@ -176,7 +174,6 @@ def plain(text: str) -> str:
 
 
 def below(path: str, folder: str) -> bool:
-    """Whether a path is this folder or in it."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 

@@ -38,8 +38,6 @@ class PathRefused(Exception):
 
 
 class Written(NamedTuple):
-    """Where the file really is, and whether it is new."""
-
     path: Path
     created: bool
 
@@ -164,7 +162,6 @@ class Paths:
         return not self._safe or any(below(real, safe) for safe in self._safe)
 
     def _root_of(self, path: str) -> str | None:
-        """The innermost root that holds this path."""
         return max((root for root in self._roots if below(path, root)), key=len, default=None)
 
     def _examine(self, found: os.stat_result) -> None:
@@ -225,7 +222,6 @@ class Paths:
         return Written(real, before is None)
 
     def remove(self, path: str) -> Path:
-        """Delete a file; of a link, what it leads to."""
         real = self._decide_writing(path)
         with self._folder(real.parent) as folder:
             self._before(folder, real.name)

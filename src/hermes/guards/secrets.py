@@ -139,14 +139,12 @@ class Secrets:
         return text
 
     def mask(self, text: str) -> str:
-        """The text without known values; otherwise as it is."""
         for form in self._forms:  # looking for each is much quicker than looking for any
             if form in text and self._pattern is not None:
                 return self._pattern.sub(MARK, text)
         return text
 
     def stream(self) -> StreamMask:
-        """A mask for text that comes in pieces."""
         return StreamMask(self._forms, self._pattern, self._starts)
 
 
@@ -205,7 +203,6 @@ class StreamMask:
         return self._held
 
     def finish(self) -> str:
-        """What was held back and is no secret."""
         held, self._held = self._held, ""
         return held
 

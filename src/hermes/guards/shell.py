@@ -44,7 +44,6 @@ class Shell(ShellExpander):
         raise NotImplementedError
 
     def seen(self) -> tuple[list[int], int]:
-        """What was run so far."""
         raise NotImplementedError
 
     def together(self, before: tuple[list[int], int], fed: bool) -> None:
@@ -52,7 +51,6 @@ class Shell(ShellExpander):
         raise NotImplementedError
 
     def bomb(self) -> None:
-        """Called when a function multiplies itself."""
         raise NotImplementedError
 
     def follow(self, text: str, feed: str | None = None, args: Value = None, child: bool = True) -> str | None:
@@ -79,7 +77,6 @@ class Shell(ShellExpander):
                 self.set("@", arguments)
 
     def builtin(self, name: str, argv: list[str]) -> None:
-        """What a builtin does to the variables."""
         operands = [arg for arg in argv[1:] if arg[:1] not in ("-", "+") or arg == "-"]
         if name in ("cd", "pushd", "popd"):
             here, before, home = (self.vars.get(each) for each in (HERE, "OLDPWD", "HOME"))
@@ -136,7 +133,6 @@ class Shell(ShellExpander):
                 break
 
     def reserved(self) -> str:
-        """The reserved word that comes next."""
         match = _RESERVED.match(self.s, self.i)
         return match[0] if match else ""
 
@@ -213,7 +209,6 @@ class Shell(ShellExpander):
         return out
 
     def command(self, feed: str | None) -> str | None:
-        """One command, simple or compound."""
         word = self.reserved()
         function = None if word else _FUNCTION.match(self.s, self.i)
         if not (word or function or self.s.startswith("(", self.i)):
@@ -260,7 +255,6 @@ class Shell(ShellExpander):
             self.bomb()
 
     def compound(self, word: str, feed: str | None) -> str | None:
-        """What follows the word that opens a compound command."""
         if closer := _CLOSERS.get(word):
             start, mark = self.i, len(self.changes)
             out = self.script(closer, feed)

@@ -59,8 +59,6 @@ class Unparsable(Exception):
 
 
 def unescape(text: str) -> str:
-    """Text with the escapes of $'…' and printf decoded."""
-
     def char(match: re.Match[str]) -> str:
         code = match[1]
         if code[0] in "xuU" and len(code) > 1:
@@ -156,7 +154,6 @@ class ShellExpander:
         raise NotImplementedError
 
     def hidden(self, why: str) -> None:
-        """Called when something cannot be followed."""
         raise NotImplementedError
 
     def inside(self, text: str, work: Callable[[], T]) -> T:
@@ -170,7 +167,6 @@ class ShellExpander:
             self.s, self.i, self.n, self.here, self.depth = kept
 
     def deeper(self) -> None:
-        """One level down."""
         self.depth += 1
         self.spend(LEVEL_WORK)
         if self.depth > DEPTH_MAX:
@@ -183,13 +179,11 @@ class ShellExpander:
             raise Unparsable("too much to follow")
 
     def need(self, text: str) -> None:
-        """Go past a text that must come next."""
         if not self.s.startswith(text, self.i):
             raise Unparsable(f"{text} is missing")
         self.i += len(text)
 
     def set(self, name: str, value: Value) -> None:
-        """Give a variable its value."""
         self.changes.append((name, self.vars.get(name), name in self.vars))
         self.vars[name] = value
 
@@ -260,7 +254,6 @@ class ShellExpander:
         return "".join(out)
 
     def tilde(self, user: str) -> str:
-        """The folder that ~user means."""
         name = {"": "HOME", "+": "PWD", "-": "OLDPWD"}.get(user)
         folder = self.vars.get(name) if name else ["/root" if user == "root" else f"/home/{user}"]
         return folder[0] if folder else UNKNOWN
@@ -271,7 +264,6 @@ class ShellExpander:
         return plain(self.word())
 
     def fields(self, word: str) -> list[str]:
-        """The arguments that an expanded word becomes."""
         words = [word]
         if _OPEN in word:
             try:
@@ -306,7 +298,6 @@ class ShellExpander:
         return _BREAK.join(text.translate(cut).translate(_TO_GLOBS) for text in texts)
 
     def signs(self) -> str:
-        """The signs that part fields."""
         ifs = self.vars.get("IFS")
         return " \t\n" if ifs == [] else UNKNOWN if ifs is None or UNKNOWN in ifs[0] else ifs[0]
 
@@ -319,7 +310,6 @@ class ShellExpander:
         return UNKNOWN if text is None else text.rstrip("\n")
 
     def dollar(self, quoted: bool, split: bool) -> str:
-        """What a dollar sign begins."""
         s, i = self.s, self.i
         after = s[i + 1 : i + 2]
         if after == "(":

@@ -56,7 +56,6 @@ def commands_of(code: str, language: str) -> Iterator[list[str] | str]:
 
 
 def literals_of(code: str) -> list[str]:
-    """The strings in code."""
     found: list[str] = []
     # Where a quote is not closed on its line, neither is any escaped one after it: up to there none is tried again.
     at, open_until = 0, dict.fromkeys(_LITERALS, 0)
@@ -72,7 +71,6 @@ def literals_of(code: str) -> list[str]:
 
 
 def destroys(sql: str) -> bool:
-    """Whether statements drop something, or change every row."""
     first, *others = sql.lower().split("/*")
     text = " ".join([first, *(other.partition("*/")[2] for other in others)])
     text = " ".join(line.partition("-- ")[0] for line in text.splitlines())

@@ -51,8 +51,6 @@ class FetchFailed(Exception):
 
 
 class UrlRefused(FetchFailed):
-    """A URL that is not to be fetched."""
-
     def __init__(self, rule: str, message: str = "") -> None:
         super().__init__(rule, message)
         self.code = rule if rule == "url_has_secret" else "url_refused"
@@ -60,8 +58,6 @@ class UrlRefused(FetchFailed):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A URL in its plain form."""
-
     scheme: str
     host: str
     port: int

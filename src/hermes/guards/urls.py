@@ -49,8 +49,6 @@ _CARRIED = frozenset({"accept", "accept-encoding", "accept-language", "content-t
 
 
 class Fetched(NamedTuple):
-    """What a URL gave, decompressed and whole."""
-
     final_url: str
     status: int
     content_type: str
@@ -59,8 +57,6 @@ class Fetched(NamedTuple):
 
 
 class Opened:
-    """An answer being received."""
-
     def __init__(self, url: str, answer: Answer, bytes_max: int | None) -> None:
         self.url, self.status, self.headers = url, answer.status, answer.headers
         self._answer, self._bytes_max = answer, bytes_max

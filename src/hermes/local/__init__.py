@@ -29,7 +29,6 @@ def model_file(home: Home, settings: Settings) -> Path | None:
 
 
 def context(settings: Settings) -> int:
-    """How many tokens the model takes in."""
     wanted = settings.get("local.context")
     if wanted != "auto":
         return int(wanted)
@@ -38,7 +37,6 @@ def context(settings: Settings) -> int:
 
 
 def status(home: Home, settings: Settings) -> dict[str, str | None]:
-    """Runtime and file as they are here, and what is wrong, if anything is."""
     runtime, file = runtime_version(), model_file(home, settings)
     problem = None
     if runtime is None:

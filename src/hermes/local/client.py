@@ -37,20 +37,14 @@ Tell = Callable[[str, str], None]
 
 
 class LocalUnavailable(TransportError):
-    """There is no model to ask, or it cannot be loaded."""
-
     code = "local_unavailable"
 
 
 class LocalMemory(TransportError):
-    """The model does not fit."""
-
     code = "local_memory"
 
 
 class WorkerDied(TransportError):
-    """The worker was there and is gone."""
-
     code = "local_unavailable"
 
 
@@ -74,7 +68,6 @@ class LocalModel:
         return _Carrier(self, tell)
 
     def halve(self) -> None:
-        """Take half the context from now on."""
         self._halved += 1
 
     async def ready(self, tell: Tell) -> HttpClient:
@@ -172,7 +165,6 @@ class LocalModel:
             self._turns.release()
 
     async def died(self) -> bool:
-        """Whether the worker is gone."""
         if self._process is not None and self._process.returncode != TAKEN:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOCAL_END_S_MAX / 5):
@@ -200,7 +192,6 @@ class _Carrier:
     async def send(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes, timeouts: Timeouts
     ) -> AsyncIterator[Answer]:
-        """One exchange, to be entered with `async with`."""
         async with self._model.turn(self._tell):
             http = await self._model.ready(self._tell)
             try:

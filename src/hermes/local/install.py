@@ -27,7 +27,7 @@ Progress = Callable[[int, int], None]
 
 
 class NotInstalled(HermesError):
-    """The model could not be installed."""
+    pass
 
 
 def parts() -> list[str]:

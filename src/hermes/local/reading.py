@@ -24,7 +24,6 @@ class Reading:
         self.called = False
 
     def feed(self, text: str) -> Iterator[dict[str, Any]]:
-        """What a piece brings."""
         self._held += text
         if not self._mode and (begins := _ANSWER.match(self._held)):
             self._mode, self._held = "answer", self._held[begins.end() :]

@@ -37,13 +37,11 @@ _EXIT_CODES: dict[Ended, int] = {"timeout": 124, "interrupted": 130, "killed": 1
 
 
 class SandboxError(HermesError):
-    """A command that cannot be started, or a place where none may run."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What is to be started."""
-
     argv: Sequence[str]
     cwd: str
     env: Mapping[str, str]
@@ -52,8 +50,6 @@ class Command:
 
 
 class Child(Protocol):
-    """A process that was started for a command."""
-
     pid: int
 
     def poll(self) -> int | None: ...
@@ -61,12 +57,10 @@ class Child(Protocol):
     def wait(self, timeout: float | None = None) -> int: ...
 
     async def exited(self) -> int:
-        """Its exit code, once it has ended."""
+        pass
 
 
 class ChildProcess(subprocess.Popen[bytes]):
-    """A child of this process."""
-
     async def exited(self) -> int:
         try:
             pidfd = os.pidfd_open(self.pid)
@@ -82,8 +76,6 @@ class ChildProcess(subprocess.Popen[bytes]):
 
 
 class Handle(Protocol):
-    """What a backend knows of a process it has started."""
-
     def signal(self, number: int) -> None:
         """Send a signal to the command's whole group; SIGKILL reaches everything the command has started."""
 
@@ -154,7 +146,6 @@ class Process:
             self._stop.set_result("interrupted")
 
     def kill(self) -> None:
-        """End the command and everything it has started at once."""
         if not self._stop.done():
             self._stop.set_result("killed")
         if not self._hurry.done():
@@ -166,7 +157,6 @@ class Process:
         self.kill()
 
     def close(self) -> None:
-        """Read no more."""
         self._output.close()
 
     async def __aenter__(self) -> Self:
@@ -276,13 +266,11 @@ class Sandbox:
         raise NotImplementedError
 
     def kill_commands(self, reason: str = "") -> None:
-        """End every command that runs or is about to."""
         self._kills, self._killed_because = self._kills + 1, reason
         for process in self._live:
             process.end_because(reason)
 
     async def stop(self) -> None:
-        """End every command that still runs here."""
         live = list(self._live)
         self.kill_commands()
         for process in live:
@@ -303,7 +291,6 @@ class Record:
         return os.pread(self._fd, bytes_max, 0)
 
     def write(self, data: bytes) -> None:
-        """Put this into the file, before a command reads it."""
         with open(self._fd, "wb", closefd=False) as file:
             file.write(data)
 
@@ -350,7 +337,6 @@ def failure_of(argv: Sequence[str], env: Mapping[str, str], seconds: float, pass
 
 
 async def readable(fd: int, unless: asyncio.Future[int] | None = None) -> None:
-    """Wait until there is something to read, or until `unless` is done."""
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
 

@@ -145,7 +145,6 @@ class Bubblewrap(Sandbox):
         return {"limits": limits, "seccomp": seccomp.program().hex()}
 
     async def leave(self) -> None:
-        """A command has ended."""
         await self._watching.leave()
         if not self._watching.commands:
             self._wake_up()

@@ -45,7 +45,6 @@ class Choice(NamedTuple):
 
     @property
     def told(self) -> str:
-        """In a few words."""
         return f"{self.name} ({self.failure})" if self.failure else self.name
 
 
@@ -142,7 +141,6 @@ def shell_of(backend: str) -> str:
 
 
 def shell_in(sandbox: Sandbox) -> Shell:
-    """A shell for one task."""
     place = sandbox.place
     return Shell(place.private, str(place.workspace), place.env, shell_of(sandbox.name))
 
@@ -220,6 +218,5 @@ class Sandboxes:
         )
 
     async def close(self) -> None:
-        """End everything that runs in any of them."""
         for sandbox in list(self._known.values()):
             await sandbox.stop()

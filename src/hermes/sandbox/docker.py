@@ -13,14 +13,8 @@ import shlex
 import signal
 from collections.abc import Callable, Mapping
 
+from hermes.core import limits
 from hermes.core.home import Home
-from hermes.core.limits import (
-    CONTAINER_CALL_S_MAX,
-    CONTAINER_IDLE_S_MAX,
-    CONTAINER_PULL_S_MAX,
-    CONTAINER_VARIABLE_BYTES_MAX,
-    SANDBOX_PROCESSES_MAX,
-)
 from hermes.core.processes import is_gone, this_process
 from hermes.sandbox.base import (
     Child,
@@ -144,8 +138,6 @@ class Docker(Sandbox):
 
 
 class Container:
-    """One container, and how many commands are in it."""
-
     def __init__(self, owner: Docker) -> None:
         self.name = f"hermes-{os.urandom(8).hex()}"
         self.active, self.doomed = 0, False
@@ -155,7 +147,7 @@ class Container:
 
     async def make(self, *options: str) -> None:
         options = ("--detach", "--rm", "--name", self.name, *options, str(self._keeper))
-        code, said = await _call("run", *options, seconds=CONTAINER_PULL_S_MAX)
+        code, said = await _call("run", *options, seconds=limits.CONTAINER_PULL_S_MAX)
         if code:
             raise SandboxError(f"The container could not be started: {said.strip()[-500:]}", hint="hermes doctor")
 
@@ -175,7 +167,9 @@ class Container:
             self.active -= 1
         if not self.active:
             loop = asyncio.get_running_loop()
-            self._idle = loop.call_later(CONTAINER_IDLE_S_MAX, lambda: loop.create_task(self._owner.expire(self)))
+            self._idle = loop.call_later(
+                limits.CONTAINER_IDLE_S_MAX, lambda: loop.create_task(self._owner.expire(self))
+            )
 
     async def remove(self) -> None:
         if self._idle is not None:
@@ -219,7 +213,7 @@ def _isolation(place: Place, network: bool, covers: Mapping[str, Mode] | None = 
     arguments = ["--init", "--read-only", "--network", "bridge" if network else "none", "--cap-drop", "ALL"]
     arguments += ["--security-opt", "no-new-privileges", "--user", f"{os.getuid()}:{os.getgid()}"]
     arguments += ["--memory", memory, "--memory-swap", memory, "--cpus", f"{place.cpus:g}"]
-    arguments += ["--pids-limit", str(SANDBOX_PROCESSES_MAX), "--tmpfs", f"/tmp:rw,exec,mode=1777,size={memory}"]  # noqa: S108
+    arguments += ["--pids-limit", str(limits.SANDBOX_PROCESSES_MAX), "--tmpfs", f"/tmp:rw,exec,mode=1777,size={memory}"]  # noqa: S108
     for mount in plan(place, covers):
         if mount.mode == "hide" and mount.is_dir:
             fields = ["type=tmpfs", f"target={mount.path}"]
@@ -244,7 +238,10 @@ def _variables(env: Mapping[str, str]) -> tuple[int, bytes]:
         for name, value in env.items():
             line = os.fsencode(f"{name}={value}")
             if not (
-                b"\n" in line or b"\r" in line or len(line) > CONTAINER_VARIABLE_BYTES_MAX or not line[:1].isalpha()
+                b"\n" in line
+                or b"\r" in line
+                or len(line) > limits.CONTAINER_VARIABLE_BYTES_MAX
+                or not line[:1].isalpha()
             ):
                 file.write(line + b"\n")
             elif _NAME.fullmatch(name):
@@ -264,7 +261,7 @@ def _home_label(home: Home) -> str:
     return hashlib.sha256(os.fsencode(home.path)).hexdigest()[:32]
 
 
-async def _call(*arguments: str, seconds: float = CONTAINER_CALL_S_MAX) -> tuple[int, str]:
+async def _call(*arguments: str, seconds: float = limits.CONTAINER_CALL_S_MAX) -> tuple[int, str]:
     parts = _docker(*arguments)
     async with Process(parts, Group(parts[0].pid), seconds) as process:
         said = b"".join([chunk async for chunk in process.chunks()])
@@ -290,4 +287,4 @@ def probe(image: str) -> str:
     """Run the whole list of arguments once with `true`: why that fails. Blocks, and may fetch the image; kept."""
     with trial() as place:
         argv = ["docker", "run", "--rm", *_isolation(place, network=False), image, "-c", "true"]
-        return failure_of(argv, _client_env(), CONTAINER_PULL_S_MAX)
+        return failure_of(argv, _client_env(), limits.CONTAINER_PULL_S_MAX)

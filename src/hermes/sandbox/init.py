@@ -321,8 +321,6 @@ def _kill(pid: int, number: int) -> None:
 
 
 class _Init:
-    """Takes requests until its socket is closed."""
-
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._commands: dict[int, int] = {}

@@ -93,7 +93,6 @@ class Namespace:
         return made
 
     async def spawn(self, request: Mapping[str, Any], command: Command) -> tuple[Parts, RemoteProcess]:
-        """Start a command; its output is one pipe."""
         ours, theirs = os.pipe()
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         os.set_blocking(ours, False)
@@ -155,7 +154,6 @@ class Namespace:
             self._control.send(json.dumps({"id": number, "signal": signal_number}).encode())
 
     def close(self) -> None:
-        """End everything that runs in it."""
         if self._control.fileno() >= 0:
             with contextlib.suppress(RuntimeError, ValueError):
                 asyncio.get_running_loop().remove_reader(self._control)
@@ -177,7 +175,6 @@ class Namespace:
             self._running.popitem()[1].ended(137)
 
     def _take(self) -> None:
-        """Read every answer that is there."""
         while True:
             try:
                 data, fds, _, _ = socket.recv_fds(self._control, _PACKET_BYTES, 1)

@@ -56,8 +56,6 @@ async def piped(
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program in a sandbox, with its pipes."""
-
     stdin: asyncio.StreamWriter
     stdout: asyncio.StreamReader
 

@@ -20,7 +20,6 @@ def told(settings: Settings) -> str | None:
 
 
 def remember(settings: Settings, name: str) -> None:
-    """Keep what was found out."""
     version_cache.remember(*_place(settings), name)
 
 

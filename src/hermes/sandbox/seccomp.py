@@ -34,7 +34,6 @@ _KINDS = (
 
 @cache
 def program() -> bytes:
-    """The filter, as the kernel takes it."""
     lines = [_line(_LOAD, _MACHINE)]
     for kind in _KINDS:
         refuse = _line(_RETURN, _REFUSE)

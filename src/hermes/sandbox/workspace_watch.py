@@ -80,7 +80,6 @@ class Watching:
         self.commands = 0
 
     async def enter(self) -> WorkspaceWatch:
-        """A command is about to start."""
         async with self._lock:
             watch = self._watch
             if watch is None or not (self.commands or await asyncio.to_thread(watch.begin)):
@@ -228,7 +227,6 @@ class WorkspaceWatch:
             self.active = False
 
     def take_set_aside(self) -> dict[str, str]:
-        """What was set aside since the last call: the path, and what is wrong with it."""
         with self._lock:
             found, self._set_aside = self._set_aside, {}
             return found
@@ -618,7 +616,6 @@ class WorkspaceWatch:
     # ---- files
 
     def _read(self, folder: str, name: str) -> str | None:
-        """The text of a regular file; None for anything else."""
         try:
             with _opened(folder, self._roots) as parent:
                 fd = os.open(name, _READ, dir_fd=parent)

@@ -323,7 +323,6 @@ def _reason(rules: Iterable[str]) -> str:
 
 
 async def _refuse_never(ctx: ToolContext, texts: Sequence[str], hits: Sequence[Hit]) -> None:
-    """What no mode, flag or grant allows."""
     denied = any(_mentions(text, pattern) for pattern in ctx.settings.get("approvals.deny") for text in texts)
     rules = ["hard"] * any(hit.rule == "hard" for hit in hits) + ["denied"] * denied
     if rules:

@@ -12,12 +12,7 @@ from functools import lru_cache
 from typing import Any, Literal
 from urllib.parse import unquote
 
-from hermes.core.limits import (
-    FAULT_CHARS_MAX,
-    NEAREST_NAMES_MAX,
-    SCHEMA_PATTERN_STEPS_MAX,
-    SCHEMA_UNFOLDED_NODES_MAX,
-)
+from hermes.core import limits
 from hermes.core.text import whole_text
 
 _ANCHORS, _REFERENCES = ("$anchor", "$dynamicAnchor"), ("$ref", "$dynamicRef", "$recursiveRef")
@@ -129,8 +124,7 @@ def settle_name(name: str, offered: Iterable[str]) -> str | None:
 
 
 def nearest(name: str, offered: Iterable[str]) -> list[str]:
-    """The offered names most like it."""
-    return difflib.get_close_matches(_fold(name), list(offered), n=NEAREST_NAMES_MAX, cutoff=0.0)
+    return difflib.get_close_matches(_fold(name), list(offered), n=limits.NEAREST_NAMES_MAX, cutoff=0.0)
 
 
 def _fold(name: str) -> str:
@@ -185,7 +179,6 @@ def _scalar(value: Any, kind: Any) -> Any:
 
 
 def schema_faults(value: Any, schema: Mapping[str, Any]) -> list[str]:
-    """What in a value does not fit a JSON Schema, each fault with its place."""
     validator = _validator(json.dumps(schema, sort_keys=True))
     faults = []
     for error in validator.iter_errors(value):
@@ -199,34 +192,34 @@ def _words(error: Any) -> str:
     text = str(error.message)
     if options := getattr(error.kind, "options", None):
         text = f"{json.dumps(error.instance)} is not one of {', '.join(map(json.dumps, options))}"
-    return text if len(text) <= FAULT_CHARS_MAX else f"{text[:100]} […] {text[100 - FAULT_CHARS_MAX :]}"
+    return text if len(text) <= limits.FAULT_CHARS_MAX else f"{text[:100]} […] {text[100 - limits.FAULT_CHARS_MAX :]}"
 
 
 @lru_cache(maxsize=512)
 def _validator(schema: str) -> Any:
     import jsonschema_rs
 
-    steps = jsonschema_rs.FancyRegexOptions(backtrack_limit=SCHEMA_PATTERN_STEPS_MAX)
+    steps = jsonschema_rs.FancyRegexOptions(backtrack_limit=limits.SCHEMA_PATTERN_STEPS_MAX)
     return jsonschema_rs.validator_for(json.loads(schema), retriever=_no_document, pattern_options=steps)
 
 
 def _no_document(address: str) -> Any:
     """Whoever wrote the schema is not to have the server fetch or read anything."""
-    raise ValueError(f"{address[:FAULT_CHARS_MAX]} is another document")
+    raise ValueError(f"{address[: limits.FAULT_CHARS_MAX]} is another document")
 
 
 def unusable(schema: Mapping[str, Any]) -> str:
     """Why nothing can be checked by a schema, as the end of a sentence; empty where it can."""
     try:
-        if _unfolded_nodes(schema) > SCHEMA_UNFOLDED_NODES_MAX:
-            return f"unfolds to more than {SCHEMA_UNFOLDED_NODES_MAX} parts through its references"
+        if _unfolded_nodes(schema) > limits.SCHEMA_UNFOLDED_NODES_MAX:
+            return f"unfolds to more than {limits.SCHEMA_UNFOLDED_NODES_MAX} parts through its references"
         _validator(json.dumps(schema, sort_keys=True))
     except RecursionError:
         return "is nested too deeply"
     except LookupError as error:
-        return f"refers to {str(error.args[0])[:FAULT_CHARS_MAX]!r}, which is not in it"
+        return f"refers to {str(error.args[0])[: limits.FAULT_CHARS_MAX]!r}, which is not in it"
     except (ValueError, TypeError) as error:
-        return f"is malformed: {str(error).partition(chr(10))[0][:FAULT_CHARS_MAX]}"
+        return f"is malformed: {str(error).partition(chr(10))[0][: limits.FAULT_CHARS_MAX]}"
     return ""
 
 

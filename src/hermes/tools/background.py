@@ -56,12 +56,10 @@ class Background:
     stopped: bool = False
 
     def is_of(self, owner: str, session_id: str) -> bool:
-        """Whether that session may see it."""
         return not self.forgotten and (self.owner, self.session_id) == (owner, session_id)
 
     @property
     def total(self) -> int:
-        """How many characters it has said so far."""
         return self.dropped + len(self.output)
 
     def say(self, text: str) -> None:
@@ -78,11 +76,9 @@ class Processes:
         self._known: dict[str, Background] = {}
 
     def of(self, owner: str, session_id: str) -> list[Background]:
-        """A session's, in the order of their start."""
         return [found for found in self._known.values() if found.is_of(owner, session_id)]
 
     def get(self, owner: str, session_id: str, process_id: str) -> Background | None:
-        """One of a session's."""
         found = self._known.get(process_id)
         return found if found is not None and found.is_of(owner, session_id) else None
 
@@ -131,7 +127,6 @@ class Processes:
         return made
 
     async def close(self) -> None:
-        """End all of them."""
         tasks = [found.task for found in self._known.values() if found.task is not None and not found.ended.is_set()]
         for found in self._known.values():
             found.process.kill()

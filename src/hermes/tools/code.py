@@ -12,16 +12,9 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from hermes.core import limits
 from hermes.core.errors import HermesError
 from hermes.core.home import make_private_folder
-from hermes.core.limits import (
-    CODE_CALL_BYTES_MAX,
-    CODE_CALLS_MAX,
-    CODE_CHARS_MAX,
-    CODE_ERRORS_CHARS_MAX,
-    CODE_OUTPUT_CHARS_MAX,
-    CODE_S_MAX,
-)
 from hermes.core.stream_parts import ToolCall
 from hermes.sandbox import script
 from hermes.sandbox.base import CHUNK_BYTES_MAX
@@ -49,7 +42,9 @@ class Booth:
     async def open(self, code: str) -> None:
         """Lay everything out and wait for the script."""
         listening = await self._ctx.blocking(partial(_laid_out, self._folder, code))
-        self._server = await asyncio.start_unix_server(self._connected, sock=listening, limit=CODE_CALL_BYTES_MAX)
+        self._server = await asyncio.start_unix_server(
+            self._connected, sock=listening, limit=limits.CODE_CALL_BYTES_MAX
+        )
 
     def hang_up(self) -> None:
         """End the call that is under way; no other follows."""
@@ -104,8 +99,8 @@ class Booth:
         if name not in CALLABLE or name not in self._ctx.tools or self._ctx.call is None:
             hint = f"A script can call {', '.join(name for name in CALLABLE if name in self._ctx.tools)}."
             return render({"error": f"{name} cannot be called from here.", "code": "unknown_tool", "hint": hint})
-        if self.calls == CODE_CALLS_MAX:
-            fault = f"A script makes at most {CODE_CALLS_MAX} calls."
+        if self.calls == limits.CODE_CALLS_MAX:
+            fault = f"A script makes at most {limits.CODE_CALLS_MAX} calls."
             return render({"error": fault, "code": "limit_reached", "hint": "Split the work."})
         self.calls += 1
         text = json.dumps(arguments, ensure_ascii=False)
@@ -113,7 +108,6 @@ class Booth:
 
 
 def _laid_out(folder: Path, code: str) -> socket.socket:
-    """Write what the script needs, and listen. Blocks."""
     make_private_folder(folder.parent)
     os.mkdir(folder, 0o700)
     # Commands can write around here: from now on nothing is found by its path, which may come to lead elsewhere.
@@ -145,14 +139,14 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
     sandbox, shell = ctx.prepared
     folder = sandbox.place.private / f".hermes-{os.urandom(8).hex()}"
     names = {name: list(ctx.tools[name].parameters["properties"]) for name in CALLABLE if name in ctx.tools}
-    output = Captured(min(CODE_OUTPUT_CHARS_MAX, room_of(ctx) * 4 // 5), ctx.secrets, ctx.emit)
-    errors = Captured(min(CODE_ERRORS_CHARS_MAX, room_of(ctx) // 5), ctx.secrets, ctx.emit, "stderr")
+    output = Captured(min(limits.CODE_OUTPUT_CHARS_MAX, room_of(ctx) * 4 // 5), ctx.secrets, ctx.emit)
+    errors = Captured(min(limits.CODE_ERRORS_CHARS_MAX, room_of(ctx) // 5), ctx.secrets, ctx.emit, "stderr")
     booth = Booth(ctx, folder, errors)
     argv = [sandbox.python, "-u", "-B", str(folder / "hermes_tools.py"), shell.cwd, json.dumps(names)]
     try:
         await booth.open(args["code"])
         async with ctx.world.desk.hosts.call(ctx) as call:
-            process, _ = await begun(sandbox.spawn(argv, env=environment(ctx, shell), seconds=CODE_S_MAX))
+            process, _ = await begun(sandbox.spawn(argv, env=environment(ctx, shell), seconds=limits.CODE_S_MAX))
             code = await followed(process, output, booth.hang_up)
         ctx.foreign = ctx.foreign or call.connected or (sandbox.name == "docker" and sandbox.place.network)
     except HermesError as fault:
@@ -165,7 +159,7 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
     answer |= await approvals.set_aside(ctx, sandbox, ask=status == "ok")
     if status != "ok":
         hint = answer.pop("hint", "") or ("Do less in one script." if status == "timeout" else "")
-        raise ToolError(process.reason or error.format(seconds=CODE_S_MAX), status, hint, **answer)
+        raise ToolError(process.reason or error.format(seconds=limits.CODE_S_MAX), status, hint, **answer)
     if code and call.hint:
         answer["hint"] = call.hint
     return answer
@@ -177,11 +171,11 @@ TOOL = ToolDef(
     description=(
         "Run a Python script, for work of many steps, loops or much data: only what it prints comes back. It can call "
         f"tools: `from hermes_tools import {', '.join(CALLABLE)}`; each takes the arguments of the tool and returns its "
-        f"answer as a dict. At most {CODE_CALLS_MAX} calls and {CODE_S_MAX:g} seconds."
+        f"answer as a dict. At most {limits.CODE_CALLS_MAX} calls and {limits.CODE_S_MAX:g} seconds."
     ),
     parameters={
         "type": "object",
-        "properties": {"code": {"type": "string", "minLength": 1, "maxLength": CODE_CHARS_MAX}},
+        "properties": {"code": {"type": "string", "minLength": 1, "maxLength": limits.CODE_CHARS_MAX}},
         "required": ["code"],
         "additionalProperties": False,
     },

@@ -62,7 +62,6 @@ class Child:
                 question.cancel()
 
     async def cancel(self, reason: str, by: str) -> bool:
-        """Have the run stop; whether there is one."""
         control = Control("cancel", {"reason": reason}, by=by or "parent")
         return await self._engine.control(self.run_id, control) != "unknown"
 

@@ -15,17 +15,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hermes.core.limits import (
-    BLOCK_BYTES,
-    BYTES_PER_TOKEN,
-    COMPARED_LINES_MAX,
-    LINE_BYTES_MAX,
-    LINE_CHARS_MAX,
-    NEAR_NAMES_MAX,
-    READ_WINDOW_SHARE,
-    SPILLED_CHARS_MIN,
-    WRITTEN_BYTES_MAX,
-)
+from hermes.core import limits
 from hermes.core.text import whole_text
 from hermes.guards.paths import PathRefused, Paths
 from hermes.guards.secrets import MARK
@@ -121,8 +111,8 @@ def _near(ctx: ToolContext, paths: Paths, path: str) -> list[str]:
             folder, wanted = os.path.split(folder)
         except (PathRefused, OSError):
             return []
-    known = {name.lower(): name for name in sorted(names)[:COMPARED_LINES_MAX]}
-    close = difflib.get_close_matches(wanted.lower(), known, NEAR_NAMES_MAX, 0.5)
+    known = {name.lower(): name for name in sorted(names)[: limits.COMPARED_LINES_MAX]}
+    close = difflib.get_close_matches(wanted.lower(), known, limits.NEAR_NAMES_MAX, 0.5)
     return [shown(ctx, paths, os.path.join(folder, known[name])) for name in close]
 
 
@@ -169,17 +159,15 @@ class Lines:
 
     @property
     def number(self) -> int:
-        """The number of the next line."""
         return self.last + 1
 
     @property
     def last(self) -> int:
-        """The number of the last line that was passed."""
         return self._newlines + (self._last != b"\n")
 
     def skip_to(self, number: int) -> None:
         """Pass everything before a line, or everything there is."""
-        while (missing := number - 1 - self._newlines) > 0 and (block := self._file.read(BLOCK_BYTES)):
+        while (missing := number - 1 - self._newlines) > 0 and (block := self._file.read(limits.BLOCK_BYTES)):
             if block.count(b"\n") >= missing:
                 end = 0
                 for _ in range(missing):
@@ -190,10 +178,10 @@ class Lines:
 
     def next(self) -> bytes:
         """A line, or of a very long one its beginning; nothing at the end of the file. `is_key`: of a private key."""
-        while self._last != b"\n" and (rest := self._file.readline(BLOCK_BYTES)):
+        while self._last != b"\n" and (rest := self._file.readline(limits.BLOCK_BYTES)):
             self._took(rest)
         was_in_key = self._in_key
-        self._took(line := self._file.readline(LINE_BYTES_MAX))
+        self._took(line := self._file.readline(limits.LINE_BYTES_MAX))
         self.is_key = self._in_key or (was_in_key and b"-----END" in line)
         return line
 
@@ -203,7 +191,7 @@ class Lines:
 
     def finish(self) -> str:
         """Pass what is left; the digest of all that was passed."""
-        while block := self._file.read(BLOCK_BYTES):
+        while block := self._file.read(limits.BLOCK_BYTES):
             self._took(block)
         return self._sha.hexdigest()
 
@@ -223,8 +211,8 @@ class Lines:
 
 def room(ctx: ToolContext) -> int:
     """How many characters of files an answer has room for; a longer one would be spilled."""
-    share = int(ctx.world.window_tokens * BYTES_PER_TOKEN * READ_WINDOW_SHARE)
-    return min(ctx.settings.get("file_read_max_chars", int), max(SPILLED_CHARS_MIN, share))
+    share = int(ctx.world.window_tokens * limits.BYTES_PER_TOKEN * limits.READ_WINDOW_SHARE)
+    return min(ctx.settings.get("file_read_max_chars", int), max(limits.SPILLED_CHARS_MIN, share))
 
 
 class Shower:
@@ -243,11 +231,11 @@ class Shower:
         if is_key:
             return "«redacted:private_key»", False
         text = raw.removeprefix(BOM).decode("utf-8", "replace").rstrip("\r\n")
-        if plain and len(text) <= LINE_CHARS_MAX:
+        if plain and len(text) <= limits.LINE_CHARS_MAX:
             return text, False
-        shown = self.text(text[: LINE_CHARS_MAX + _BEYOND_CHARS])
-        cut = len(shown) > LINE_CHARS_MAX or len(text) > LINE_CHARS_MAX + _BEYOND_CHARS
-        return (shown[:LINE_CHARS_MAX] + " […]" if cut else shown), cut
+        shown = self.text(text[: limits.LINE_CHARS_MAX + _BEYOND_CHARS])
+        cut = len(shown) > limits.LINE_CHARS_MAX or len(text) > limits.LINE_CHARS_MAX + _BEYOND_CHARS
+        return (shown[: limits.LINE_CHARS_MAX] + " […]" if cut else shown), cut
 
     def text(self, text: str) -> str:
         """A text with marks in the place of secrets."""
@@ -276,7 +264,6 @@ def type_of(head: bytes, name: str) -> str | None:
 
 
 def binary(path: str, kind: str, size: int, hint: str = "") -> ToolError:
-    """The refusal of a file that is no text."""
     hint = hint or "A command in the terminal can convert or inspect it."
     return ToolError(f"{path} is no text: {kind}, {size} bytes.", "binary_file", hint, type=kind, bytes=size)
 
@@ -285,12 +272,11 @@ def content_of(paths: Paths, real: str) -> tuple[bytes, os.stat_result] | None:
     """A file's content, or None where it is too large to be changed as a whole."""
     with paths.open(real) as file:
         about = os.fstat(file.fileno())
-        data = file.read(WRITTEN_BYTES_MAX + 1)
-    return None if len(data) > WRITTEN_BYTES_MAX else (data, about)
+        data = file.read(limits.WRITTEN_BYTES_MAX + 1)
+    return None if len(data) > limits.WRITTEN_BYTES_MAX else (data, about)
 
 
 def is_crlf(data: bytes) -> bool:
-    """Whether every line ends the way of Windows."""
     return data.count(b"\r\n") == data.count(b"\n") > 0
 
 

@@ -7,13 +7,7 @@ import os
 from collections import Counter
 from io import BufferedReader
 
-from hermes.core.limits import (
-    IMAGE_BYTES_MAX,
-    READ_LINES,
-    READ_LINES_MAX,
-    SEEN_BYTES_MAX,
-    WRITTEN_BYTES_MAX,
-)
+from hermes.core import limits
 from hermes.core.text import spaced_json
 from hermes.guards.paths import PathRefused, Paths
 from hermes.tools.diagnostics import diagnostics
@@ -66,12 +60,12 @@ def _read(ctx: ToolContext, args: Args) -> Answer:
             answer: Answer = {"path": shown(ctx, paths, real)}
             if not is_image:
                 return answer | _slice(ctx, args, file, size, real)
-            ctx.images.append(data_url(file.read(IMAGE_BYTES_MAX + 1)))
+            ctx.images.append(data_url(file.read(limits.IMAGE_BYTES_MAX + 1)))
             return answer | {"type": kind, "bytes": size, "note": "The image itself comes with this answer."}
 
 
 def _slice(ctx: ToolContext, args: Args, file: BufferedReader, size: int, real: str) -> Answer:
-    offset, limit = args.get("offset", 1), args.get("limit", READ_LINES)
+    offset, limit = args.get("offset", 1), args.get("limit", limits.READ_LINES)
     lines, shower, left = Lines(file, ctx.cancelled), Shower(ctx), room(ctx)
     lines.skip_to(offset)
     content: list[str] = []
@@ -93,7 +87,7 @@ def _slice(ctx: ToolContext, args: Args, file: BufferedReader, size: int, real: 
         cut_lines += [number] if cut else []
         replaced = replaced or ("\ufffd" in text and "\ufffd".encode() not in raw)
     total = None
-    if size <= SEEN_BYTES_MAX:
+    if size <= limits.SEEN_BYTES_MAX:
         ctx.world.desk.seen[real], total = lines.finish(), lines.last
     answer: Answer = {"content": "\n".join(content), "total_lines": total, "truncated": more}
     answer["next_offset"] = offset + len(content) if more else None
@@ -122,7 +116,7 @@ READ = ToolDef(
             "limit": {
                 "type": "integer",
                 "minimum": 1,
-                "maximum": READ_LINES_MAX,
+                "maximum": limits.READ_LINES_MAX,
                 "description": "Lines; 500 if not given.",
             },
         },
@@ -143,9 +137,9 @@ READ = ToolDef(
 async def _prepare_write(ctx: ToolContext, args: Args) -> Prepared:
     path, content = args["path"], args["content"]
     no_marks(content)
-    if len(content) > WRITTEN_BYTES_MAX or len(content.encode()) > WRITTEN_BYTES_MAX:
+    if len(content) > limits.WRITTEN_BYTES_MAX or len(content.encode()) > limits.WRITTEN_BYTES_MAX:
         hint = "Write it in parts, or make it with a command."
-        raise ToolError(f"That is more than {WRITTEN_BYTES_MAX} bytes.", "too_large", hint)
+        raise ToolError(f"That is more than {limits.WRITTEN_BYTES_MAX} bytes.", "too_large", hint)
     paths = await ctx.world.paths()
     real = await writable(ctx, paths, path)
 

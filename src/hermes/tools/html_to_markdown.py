@@ -124,7 +124,6 @@ class _Writer:
     # ---- what the parser meets
 
     def start(self, tag: str, attrs: Any) -> None:
-        """An element begins."""
         if time.monotonic() > self._until:
             raise TimeUp
         if self._skipped:
@@ -136,7 +135,6 @@ class _Writer:
             self._begin(tag, attrs)
 
     def end(self, tag: str) -> None:
-        """An element ends."""
         if self._skipped:
             self._depth -= tag == self._skipped
             self._skipped = self._skipped if self._depth else ""
@@ -144,7 +142,6 @@ class _Writer:
             self._finish(tag)
 
     def data(self, text: str) -> None:
-        """Text between the tags."""
         if time.monotonic() > self._until:
             raise TimeUp
         if self._in_title and not self._skipped:
@@ -153,7 +150,7 @@ class _Writer:
             self._inline.append(text if self._in_pre else _SPACE.sub(" ", text))
 
     def close(self) -> None:
-        """The parser has met everything."""
+        pass
 
     def _begin(self, tag: str, attrs: Any) -> None:
         self._in_title = tag == "title"

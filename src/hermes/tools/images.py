@@ -14,12 +14,10 @@ Message = dict[str, Any]
 
 
 def present(messages: Sequence[Message]) -> bool:
-    """Whether any message holds an image."""
     return any(_is_image(part) for m in messages if isinstance(m.get("content"), list) for part in m["content"])
 
 
 def can_shrink() -> bool:
-    """Whether the extra `images` is installed."""
     return find_spec("PIL") is not None
 
 
@@ -49,7 +47,6 @@ def unseen(messages: Sequence[Message]) -> list[Message]:
 
 
 def removed(messages: Sequence[Message]) -> list[Message]:
-    """The conversation with a note in the place of every image, for a provider that refuses them."""
     note = {"type": "text", "text": "[An image was here. It was refused by the model's provider and cannot be shown.]"}
     return [_map_images(message, lambda _: note) for message in messages]
 

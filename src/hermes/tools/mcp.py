@@ -16,17 +16,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from hermes.core import limits
 from hermes.core.ids import folder_name
-from hermes.core.limits import (
-    MCP_FAILURES_MAX,
-    MCP_IMAGES_MAX,
-    MCP_READY_S_MAX,
-    MCP_RELIST_S,
-    MCP_STEADY_S,
-    MCP_WAIT_S_MAX,
-    MCP_WAIT_S_MIN,
-    MCP_WINDOW_SHARE,
-)
 from hermes.core.tokens import estimate
 from hermes.guards.urls import UrlGuard
 from hermes.sandbox import bubblewrap
@@ -92,7 +83,6 @@ class Servers:
         self._closing: set[asyncio.Task[None]] = set()
 
     def begin(self, settings: Settings) -> None:
-        """Connect those that are not to wait until they are wanted."""
         for name, wanted in settings.section("mcp_servers").items():
             if wanted["enabled"] and wanted["connect"] == "eager":
                 self._server(name, settings)
@@ -125,7 +115,6 @@ class Servers:
         return next(state for state in self.states() if state["name"] == name)
 
     def states(self) -> list[dict[str, Any]]:
-        """How every server stands that has been wanted so far."""
         return [
             {"name": s.name, "state": s.state, "error": s.error, "tools": sorted(s.tools), "unfit": dict(s.unfit)}
             for s in self._servers.values()
@@ -145,7 +134,7 @@ class Servers:
         if fresh := {server.tried: server.began + until for server in servers if not server.tried.done()}:
             await asyncio.wait(fresh, timeout=max(0.0, max(fresh.values()) - time.monotonic()))
         found = {tool.name: tool for server in servers for tool in server.tools.values() if tool.name not in tools}
-        room = int(window * MCP_WINDOW_SHARE) - sum(map(_size, tools.values()))
+        room = int(window * limits.MCP_WINDOW_SHARE) - sum(map(_size, tools.values()))
         kept, left = names.fitting(((name, _size(found[name])) for name in sorted(found)), room)
         notices = _told(servers, {name: found[name] for name in kept}, told)
         if left:
@@ -154,7 +143,6 @@ class Servers:
         return dict(sorted(every.items())), notices
 
     async def close(self) -> None:
-        """End every connection."""
         for name in list(self._servers):
             self._retire(name)
         if self._closing:
@@ -212,7 +200,6 @@ class Server:
         self._task = asyncio.create_task(self._keep_up(), context=Context())
 
     async def close(self) -> None:
-        """Leave."""
         for task in (self._task, *self._calls):
             task.cancel()
         await asyncio.wait([self._task, *self._calls])
@@ -229,7 +216,7 @@ class Server:
             except ImportError as error:
                 self.error = INSTALL
                 log.warning("no MCP server can be used: %s", error)
-                failures = MCP_FAILURES_MAX
+                failures = limits.MCP_FAILURES_MAX
             except Exception as error:  # noqa: BLE001  (whatever a server does, it is its connection's end only)
                 self.error = self._words(error)
                 log.warning("the MCP server %s was lost: %s", self.name, self.error)
@@ -237,12 +224,12 @@ class Server:
                 self._client = None
                 if not self.tried.done():
                     self.tried.set_result(None)
-            failures = 1 if self._served or time.monotonic() - began > MCP_STEADY_S else failures + 1
-            if failures >= MCP_FAILURES_MAX:
+            failures = 1 if self._served or time.monotonic() - began > limits.MCP_STEADY_S else failures + 1
+            if failures >= limits.MCP_FAILURES_MAX:
                 self.state = "down"
                 return
             self.state = "waiting"
-            await asyncio.sleep(min(MCP_WAIT_S_MAX, MCP_WAIT_S_MIN * 2 ** (failures - 1)))
+            await asyncio.sleep(min(limits.MCP_WAIT_S_MAX, limits.MCP_WAIT_S_MIN * 2 ** (failures - 1)))
 
     async def _connect(self) -> None:
         """Connect, and stay so until the server is lost."""
@@ -266,7 +253,9 @@ class Server:
                         await self._news.wait()
                         if not self._lost:
                             await self._take(await link.tools(client))
-                            await asyncio.sleep(MCP_RELIST_S)  # who changes all the time is not asked all the time
+                            await asyncio.sleep(
+                                limits.MCP_RELIST_S
+                            )  # who changes all the time is not asked all the time
                 finally:
                     self._up.clear()
                     watching.cancel()
@@ -274,7 +263,6 @@ class Server:
         raise link.Lost
 
     def _leave(self) -> None:
-        """The connection is of no more use."""
         self._lost = True
         self._up.clear()
         self._news.set()
@@ -331,7 +319,6 @@ class Server:
         return " ".join(text.split())[:_WORDS_CHARS_MAX]
 
     async def _take(self, listing: list[dict[str, Any]]) -> None:
-        """Make tools of what the server lists."""
         chosen, taken = self.wanted["tools"], self._servers.taken
         listing = [tool for tool in listing if chosen is None or tool["name"] in chosen]
         fit, self.unfit = await self._servers.blocking(partial(names.fit, self.name, listing))
@@ -412,7 +399,7 @@ class Server:
 
     async def _ready(self) -> Client:
         try:
-            async with asyncio.timeout(0 if self.state == "down" else MCP_READY_S_MAX):
+            async with asyncio.timeout(0 if self.state == "down" else limits.MCP_READY_S_MAX):
                 await self._up.wait()
         except TimeoutError:
             raise self._unavailable(f"is not available. {self.error}".strip(" .")) from None
@@ -433,7 +420,7 @@ async def _kept(ctx: ToolContext, told: dict[str, Any], blobs: list[names.Blob])
         path = ctx.world.spill / f"{call}-{number}.{kind}"
         await ctx.blocking(partial(write_spill, path, blob.data))
         files.append({"path": str(path), "media_type": blob.media_type, "bytes": len(blob.data)})
-        if ctx.sees_images and blob.media_type.startswith("image/") and len(ctx.images) < MCP_IMAGES_MAX:
+        if ctx.sees_images and blob.media_type.startswith("image/") and len(ctx.images) < limits.MCP_IMAGES_MAX:
             with contextlib.suppress(ToolError):  # what cannot be shown lies in its file
                 ctx.images.append(await ctx.blocking(partial(data_url, blob.data)))
                 files[-1]["shown"] = True

@@ -58,7 +58,7 @@ _NOT_TOLD = frozenset({"content-encoding", "content-length", "transfer-encoding"
 
 
 class Lost(Exception):
-    """The connection has come to an end."""
+    pass
 
 
 @asynccontextmanager
@@ -76,7 +76,6 @@ async def connected(streams: Streams, changed: Callable[[], None], gone: Callabl
 
 
 async def tools(client: Client) -> list[dict[str, Any]]:
-    """Every tool of the server, as far as it comes to an end."""
     found: list[dict[str, Any]] = []
     cursor: str | None = None
     for _ in range(MCP_PAGES_MAX):
@@ -211,7 +210,6 @@ async def _write(process: asyncio.subprocess.Process | Program, outgoing: Any) -
 async def over_http(
     url: str, headers: Mapping[str, str], guard: UrlGuard, note: Callable[[str], None]
 ) -> AsyncIterator[tuple[Any, Any]]:
-    """Streams to a server of the operator's."""
     async with (
         httpx2.AsyncClient(headers=dict(headers), transport=_Guarded(guard, note), timeout=None) as client,
         streamable_http_client(url, http_client=client, max_sse_event_size=MCP_MESSAGE_BYTES_MAX) as streams,

@@ -10,13 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from hermes.core.limits import (
-    MCP_ANSWER_CHARS_MAX,
-    MCP_DESCRIPTION_CHARS_MAX,
-    MCP_NAME_CHARS_MAX,
-    MCP_SCHEMA_BYTES_MAX,
-    MCP_SCHEMA_DEPTH_MAX,
-)
+from hermes.core import limits
 from hermes.guards.injection import fenced, suspicious
 from hermes.tools.arguments import unusable
 from hermes.tools.registry import Effect
@@ -28,22 +22,20 @@ _DROPPED = frozenset({"$schema", "$id", "$comment", "$vocabulary", "title"})
 
 
 class Unfit(ValueError):
-    """A tool that cannot be offered, and why."""
+    pass
 
 
 def toolname(server: str, tool: str, taken: dict[str, str], kind: str = "tool") -> str:
     """What the model calls it, noted in `taken`. One that is too long, or another's already, ends in a mark of its own."""
     key = f"{kind}\0{server}\0{tool}"
     name = re.sub(r"[^a-z0-9_]", "_", f"mcp_{server}_{tool}".lower())
-    if len(name) > MCP_NAME_CHARS_MAX or taken.setdefault(name, key) != key:
+    if len(name) > limits.MCP_NAME_CHARS_MAX or taken.setdefault(name, key) != key:
         mark = hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()[:8]
-        name = f"{name[: MCP_NAME_CHARS_MAX - 9]}_{mark}"
+        name = f"{name[: limits.MCP_NAME_CHARS_MAX - 9]}_{mark}"
     return name
 
 
 class Fit(NamedTuple):
-    """A tool that can be offered."""
-
     name: str
     description: str
     parameters: Json
@@ -59,7 +51,7 @@ def fit(server: str, listing: Iterable[Json]) -> tuple[list[Fit], dict[str, str]
         try:
             told = description(server, name, tool.get("description")), schema(tool.get("inputSchema"))
         except Unfit as why:
-            unfit[name[:MCP_NAME_CHARS_MAX]] = str(why)
+            unfit[name[: limits.MCP_NAME_CHARS_MAX]] = str(why)
         else:
             found.setdefault(name, Fit(name, *told, hints if isinstance(hints, dict) else {}))
     return list(found.values()), unfit
@@ -68,8 +60,8 @@ def fit(server: str, listing: Iterable[Json]) -> tuple[list[Fit], dict[str, str]
 def description(server: str, tool: str, text: object) -> str:
     """The server's words about a tool, cut, and marked as its words."""
     said = text.strip() if isinstance(text, str) else ""
-    if len(said) > MCP_DESCRIPTION_CHARS_MAX:
-        said = said[: MCP_DESCRIPTION_CHARS_MAX - 1] + "…"
+    if len(said) > limits.MCP_DESCRIPTION_CHARS_MAX:
+        said = said[: limits.MCP_DESCRIPTION_CHARS_MAX - 1] + "…"
     begin = f"The tool {tool!r} of the MCP server {server!r}"
     return f"{begin}, which says of it: {fenced(said, 'that server')}" if said else f"{begin}."
 
@@ -83,15 +75,15 @@ def schema(given: object) -> Json:
     if not isinstance(top.setdefault("properties", {}), dict):
         raise Unfit("its schema is malformed")
     top["type"] = "object"
-    if len(json.dumps(top, ensure_ascii=False).encode("utf-8", "replace")) > MCP_SCHEMA_BYTES_MAX:
-        raise Unfit(f"its schema is larger than {MCP_SCHEMA_BYTES_MAX // 1024} KB")
+    if len(json.dumps(top, ensure_ascii=False).encode("utf-8", "replace")) > limits.MCP_SCHEMA_BYTES_MAX:
+        raise Unfit(f"its schema is larger than {limits.MCP_SCHEMA_BYTES_MAX // 1024} KB")
     if fault := unusable(top):
         raise Unfit(f"its schema {fault[:120]}")
     return top
 
 
 def _clean(value: Any, deep: int) -> Any:
-    if deep > MCP_SCHEMA_DEPTH_MAX:
+    if deep > limits.MCP_SCHEMA_DEPTH_MAX:
         raise Unfit("its schema is nested too deeply")
     if isinstance(value, list):
         return [_clean(item, deep + 1) for item in value]
@@ -104,20 +96,18 @@ def _clean(value: Any, deep: int) -> Any:
         if isinstance(item, str) and (name in _DROPPED or (name == "description" and suspicious(item))):
             continue
         if name == "description" and isinstance(item, str):
-            item = item[:MCP_DESCRIPTION_CHARS_MAX]
+            item = item[: limits.MCP_DESCRIPTION_CHARS_MAX]
         made[name] = _clean(item, deep + 1)
     return made
 
 
 def effect(hints: Mapping[str, Any]) -> Effect:
-    """What a tool says that a call does."""
     if hints.get("readOnlyHint") is True:
         return "read"
     return "idempotent" if hints.get("idempotentHint") is True else "effect"
 
 
 def needs_leave(mode: str, hints: Mapping[str, Any]) -> bool:
-    """Whether somebody is to be asked before a call."""
     if mode != "destructive":
         return mode == "always"
     return hints.get("readOnlyHint") is not True and hints.get("destructiveHint") is not False
@@ -137,8 +127,6 @@ def fitting(costs: Iterable[tuple[str, int]], room: int) -> tuple[set[str], list
 
 
 class Blob(NamedTuple):
-    """Something that is no text."""
-
     media_type: str
     data: bytes
 
@@ -164,8 +152,8 @@ def answer(content: Iterable[Json], structured: object = None) -> tuple[Json, li
         made["structured"] = structured
     if text and not (structured is not None and _says(text, structured)):
         made["text"] = text
-        if len(text) > MCP_ANSWER_CHARS_MAX:
-            made["text"] = f"{text[:MCP_ANSWER_CHARS_MAX]}\n[… cut: {len(text)} characters in all]"
+        if len(text) > limits.MCP_ANSWER_CHARS_MAX:
+            made["text"] = f"{text[: limits.MCP_ANSWER_CHARS_MAX]}\n[… cut: {len(text)} characters in all]"
     if links:
         made["resources"] = links
     return made, blobs

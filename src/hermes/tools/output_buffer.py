@@ -10,13 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hermes.core import limits
 from hermes.core.home import make_private_folder, private_opener
-from hermes.core.limits import (
-    COMMAND_OUTPUT_BYTES_KEPT,
-    COMMAND_PIECE_CHARS,
-    COMMAND_QUIET_S,
-    COMMAND_SHOWN_CHARS_MAX,
-)
 from hermes.sandbox.quota import spilled
 
 if TYPE_CHECKING:
@@ -63,7 +58,6 @@ class Ends:
         self._head = self._tail = ""
 
     def add(self, text: str) -> None:
-        """More of the text."""
         self.total += len(text)
         room = self._head_max - len(self._head)
         self._head += text[:room]
@@ -71,7 +65,6 @@ class Ends:
 
     @property
     def cut(self) -> int:
-        """How many characters are left out."""
         return max(0, self.total - self.chars_max)
 
     def text(self, more: str = "") -> str:
@@ -85,28 +78,25 @@ class Shown:
 
     def __init__(self, emit: Callable[[str, str], None], stream: str) -> None:
         self._emit, self._stream = emit, stream
-        self._room = COMMAND_SHOWN_CHARS_MAX
+        self._room = limits.COMMAND_SHOWN_CHARS_MAX
         self._line = ""
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def open(self) -> bool:
-        """Whether anything more is shown."""
         return self._room > 0
 
     def add(self, text: str) -> None:
-        """More of the text."""
         self._line += text if self.open else ""
         whole = self._line.rfind("\n") + 1
         if whole:
             self._out(whole)
-        if len(self._line) >= COMMAND_PIECE_CHARS:
+        if len(self._line) >= limits.COMMAND_PIECE_CHARS:
             self._out(len(self._line))
         if self._line and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(COMMAND_QUIET_S, self.flush)
+            self._timer = asyncio.get_running_loop().call_later(limits.COMMAND_QUIET_S, self.flush)
 
     def flush(self) -> None:
-        """Show what there is."""
         if self._line:
             self._out(len(self._line))
 
@@ -130,10 +120,9 @@ class Spill:
     ) -> None:
         self.path, self._blocking, self._redact = path, blocking, redact
         self.begun, self.whole = False, True
-        self._room, self._held = COMMAND_OUTPUT_BYTES_KEPT, ""
+        self._room, self._held = limits.COMMAND_OUTPUT_BYTES_KEPT, ""
 
     async def add(self, text: str) -> None:
-        """More of the text."""
         self.begun = True
         if self.whole:
             self._held += text
@@ -161,8 +150,6 @@ class Spill:
 
 
 class Captured:
-    """One output of a command."""
-
     def __init__(
         self,
         chars_max: int,
@@ -175,13 +162,12 @@ class Captured:
         self._readable, self._shown = Readable(secrets), Shown(emit, stream)
 
     async def add(self, data: bytes, *, end: bool = False) -> None:
-        """More of it, or its end."""
         text = self._readable.feed(data, end=end)
         if self.spill is not None and (self.spill.begun or self.ends.total + len(text) > self.ends.chars_max):
             await self.spill.add(text if self.spill.begun else self.ends.text() + text)
         self.ends.add(text)
-        for at in range(0, len(text) if self._shown.open else 0, COMMAND_PIECE_CHARS):
-            self._shown.add(text[at : at + COMMAND_PIECE_CHARS])
+        for at in range(0, len(text) if self._shown.open else 0, limits.COMMAND_PIECE_CHARS):
+            self._shown.add(text[at : at + limits.COMMAND_PIECE_CHARS])
             await asyncio.sleep(0)
         if end:
             self._shown.flush()
@@ -189,9 +175,8 @@ class Captured:
                 await self.spill.flush()
 
     def text(self) -> str:
-        """What the answer holds of it."""
         spill = self.spill
         if spill is None or not spill.begun:
             return self.ends.text()
-        what = "all of it is" if spill.whole else f"its first {COMMAND_OUTPUT_BYTES_KEPT >> 20} MiB are"
+        what = "all of it is" if spill.whole else f"its first {limits.COMMAND_OUTPUT_BYTES_KEPT >> 20} MiB are"
         return self.ends.text(f"; {what} in {spill.path}")

@@ -11,13 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from hermes.core.limits import (
-    COMPARED_LINES_MAX,
-    DIFF_CHARS_MAX,
-    PLACES_TOLD_MAX,
-    REPEATED_LINES_MAX,
-    WRITTEN_BYTES_MAX,
-)
+from hermes.core import limits
 from hermes.guards.paths import Paths
 from hermes.tools.diagnostics import diagnostics
 from hermes.tools.file_access import (
@@ -100,7 +94,7 @@ def replaced(text: str, old: str, new: str, every: bool) -> tuple[str, str]:
     starts = [match.start() for match in re.finditer(re.escape(old), text)]
     if starts:
         if len(starts) > 1 and not every:
-            raise ambiguous([text.count("\n", 0, start) + 1 for start in starts[:PLACES_TOLD_MAX]], len(starts))
+            raise ambiguous([text.count("\n", 0, start) + 1 for start in starts[: limits.PLACES_TOLD_MAX]], len(starts))
         return text.replace(old, new), "exact"
     lines, wanted, instead = _lines(text), _lines(old), _lines(new)
     for by, form in LEVELS[1:] if old.strip() else ():
@@ -131,7 +125,7 @@ def _joined(lines: list[str], before: str) -> str:
 
 def ambiguous(numbers: list[int], count: int) -> ToolError:
     """The refusal to choose between places."""
-    numbers = numbers[:PLACES_TOLD_MAX]
+    numbers = numbers[: limits.PLACES_TOLD_MAX]
     more = f" and {count - len(numbers)} more" if count > len(numbers) else ""
     hint = "Give more of the lines around it, or replace_all=true to change every place."
     said = f"That occurs {count} times, at the lines {', '.join(map(str, numbers))}{more}."
@@ -154,12 +148,12 @@ def nearest(lines: list[str], wanted: list[str]) -> list[int]:
     for at, line in enumerate(stripped):
         places.setdefault(line, []).append(at)
     for offset, line in enumerate(line.strip() for line in wanted):
-        if line and len(known := places.get(line, [])) <= PLACES_TOLD_MAX:
+        if line and len(known := places.get(line, [])) <= limits.PLACES_TOLD_MAX:
             votes.update(max(0, at - offset) for at in known)
     if votes:
         return [at for at, _ in votes.most_common(_NEAREST)]
     longest = max((line.strip() for line in wanted), key=len, default="")[:_COMPARED_CHARS]
-    some = [line for line in places if 0 < len(line) <= _COMPARED_CHARS][:COMPARED_LINES_MAX]
+    some = [line for line in places if 0 < len(line) <= _COMPARED_CHARS][: limits.COMPARED_LINES_MAX]
     return [places[line][0] for line in difflib.get_close_matches(longest, some, _NEAREST, 0.5)] if longest else []
 
 
@@ -177,8 +171,6 @@ class Hunk:
 
 @dataclass(slots=True)
 class Section:
-    """What a patch does with one file."""
-
     kind: str
     path: str
     move: str = ""
@@ -270,7 +262,7 @@ class _Places:
         if len(starts) * len(want) <= _COMPARED_AT_ONCE:
             return [start for start in starts if formed[start : start + len(want)] == want]
         self._compared += len(formed)
-        if self._compared > REPEATED_LINES_MAX:
+        if self._compared > limits.REPEATED_LINES_MAX:
             said = "The patch changes too many places that look alike."
             raise ToolError(said, "too_large", "Apply it in several smaller patches.")
         return [start for start in blocks(formed, want, str) if start >= above]
@@ -308,7 +300,6 @@ def _place(places: _Places, old: list[str], hunk: Hunk, at: int) -> tuple[int, i
 
 
 def difference(old: list[str], new: list[str], names: tuple[str, str]) -> tuple[str, int, int]:
-    """A unified diff, and how many lines came and went."""
     head = 0
     while head < min(len(old), len(new)) and old[head] == new[head]:
         head += 1
@@ -331,7 +322,7 @@ def difference(old: list[str], new: list[str], names: tuple[str, str]) -> tuple[
 
 
 def _groups(a: list[str], b: list[str], lead: int, trail: int) -> Iterable[list[tuple[str, int, int, int, int]]]:
-    if max(len(a), len(b)) <= COMPARED_LINES_MAX:
+    if max(len(a), len(b)) <= limits.COMPARED_LINES_MAX:
         return difflib.SequenceMatcher(None, a, b).get_grouped_opcodes(_CONTEXT)
     x, y = len(a) - trail, len(b) - trail  # comparing so many lines would take too long
     return [[("equal", 0, lead, 0, lead), ("replace", lead, x, lead, y), ("equal", x, len(a), y, len(b))]]
@@ -356,7 +347,7 @@ def _bytes(text: str, before: bytes) -> bytes:
 def _load(paths: Paths, path: str, real: str) -> tuple[bytes, os.stat_result]:
     if (found := content_of(paths, real)) is None:
         hint = "A command in the terminal can change it."
-        raise ToolError(f"{path} has more than {WRITTEN_BYTES_MAX} bytes.", "too_large", hint)
+        raise ToolError(f"{path} has more than {limits.WRITTEN_BYTES_MAX} bytes.", "too_large", hint)
     if (kind := type_of(found[0][:8192], real)) is not None:
         raise binary(path, kind, len(found[0]))
     return found
@@ -426,13 +417,13 @@ def _plain(text: str) -> str:
 
 def _cut(ctx: ToolContext, diff: str) -> str:
     """The diff without secrets, and not too long; secrets do not span lines, so it is cut between two."""
-    some = diff[: 2 * DIFF_CHARS_MAX]
+    some = diff[: 2 * limits.DIFF_CHARS_MAX]
     if len(some) < len(diff):
         some = some[: some.rfind("\n") + 1]
     some = Shower(ctx).text(_plain(some))
-    if len(some) <= DIFF_CHARS_MAX and len(diff) <= 2 * DIFF_CHARS_MAX:
+    if len(some) <= limits.DIFF_CHARS_MAX and len(diff) <= 2 * limits.DIFF_CHARS_MAX:
         return some
-    return some[: DIFF_CHARS_MAX - 40] + "\n[the rest of the diff is left out]"
+    return some[: limits.DIFF_CHARS_MAX - 40] + "\n[the rest of the diff is left out]"
 
 
 def _run(ctx: ToolContext, args: Args) -> Answer:

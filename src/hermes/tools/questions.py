@@ -41,7 +41,6 @@ class Decision:
 
     @property
     def allowed(self) -> bool:
-        """Whether it may be done."""
         return self.choice != "deny"
 
 
@@ -106,7 +105,6 @@ class Asking:
             return decision
 
     async def decide(self, call_id: str, choice: str, by: str, comment: str) -> Decision:
-        """Put on record what nobody had to be asked about."""
         return await self._decided(f"apr_{random_hex(8)}", choice, by, comment=comment, call_id=call_id)
 
     async def spent(self, usage: Mapping[str, Any]) -> None:

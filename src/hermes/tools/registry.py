@@ -106,17 +106,13 @@ class ToolDef:
     reconcile: Callable[[ToolContext, Args, Mapping[str, Any]], Reconciled | Awaitable[Reconciled]] | None = None
 
     def effect_of(self, args: Args) -> Effect:
-        """The class of this call."""
         return self.effect if isinstance(self.effect, str) else self.effect(args)
 
     def scope_of(self, args: Args) -> frozenset[str]:
-        """What this call touches."""
         return frozenset({"*"}) if self.alone else self.scope(args)
 
 
 class Registry:
-    """The tools of this process by name."""
-
     def __init__(self, tools: Iterable[ToolDef] = ()) -> None:
         self._tools: dict[str, ToolDef] = {}
         self._of_sets: dict[frozenset[str], list[ToolDef]] = {}
@@ -124,22 +120,18 @@ class Registry:
             self.add(tool)
 
     def add(self, tool: ToolDef) -> None:
-        """Register a tool; a name is taken once."""
         if tool.name in self._tools:
             raise ValueError(f"A tool called {tool.name} is registered already.")
         self._tools[tool.name] = tool
         self._of_sets.clear()
 
     def get(self, name: str) -> ToolDef | None:
-        """The tool of that name."""
         return self._tools.get(name)
 
     def all(self) -> list[ToolDef]:
-        """Every tool, sorted by name."""
         return sorted(self._tools.values(), key=lambda tool: tool.name)
 
     def offered(self, toolsets: Iterable[str], settings: Settings) -> dict[str, ToolDef]:
-        """The tools of these toolsets that can be used now, sorted by name."""
         wanted = frozenset(toolsets)
         if wanted not in self._of_sets:
             self._of_sets[wanted] = [tool for tool in self.all() if tool.toolset in wanted]

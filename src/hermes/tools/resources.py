@@ -35,8 +35,6 @@ Blocking = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 @dataclass(slots=True)
 class ProcessResources:
-    """Resources of the process: sandboxes, network, background processes."""
-
     sandboxes: Sandboxes
     network: Network
     engine: Callable[[], RunEngine]
@@ -84,12 +82,10 @@ class RunResources:
 
     @property
     def engine(self) -> RunEngine:
-        """What runs other runs."""
         return self._outside.engine()
 
     @property
     def processes(self) -> Processes:
-        """The processes in the background."""
         return self._outside.processes
 
     @property
@@ -111,7 +107,6 @@ class RunResources:
 
     @property
     def spill(self) -> Path:
-        """Where the run's long answers lie."""
         return self.home.path / "cache" / "tool_results" / self.spec.run_id
 
     @property

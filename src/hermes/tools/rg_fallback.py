@@ -35,7 +35,6 @@ class Glob:
         ]
 
     def matches(self, names: list[str]) -> bool:
-        """Whether a path, given by its parts, is meant."""
         return any(self._fits(form, names) for form in self._forms)
 
     def _fits(self, form: list[re.Pattern[str] | None], names: list[str]) -> bool:
@@ -101,8 +100,6 @@ def _regex(part: str, dots: bool) -> str:
 
 
 class Rule(NamedTuple):
-    """A line of an ignore file."""
-
     glob: Glob
     keeps: bool
     only_folders: bool
@@ -117,7 +114,6 @@ class Level(NamedTuple):
 
 
 def rule_of(line: str) -> Rule | None:
-    """What a line of an ignore file says."""
     line = line if line.endswith("\\ ") else line.rstrip()
     if not line or line.startswith("#"):
         return None
@@ -134,7 +130,6 @@ def rule_of(line: str) -> Rule | None:
 
 
 def level_of(folder: str) -> Level:
-    """The rules of a folder."""
     rules: list[list[Rule]] = []
     for name in IGNORE_FILES:
         text = ""

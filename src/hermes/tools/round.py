@@ -13,13 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from hermes.core.limits import (
-    ITEMS_AT_ONCE_MAX,
-    PREVIEW_CHARS_MAX,
-    REDACTED_AT_ONCE_CHARS_MAX,
-    RESULT_SHOWN_CHARS_MAX,
-    STUBBORN_S_MAX,
-)
+from hermes.core import limits
 from hermes.core.message_marks import without_steer
 from hermes.core.spec import Content
 from hermes.core.stream_parts import ToolCall
@@ -41,8 +35,6 @@ Status = Literal["ok", "error", "blocked", "timeout", "interrupted", "unknown"]
 
 @dataclass(slots=True)
 class Outcome:
-    """How one call ended."""
-
     call: ToolCall
     status: Status
     content: Content
@@ -54,8 +46,6 @@ class Outcome:
 
 @dataclass(slots=True)
 class PendingCall:
-    """A call on its way through the round."""
-
     call: ToolCall
     tool: ToolDef | None = None
     args: Args = field(default_factory=dict)
@@ -89,7 +79,6 @@ class LoopGuard:
         self._read: dict[str, int] = {}
 
     def hint(self, name: str, args: Args, status: Status, effect: str, content: str) -> str:
-        """Advice for the model, or nothing."""
         key = f"{name}:{json.dumps(args, sort_keys=True)}"
         if status == "ok":
             self._failed_tools.pop(name, None)
@@ -143,7 +132,7 @@ class ToolRound:
         works: list[PendingCall] = []
         for at, call in enumerate(calls, 1):
             works.append(PendingCall(call, refusal=refused[call.id]) if call.id in refused else self._settle(call))
-            if not at % ITEMS_AT_ONCE_MAX:
+            if not at % limits.ITEMS_AT_ONCE_MAX:
                 await asyncio.sleep(0)  # others have their turn in between
         self._mark_duplicates(works)
         waits, left = _waits(works), len(works)
@@ -348,7 +337,7 @@ class ToolRound:
         )
         event.data |= known
         event.data["args"] = redact_tree(work.args, self._redact)
-        event.data["preview"] = self._redact(tool.preview(work.args))[:PREVIEW_CHARS_MAX]
+        event.data["preview"] = self._redact(tool.preview(work.args))[: limits.PREVIEW_CHARS_MAX]
         work.begun = True
         await self._log.append(event, sync=effect == "effect")
 
@@ -378,7 +367,7 @@ class ToolRound:
         except asyncio.CancelledError:
             ctx.cancelled.set()
             job.future.add_done_callback(_heard)
-            _, late = await asyncio.wait([job.future], timeout=STUBBORN_S_MAX)
+            _, late = await asyncio.wait([job.future], timeout=limits.STUBBORN_S_MAX)
             if late:
                 job.abandon()
             job.future.cancel()
@@ -400,7 +389,9 @@ class ToolRound:
         if not isinstance(answer, str):
             code = code or str(answer.get("code", ""))
             hide = partial(redact_tree, answer, self._redact)
-            shown: Answer = await self._threads.call(hide) if len(content) > REDACTED_AT_ONCE_CHARS_MAX else hide()
+            shown: Answer = (
+                await self._threads.call(hide) if len(content) > limits.REDACTED_AT_ONCE_CHARS_MAX else hide()
+            )
             content = render(shown)
             if work.parent is None:
                 content, spilled = await self._shape.shaped(shown, content, work.call.id, foreign=work.foreign)
@@ -418,7 +409,7 @@ class ToolRound:
         # From here on the commit goes through, also when this task is cancelled while it waits for it.
         work.outcome = Outcome(work.call, status, told, name, code, work.refusal is not None, bool(words))
         rows = [row] if work.parent is None else []
-        event.data |= {} if rows else {"content": content[:RESULT_SHOWN_CHARS_MAX]}
+        event.data |= {} if rows else {"content": content[: limits.RESULT_SHOWN_CHARS_MAX]}
         # What has changed nothing can be read again; what was done is on record at once.
         await self._log.append(event, rows=rows, closes=self._log.end_output(work.call.id), hold=work.reads)
 

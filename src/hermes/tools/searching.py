@@ -12,15 +12,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from hermes.core.limits import (
-    SEARCH_CONTEXT_LINES_MAX,
-    SEARCH_FILES_S_MAX,
-    SEARCH_HITS,
-    SEARCH_HITS_MAX,
-    SEARCH_LINE_CHARS_MAX,
-    SEARCH_LISTED_BYTES_MAX,
-    SEARCH_PATTERN_CHARS_MAX,
-)
+from hermes.core import limits
 from hermes.guards.paths import PathRefused, Paths
 from hermes.sandbox.base import Sandbox, SandboxError
 from hermes.sandbox.local import Local, NoSandbox
@@ -119,7 +111,7 @@ class Search:
         async with await where.spawn(argv, cwd=self.root, seconds=left, network=False) as process:
             async for chunk in process.chunks():
                 output += chunk
-                if len(output) > SEARCH_LISTED_BYTES_MAX:
+                if len(output) > limits.SEARCH_LISTED_BYTES_MAX:
                     process.kill()
                     break
             code = await process.wait()
@@ -160,7 +152,6 @@ class Search:
         return True
 
     def told(self, path: str) -> str:
-        """A path as the model is told it."""
         return shown(self.ctx, self.paths, os.path.join(self.root, path))
 
     def hits(self, numbers: dict[str, list[int]], context: int) -> list[Answer]:
@@ -175,7 +166,7 @@ class Search:
                     for number in wanted:
                         lines.skip_to(number - context)
                         while lines.number <= number + context and (raw := lines.next()):
-                            texts[lines.last] = shower.line(raw, lines.is_key)[0][:SEARCH_LINE_CHARS_MAX]
+                            texts[lines.last] = shower.line(raw, lines.is_key)[0][: limits.SEARCH_LINE_CHARS_MAX]
             except (PathRefused, OSError):  # it has changed meanwhile
                 continue
             for number in (number for number in wanted if number in texts):
@@ -201,10 +192,14 @@ def _listed(output: bytes) -> Listed:
 
 
 async def _run(ctx: ToolContext, args: Args) -> Answer:
-    offset, limit, mode = args.get("offset", 0), args.get("limit", SEARCH_HITS), args.get("output_mode", "content")
+    offset, limit, mode = (
+        args.get("offset", 0),
+        args.get("limit", limits.SEARCH_HITS),
+        args.get("output_mode", "content"),
+    )
     content = args.get("target", "content") == "content"
     globs = [g for g in (args.get("file_glob"), None if content else args["pattern"]) if g]
-    deadline = asyncio.get_running_loop().time() + SEARCH_FILES_S_MAX
+    deadline = asyncio.get_running_loop().time() + limits.SEARCH_FILES_S_MAX
     paths = await ctx.world.paths()
     search = Search(ctx, paths, args["pattern"], globs or ["*"], args.get("ignore_case", False), deadline)
     await ctx.blocking(partial(search.begin, args.get("path", ".")))
@@ -258,14 +253,14 @@ TOOL = ToolDef(
     parameters={
         "type": "object",
         "properties": {
-            "pattern": {"type": "string", "minLength": 1, "maxLength": SEARCH_PATTERN_CHARS_MAX},
+            "pattern": {"type": "string", "minLength": 1, "maxLength": limits.SEARCH_PATTERN_CHARS_MAX},
             "target": {"type": "string", "enum": ["content", "files"]},
             "path": {"type": "string", "minLength": 1, "description": "A folder or a file."},
-            "file_glob": {"type": "string", "minLength": 1, "maxLength": SEARCH_PATTERN_CHARS_MAX},
-            "limit": {"type": "integer", "minimum": 1, "maximum": SEARCH_HITS_MAX},
+            "file_glob": {"type": "string", "minLength": 1, "maxLength": limits.SEARCH_PATTERN_CHARS_MAX},
+            "limit": {"type": "integer", "minimum": 1, "maximum": limits.SEARCH_HITS_MAX},
             "offset": {"type": "integer", "minimum": 0},
             "output_mode": {"type": "string", "enum": ["content", "files_only", "count"]},
-            "context": {"type": "integer", "minimum": 0, "maximum": SEARCH_CONTEXT_LINES_MAX},
+            "context": {"type": "integer", "minimum": 0, "maximum": limits.SEARCH_CONTEXT_LINES_MAX},
             "ignore_case": {"type": "boolean"},
         },
         "required": ["pattern"],

@@ -63,8 +63,6 @@ _BEFORE = frozenset({"sudo", "env", "command", "nice", "nohup", "timeout", "time
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A command that may be run."""
-
     sandbox: Sandbox
     shell: Shell
     text: str
@@ -190,7 +188,6 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
 
 
 def _network_hint(sandbox: Sandbox, command: str) -> str:
-    """Why a command may have failed in a sandbox whose network is not what it expects."""
     proxied = sandbox.name in PROXIED
     if not sandbox.isolated or (sandbox.place.network and not proxied) or not goes_online(command):
         return ""

@@ -26,7 +26,6 @@ LEAN = frozenset({"file", "terminal", "todo"})
 
 @cache
 def builtin() -> Registry:
-    """The tools that come with Hermes, loaded when first asked for."""
     found: list[ToolDef] = []
     for name in _MODULES:
         module = import_module(f"hermes.tools.{name}")

@@ -8,16 +8,7 @@ import io
 from functools import partial
 from typing import Any
 
-from hermes.core.limits import (
-    IMAGE_ANSWER_TOKENS_MAX,
-    IMAGE_BYTES_MAX,
-    IMAGE_PIXELS_MAX,
-    IMAGE_PIXELS_WIDE_MAX,
-    IMAGE_QUESTION_CHARS_MAX,
-    IMAGE_S_MAX,
-    IMAGE_SENT_BYTES_MAX,
-    IMAGE_UNSCALED_BYTES_MAX,
-)
+from hermes.core import limits
 from hermes.guards.paths import Paths
 from hermes.guards.urls import IMAGES, FetchFailed
 from hermes.tools import approvals
@@ -47,7 +38,9 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
     data = await _bytes(ctx, args["image_url"].strip())
     image = {"type": "image_url", "image_url": {"url": await ctx.blocking(partial(data_url, data))}}
     content = [{"type": "text", "text": args["question"]}, image]
-    got = await ctx.world.ask_model("vision", _SYSTEM, [{"role": "user", "content": content}], IMAGE_ANSWER_TOKENS_MAX)
+    got = await ctx.world.ask_model(
+        "vision", _SYSTEM, [{"role": "user", "content": content}], limits.IMAGE_ANSWER_TOKENS_MAX
+    )
     if got is None:
         hint = "Tell the user: auxiliary.vision.model can be set to a model that sees images."
         raise ToolError("No model could be asked about the image.", "tool_unavailable", hint)
@@ -63,7 +56,7 @@ async def _bytes(ctx: ToolContext, place: str) -> bytes:
         return data
     if _is_address(place):
         try:
-            fetched = await ctx.world.urls.fetch(place, kinds=IMAGES, bytes_max=IMAGE_BYTES_MAX)
+            fetched = await ctx.world.urls.fetch(place, kinds=IMAGES, bytes_max=limits.IMAGE_BYTES_MAX)
         except FetchFailed as failed:
             code = "too_large" if failed.rule == "too_large" else failed.code
             raise ToolError(str(failed), code, "Use another image, or tell the user.") from None
@@ -78,7 +71,7 @@ async def _bytes(ctx: ToolContext, place: str) -> bytes:
 
 def _inline(url: str) -> bytes:
     head, comma, text = url.partition(",")
-    if not comma or not head.lower().endswith(";base64") or len(text) > IMAGE_BYTES_MAX * 4 / 3 + 4:
+    if not comma or not head.lower().endswith(";base64") or len(text) > limits.IMAGE_BYTES_MAX * 4 / 3 + 4:
         hint = "It begins with data:image/png;base64, or the like, and is at most 20 MiB."
         raise ToolError("The data URL cannot be read.", "image_unreadable" if comma else "invalid_arguments", hint)
     try:
@@ -89,7 +82,7 @@ def _inline(url: str) -> bytes:
 
 def _file(ctx: ToolContext, paths: Paths, place: str) -> bytes:
     with told(ctx, paths, place), paths.open(str(paths.check(located(ctx, paths, place), "read"))) as file:
-        return file.read(IMAGE_BYTES_MAX + 1)
+        return file.read(limits.IMAGE_BYTES_MAX + 1)
 
 
 def _unreadable(why: str) -> ToolError:
@@ -98,9 +91,9 @@ def _unreadable(why: str) -> ToolError:
 
 def data_url(data: bytes) -> str:
     """An image as it is sent to a model. It blocks."""
-    if len(data) > IMAGE_BYTES_MAX:
+    if len(data) > limits.IMAGE_BYTES_MAX:
         hint = "Use a smaller image, or a part of this one."
-        raise ToolError(f"The image has more than {IMAGE_BYTES_MAX} bytes.", "too_large", hint)
+        raise ToolError(f"The image has more than {limits.IMAGE_BYTES_MAX} bytes.", "too_large", hint)
     kind, data = fitted(data)
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
@@ -111,7 +104,7 @@ def fitted(data: bytes) -> tuple[str, bytes]:
     if not can_shrink():
         if kind not in SENT_AS_IS:
             raise _unreadable("This is no image of a known kind")
-        if len(data) > IMAGE_UNSCALED_BYTES_MAX:
+        if len(data) > limits.IMAGE_UNSCALED_BYTES_MAX:
             hint = "Tell the user: pip install 'hermes[images]', with which large images are made smaller."
             raise ToolError("The image is too large to be sent as it is.", "too_large", hint)
         return kind, data
@@ -120,15 +113,19 @@ def fitted(data: bytes) -> tuple[str, bytes]:
 
     try:
         with decoded(io.BytesIO(data)) as image:
-            if image.width * image.height > IMAGE_PIXELS_MAX:
+            if image.width * image.height > limits.IMAGE_PIXELS_MAX:
                 raise DecompressionBombError
-            if kind in SENT_AS_IS and max(image.size) <= IMAGE_PIXELS_WIDE_MAX and len(data) <= IMAGE_SENT_BYTES_MAX:
+            if (
+                kind in SENT_AS_IS
+                and max(image.size) <= limits.IMAGE_PIXELS_WIDE_MAX
+                and len(data) <= limits.IMAGE_SENT_BYTES_MAX
+            ):
                 image.load()  # what is damaged is told here, not by a provider
                 return kind, data
             return "image/jpeg", _scaled(image)
     except (DecompressionBombError, DecompressionBombWarning):
         hint = "Use a smaller image, or a part of this one."
-        raise ToolError(f"The image has more than {IMAGE_PIXELS_MAX} pixels.", "too_large", hint) from None
+        raise ToolError(f"The image has more than {limits.IMAGE_PIXELS_MAX} pixels.", "too_large", hint) from None
     except (OSError, ValueError, SyntaxError, EOFError):
         raise _unreadable("The image is damaged or of an unknown kind") from None
 
@@ -137,7 +134,7 @@ def _scaled(image: Any) -> bytes:
     """The image as JPEG, upright and on white, no larger than it may be."""
     from PIL import Image, ImageOps
 
-    image.thumbnail((IMAGE_PIXELS_WIDE_MAX, IMAGE_PIXELS_WIDE_MAX))
+    image.thumbnail((limits.IMAGE_PIXELS_WIDE_MAX, limits.IMAGE_PIXELS_WIDE_MAX))
     image = ImageOps.exif_transpose(image).convert("RGBA")
     flat = Image.new("RGB", image.size, "white")
     flat.paste(image, mask=image.getchannel("A"))
@@ -154,7 +151,7 @@ TOOL = ToolDef(
         "type": "object",
         "properties": {
             "image_url": {"type": "string", "minLength": 1, "description": "http(s) address, data URL, or path."},
-            "question": {"type": "string", "minLength": 1, "maxLength": IMAGE_QUESTION_CHARS_MAX},
+            "question": {"type": "string", "minLength": 1, "maxLength": limits.IMAGE_QUESTION_CHARS_MAX},
         },
         "required": ["image_url", "question"],
         "additionalProperties": False,
@@ -163,7 +160,7 @@ TOOL = ToolDef(
     prepare=_prepare,
     effect="read",
     scope=lambda _: SCOPE,
-    timeout_s=IMAGE_S_MAX,
+    timeout_s=limits.IMAGE_S_MAX,
     available=lambda settings: None if settings.get("auxiliary.vision.enabled") else "auxiliary.vision is turned off",
     preview=lambda args: f"{args['image_url'][:100]}: {args['question']}",
     foreign=True,

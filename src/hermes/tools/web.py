@@ -12,15 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode
 
-from hermes.core.limits import (
-    EXTRACTED_CHARS_MAX,
-    EXTRACTED_CHARS_MIN,
-    EXTRACTED_PAGES_MAX,
-    PAGE_SPILLED_BYTES_MAX,
-    WEB_QUERY_CHARS_MAX,
-    WEB_RESULTS_MAX,
-    WEB_SNIPPET_CHARS_MAX,
-)
+from hermes.core import limits
 from hermes.guards.urls import Fetched, FetchFailed
 from hermes.sandbox.quota import write_spill
 from hermes.tools import approvals
@@ -154,8 +146,8 @@ def _results(name: str, fetched: Fetched) -> list[Answer]:
 
 
 def _words(value: Any) -> str:
-    text = " ".join(html.unescape(_TAG.sub("", str(value or "")[: 4 * WEB_SNIPPET_CHARS_MAX])).split())
-    return text if len(text) <= WEB_SNIPPET_CHARS_MAX else f"{text[:WEB_SNIPPET_CHARS_MAX]}…"
+    text = " ".join(html.unescape(_TAG.sub("", str(value or "")[: 4 * limits.WEB_SNIPPET_CHARS_MAX])).split())
+    return text if len(text) <= limits.WEB_SNIPPET_CHARS_MAX else f"{text[: limits.WEB_SNIPPET_CHARS_MAX]}…"
 
 
 SEARCH = ToolDef(
@@ -165,8 +157,13 @@ SEARCH = ToolDef(
     parameters={
         "type": "object",
         "properties": {
-            "query": {"type": "string", "minLength": 1, "maxLength": WEB_QUERY_CHARS_MAX},
-            "limit": {"type": "integer", "minimum": 1, "maximum": WEB_RESULTS_MAX, "description": "5 if not given."},
+            "query": {"type": "string", "minLength": 1, "maxLength": limits.WEB_QUERY_CHARS_MAX},
+            "limit": {
+                "type": "integer",
+                "minimum": 1,
+                "maximum": limits.WEB_RESULTS_MAX,
+                "description": "5 if not given.",
+            },
         },
         "required": ["query"],
         "additionalProperties": False,
@@ -189,7 +186,7 @@ async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
 
 
 async def _extract(ctx: ToolContext, args: Args) -> Answer:
-    limit = args.get("char_limit") or min(ctx.settings.get("web.extract_char_limit"), EXTRACTED_CHARS_MAX)
+    limit = args.get("char_limit") or min(ctx.settings.get("web.extract_char_limit"), limits.EXTRACTED_CHARS_MAX)
     return {"pages": await asyncio.gather(*(_page(ctx, url, limit) for url in args["urls"]))}
 
 
@@ -218,7 +215,7 @@ def _shown(ctx: ToolContext, fetched: Fetched, limit: int) -> Answer:
 
     page = pages.read(fetched.data, fetched.content_type, fetched.charset, fetched.final_url)
     text = ctx.redact(page.text)  # before a cut, beside which half a secret would not be known
-    answer: Answer = {"title": ctx.redact(page.title)[:WEB_SNIPPET_CHARS_MAX], "content": text}
+    answer: Answer = {"title": ctx.redact(page.title)[: limits.WEB_SNIPPET_CHARS_MAX], "content": text}
     if len(text) > limit:
         head = int(limit * _HEAD_SHARE)
         tail = limit - head
@@ -233,7 +230,7 @@ def _shown(ctx: ToolContext, fetched: Fetched, limit: int) -> Answer:
 def _spilled(ctx: ToolContext, url: str, text: str) -> str | None:
     name = hashlib.sha256(f"{ctx.call_id}\0{url}".encode("utf-8", "replace")).hexdigest()[:16]
     path = ctx.world.spill / f"page-{name}.md"
-    data = text.encode("utf-8", "replace")[:PAGE_SPILLED_BYTES_MAX]
+    data = text.encode("utf-8", "replace")[: limits.PAGE_SPILLED_BYTES_MAX]
     try:
         write_spill(path, data.decode("utf-8", "ignore"))
     except OSError:
@@ -255,12 +252,12 @@ EXTRACT = ToolDef(
                 "type": "array",
                 "items": {"type": "string", "minLength": 1},
                 "minItems": 1,
-                "maxItems": EXTRACTED_PAGES_MAX,
+                "maxItems": limits.EXTRACTED_PAGES_MAX,
             },
             "char_limit": {
                 "type": "integer",
-                "minimum": EXTRACTED_CHARS_MIN,
-                "maximum": EXTRACTED_CHARS_MAX,
+                "minimum": limits.EXTRACTED_CHARS_MIN,
+                "maximum": limits.EXTRACTED_CHARS_MAX,
                 "description": "Characters per page; 15000 if not given.",
             },
         },
