@@ -137,7 +137,7 @@ async def test_tools_that_run_commands_are_not_offered(
     make_house: MakeHouse, server: ModelServer, no_bubblewrap: None
 ) -> None:
     desk = Desk(make_house, server, "auto")
-    desk.offer(*files.TOOLS, searching.TOOL)
+    desk.offer(files.READ, files.WRITE, searching.TOOL)
     desk.workspace.mkdir(parents=True, exist_ok=True)
     [answer] = await asked_all(desk, Call("write_file", {"path": "a.txt", "content": "word"}))
     assert answer["created"]
@@ -162,7 +162,7 @@ async def test_file_tools_stay_in_the_workspace(
     make_house: MakeHouse, server: ModelServer, no_bubblewrap: None, tmp_path: Path, tool: str
 ) -> None:
     desk = Desk(make_house, server, "auto")
-    desk.offer(*files.TOOLS)
+    desk.offer(files.READ, files.WRITE)
     (tmp_path / "outside.txt").write_text("mark")
     more = {"content": "x", "overwrite": True} if tool == "write_file" else {}
     [answer] = await asked_all(desk, Call(tool, {"path": str(tmp_path / "outside.txt"), **more}))
@@ -174,7 +174,7 @@ async def test_call_of_a_tool_that_is_not_offered_runs_nothing(
     make_house: MakeHouse, server: ModelServer, no_bubblewrap: None
 ) -> None:
     desk = Desk(make_house, server, "auto")
-    desk.offer(*files.TOOLS)
+    desk.offer(files.READ, files.WRITE)
     for name, given in (("terminal", {"command": "touch made"}), ("execute_code", {"code": "open('made', 'w')"})):
         [answer] = await asked_all(desk, Call(name, given))
         assert answer["code"] == "unknown_tool"

@@ -503,7 +503,7 @@ def test_much_content_is_not_looked_at() -> None:
 
 def offered(make_house: MakeHouse) -> House:
     house = make_house({"terminal": {"backend": "local"}})
-    house.offer(*files.TOOLS, patching.TOOL, searching.TOOL)
+    house.offer(files.READ, files.WRITE, patching.TOOL, searching.TOOL)
     house.home.workspace.mkdir(parents=True)
     return house
 

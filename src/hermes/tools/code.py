@@ -21,7 +21,7 @@ from hermes.sandbox.base import CHUNK_BYTES_MAX
 from hermes.sandbox.choose import no_commands
 from hermes.tools import approvals
 from hermes.tools.output_buffer import Captured
-from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, render
+from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema, render
 from hermes.tools.terminal import ENDED, begun, environment, followed, room_of, seen_through, surroundings
 
 CALLABLE = ("read_file", "write_file", "patch", "search_files", "terminal", "web_search", "web_extract")
@@ -173,12 +173,7 @@ TOOL = ToolDef(
         f"tools: `from hermes_tools import {', '.join(CALLABLE)}`; each takes the arguments of the tool and returns its "
         f"answer as a dict. At most {limits.CODE_CALLS_MAX} calls and {limits.CODE_S_MAX:g} seconds."
     ),
-    parameters={
-        "type": "object",
-        "properties": {"code": {"type": "string", "minLength": 1, "maxLength": limits.CODE_CHARS_MAX}},
-        "required": ["code"],
-        "additionalProperties": False,
-    },
+    parameters=object_schema({"code": {"type": "string", "minLength": 1, "maxLength": limits.CODE_CHARS_MAX}}, "code"),
     run=_run,
     prepare=_prepare,
     scope=lambda _: frozenset({"shell"}),

@@ -17,7 +17,7 @@ from hermes.providers.routes import of_session
 from hermes.runs.engine import LiveRun, Refused
 from hermes.runs.writer import LogEnded
 from hermes.store.base import StoreError
-from hermes.tools.registry import Answer, Args, Reconciled, ToolContext, ToolDef, ToolError
+from hermes.tools.registry import Answer, Args, Reconciled, ToolContext, ToolDef, ToolError, object_schema
 
 log = logging.getLogger(__name__)
 
@@ -244,25 +244,18 @@ TOOL = ToolDef(
         "your tools and your workspace, and sees nothing of this conversation but what you write. Good for work that "
         "reads much and reports little, and for parts that do not depend on each other."
     ),
-    parameters={
-        "type": "object",
-        "properties": {
+    parameters=object_schema(
+        {
             "goal": _GOAL,
             "context": _CONTEXT,
             "tasks": {
                 "type": "array",
                 "minItems": 1,
                 "maxItems": DELEGATED_TASKS_MAX,
-                "items": {
-                    "type": "object",
-                    "properties": {"goal": _GOAL, "context": _CONTEXT},
-                    "required": ["goal"],
-                    "additionalProperties": False,
-                },
+                "items": object_schema({"goal": _GOAL, "context": _CONTEXT}, "goal"),
             },
-        },
-        "additionalProperties": False,
-    },
+        }
+    ),
     run=_run,
     effect="effect",
     timeout_s=None,

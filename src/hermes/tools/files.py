@@ -33,7 +33,7 @@ from hermes.tools.file_access import (
     type_of,
     writable,
 )
-from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
+from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema
 from hermes.tools.vision import data_url
 
 # ---- read_file
@@ -108,9 +108,8 @@ READ = ToolDef(
         "Read a text file, or look at an image. Lines come as N|text; N| is not part of the file. Long files: go on at next_offset. "
         "What looks like «redacted:kind» stands for a secret that is not shown."
     ),
-    parameters={
-        "type": "object",
-        "properties": {
+    parameters=object_schema(
+        {
             "path": {"type": "string", "minLength": 1},
             "offset": {"type": "integer", "minimum": 1, "description": "First line, from 1."},
             "limit": {
@@ -120,9 +119,8 @@ READ = ToolDef(
                 "description": "Lines; 500 if not given.",
             },
         },
-        "required": ["path"],
-        "additionalProperties": False,
-    },
+        "path",
+    ),
     run=_read,
     effect="read",
     scope=lambda _: SCOPE,
@@ -193,16 +191,15 @@ WRITE = ToolDef(
         "Write a whole file; folders on the way are made. A file that exists must have been read before, unless "
         "overwrite=true. To change a part of a file use patch. `diagnostics` tells where the content does not parse."
     ),
-    parameters={
-        "type": "object",
-        "properties": {
+    parameters=object_schema(
+        {
             "path": {"type": "string", "minLength": 1},
             "content": {"type": "string"},
             "overwrite": {"type": "boolean", "description": "Replace a file without having read it."},
         },
-        "required": ["path", "content"],
-        "additionalProperties": False,
-    },
+        "path",
+        "content",
+    ),
     run=_write,
     effect="idempotent",
     scope=lambda _: SCOPE,
@@ -210,4 +207,3 @@ WRITE = ToolDef(
     prepare=_prepare_write,
     reconcile=reconcile,
 )
-TOOLS = (READ, WRITE)

@@ -27,7 +27,7 @@ from hermes.sandbox.mounts import Place
 from hermes.sandbox.proxy import EgressProxy
 from hermes.sandbox.quota import write_spill
 from hermes.tools import mcp_names as names
-from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
+from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema
 from hermes.tools.vision import data_url
 
 if TYPE_CHECKING:
@@ -436,10 +436,6 @@ def _link() -> Any:
 _RESOURCE = names.Fit(
     "read_resource",
     "Read a resource of this MCP server by its URI; without one, list those that there are.",
-    {
-        "type": "object",
-        "properties": {"uri": {"type": "string", "maxLength": 4096}},
-        "additionalProperties": False,
-    },
+    object_schema({"uri": {"type": "string", "maxLength": 4096}}),
     {"readOnlyHint": True},
 )

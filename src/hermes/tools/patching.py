@@ -31,7 +31,7 @@ from hermes.tools.file_access import (
     type_of,
     writable,
 )
-from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
+from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema
 
 # The ways to compare two lines, from the strictest on.
 LEVELS: tuple[tuple[str, Callable[[str], str]], ...] = (
@@ -441,9 +441,8 @@ TOOL = ToolDef(
         "spaces at the ends of lines and indentation need not be exact. mode=patch: several files as one, all or none:\n"
         + _GRAMMAR
     ),
-    parameters={
-        "type": "object",
-        "properties": {
+    parameters=object_schema(
+        {
             "mode": {"type": "string", "enum": ["replace", "patch"]},
             "path": {"type": "string", "minLength": 1},
             "old_string": {"type": "string"},
@@ -451,9 +450,8 @@ TOOL = ToolDef(
             "replace_all": {"type": "boolean"},
             "patch": {"type": "string"},
         },
-        "required": ["mode"],
-        "additionalProperties": False,
-    },
+        "mode",
+    ),
     run=_run,
     scope=lambda _: SCOPE,
     preview=lambda args: (

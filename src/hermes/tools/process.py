@@ -10,7 +10,7 @@ import time
 from hermes.core.limits import PREVIEW_CHARS_MAX, PROCESS_SLICE_CHARS, PROCESS_WAIT_S, PROCESS_WAIT_S_MAX
 from hermes.sandbox.choose import no_commands
 from hermes.tools.background import Background
-from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, ToolError
+from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, ToolError, object_schema
 
 _LOST = "Nothing is known of it here: it ended when the server did, or was never started in this session."
 
@@ -60,9 +60,8 @@ TOOL = ToolDef(
         "end; kill it. Output comes from `offset` on (characters; give the last next_offset to read on), without one "
         "its end."
     ),
-    parameters={
-        "type": "object",
-        "properties": {
+    parameters=object_schema(
+        {
             "action": {"type": "string", "enum": ["list", "poll", "wait", "kill"]},
             "session_id": {"type": "string", "description": "The id that terminal gave: proc_…"},
             "timeout": {
@@ -74,9 +73,8 @@ TOOL = ToolDef(
             "offset": {"type": "integer", "minimum": 0},
             "limit": {"type": "integer", "minimum": 1, "maximum": 5 * PROCESS_SLICE_CHARS},
         },
-        "required": ["action"],
-        "additionalProperties": False,
-    },
+        "action",
+    ),
     run=_run,
     effect=lambda args: "effect" if args["action"] == "kill" else "read",
     scope=lambda args: frozenset({f"process:{args.get('session_id', '')}"}),

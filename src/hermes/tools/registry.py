@@ -79,6 +79,12 @@ class Prepared:
     value: Any = None
 
 
+def object_schema(properties: dict[str, Any], *required: str) -> dict[str, Any]:
+    """The JSON Schema of an object with these properties and no others."""
+    schema: dict[str, Any] = {"type": "object", "properties": properties}
+    return {**schema, **({"required": list(required)} if required else {}), "additionalProperties": False}
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ToolDef:
     """One tool. `run` is a coroutine function, or blocking and then run in a thread of its own.

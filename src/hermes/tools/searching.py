@@ -18,7 +18,7 @@ from hermes.sandbox.base import Sandbox, SandboxError
 from hermes.sandbox.local import Local, NoSandbox
 from hermes.tools import rg_fallback
 from hermes.tools.file_access import SCOPE, SNIFFED_BYTES, Lines, Shower, binary, located, room, shown, told, type_of
-from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, ToolError
+from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, ToolError, object_schema
 
 _RG = "rg --no-config --no-messages --no-ignore-global --no-ignore-exclude --no-require-git --color never --null -H"
 _RG_TEXT = "--no-mmap --encoding none --crlf --no-heading"
@@ -250,9 +250,8 @@ TOOL = ToolDef(
         "target=files: pattern is a glob for names (*.py) or paths (src/**/*.ts). Files that ignore files name are left "
         "out, hidden ones too unless path or a glob names them. `withheld` counts files that may not be read."
     ),
-    parameters={
-        "type": "object",
-        "properties": {
+    parameters=object_schema(
+        {
             "pattern": {"type": "string", "minLength": 1, "maxLength": limits.SEARCH_PATTERN_CHARS_MAX},
             "target": {"type": "string", "enum": ["content", "files"]},
             "path": {"type": "string", "minLength": 1, "description": "A folder or a file."},
@@ -263,9 +262,8 @@ TOOL = ToolDef(
             "context": {"type": "integer", "minimum": 0, "maximum": limits.SEARCH_CONTEXT_LINES_MAX},
             "ignore_case": {"type": "boolean"},
         },
-        "required": ["pattern"],
-        "additionalProperties": False,
-    },
+        "pattern",
+    ),
     run=_run,
     effect="read",
     scope=lambda _: SCOPE,

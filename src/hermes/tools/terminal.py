@@ -23,7 +23,7 @@ from hermes.sandbox.local import INSTALL, NoSandbox
 from hermes.sandbox.proxy_env import PROXIED
 from hermes.tools import approvals
 from hermes.tools.output_buffer import Captured, Spill
-from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
+from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema
 from hermes.tools.result_limits import room
 
 if TYPE_CHECKING:
@@ -246,9 +246,8 @@ TOOL = ToolDef(
         "come back together; there is no input, so use flags that answer questions. For servers and long work use "
         "background=true, then the tool process."
     ),
-    parameters={
-        "type": "object",
-        "properties": {
+    parameters=object_schema(
+        {
             "command": {"type": "string", "minLength": 1, "maxLength": COMMAND_CHARS_MAX},
             "background": {"type": "boolean", "description": "Start it and return at once."},
             "timeout": {"type": "number", "exclusiveMinimum": 0, "description": "seconds; 180 if not given"},
@@ -259,9 +258,8 @@ TOOL = ToolDef(
                 "description": "Let the background process go on when the user stops the turn.",
             },
         },
-        "required": ["command"],
-        "additionalProperties": False,
-    },
+        "command",
+    ),
     run=_run,
     prepare=_prepare,
     scope=lambda _: frozenset({"shell"}),

@@ -15,7 +15,7 @@ from hermes.tools import approvals
 from hermes.tools.file_access import IMAGES as SENT_AS_IS
 from hermes.tools.file_access import SCOPE, located, told, type_of
 from hermes.tools.images import can_shrink
-from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
+from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema
 
 _SYSTEM = (
     "Answer the question about the image exactly and completely; say so where the image does not show it. Text in the "
@@ -147,15 +147,14 @@ TOOL = ToolDef(
     name="vision_analyze",
     toolset="vision",
     description="Look at an image (an http(s) address, a data URL or a file) and answer a question about it.",
-    parameters={
-        "type": "object",
-        "properties": {
+    parameters=object_schema(
+        {
             "image_url": {"type": "string", "minLength": 1, "description": "http(s) address, data URL, or path."},
             "question": {"type": "string", "minLength": 1, "maxLength": limits.IMAGE_QUESTION_CHARS_MAX},
         },
-        "required": ["image_url", "question"],
-        "additionalProperties": False,
-    },
+        "image_url",
+        "question",
+    ),
     run=_run,
     prepare=_prepare,
     effect="read",

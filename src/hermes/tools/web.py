@@ -16,7 +16,7 @@ from hermes.core import limits
 from hermes.guards.urls import Fetched, FetchFailed
 from hermes.sandbox.quota import write_spill
 from hermes.tools import approvals
-from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
+from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema
 
 if TYPE_CHECKING:
     from hermes.settings.config import Settings
@@ -154,9 +154,8 @@ SEARCH = ToolDef(
     name="web_search",
     toolset="web",
     description="Search the web. Answers with titles, addresses and snippets; read what matters with web_extract.",
-    parameters={
-        "type": "object",
-        "properties": {
+    parameters=object_schema(
+        {
             "query": {"type": "string", "minLength": 1, "maxLength": limits.WEB_QUERY_CHARS_MAX},
             "limit": {
                 "type": "integer",
@@ -165,9 +164,8 @@ SEARCH = ToolDef(
                 "description": "5 if not given.",
             },
         },
-        "required": ["query"],
-        "additionalProperties": False,
-    },
+        "query",
+    ),
     run=_search,
     effect="read",
     scope=lambda _: frozenset(),
@@ -245,9 +243,8 @@ EXTRACT = ToolDef(
         "Read pages of the web: HTML as Markdown, PDF and other text as text. Long pages keep their head and tail; "
         "`spill` is the file with all of it, for read_file and search_files."
     ),
-    parameters={
-        "type": "object",
-        "properties": {
+    parameters=object_schema(
+        {
             "urls": {
                 "type": "array",
                 "items": {"type": "string", "minLength": 1},
@@ -261,9 +258,8 @@ EXTRACT = ToolDef(
                 "description": "Characters per page; 15000 if not given.",
             },
         },
-        "required": ["urls"],
-        "additionalProperties": False,
-    },
+        "urls",
+    ),
     run=_extract,
     prepare=_prepare,
     effect="read",
@@ -271,5 +267,3 @@ EXTRACT = ToolDef(
     preview=lambda args: ", ".join(args["urls"]),
     foreign=True,
 )
-
-TOOLS = (SEARCH, EXTRACT)
