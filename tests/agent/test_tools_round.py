@@ -507,7 +507,7 @@ async def test_what_a_tool_says_that_was_stopped_twice_is_no_complaint() -> None
 
     threads = Threads(1)
     rounds = object.__new__(ToolRound)
-    rounds._threads = threads
+    rounds.threads = threads
     ctx: Any = SimpleNamespace(cancelled=threading.Event())
     work = asyncio.create_task(rounds._in_thread(tool("look", look), ctx, {}))
     await until(began.is_set)

@@ -628,7 +628,7 @@ async def test_a_body_goes_to_no_other_server(
 
     async with serving(answer) as port:
         stage.servers |= {WORLD: port, ELSEWHERE: port}
-        rule = await why("http://page.test/", guard_of(stage, tmp_path), method="POST", body=b"text")
+        rule = await why("http://page.test/", guard_of(stage, tmp_path), body=b"text")
     assert (rule or seen[0]) == outcome
 
 

@@ -61,7 +61,7 @@ class Filing:
         self.settings = config.load(home, environ={})
         spill = home.path / "cache/tool_results/run"
         options = {"cwd": self.folder, "roots_rw": (self.folder,), "user_home": folder / "user"} | options
-        guard = Paths(home=home, own_spill=spill, **options)
+        guard = Paths(home=home, roots_ro=(*options.pop("roots_ro", ()), spill), **options)
         self.world = RunResources(guard, Place(home, self.folder, folder / "private", env=env))
         self.threads = Threads(4)
         self.settings_changed: Json = {}

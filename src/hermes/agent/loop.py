@@ -482,7 +482,7 @@ class TurnLoop:
             transcript_id=self._live.transcript_id,
             parallel_max=get("agent.max_parallel_tools"),
             redact=redaction(known, turn.settings),
-            shape=ResultLimiter(world.spill, get("tool_output.max_chars"), turn.window, services.files.call),
+            results=ResultLimiter(world.spill, get("tool_output.max_chars"), turn.window, services.files.call),
             read_foreign=partial(setattr, self._live, "read_foreign", True),
             resumes=self._resumes,
         )

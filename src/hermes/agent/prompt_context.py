@@ -87,7 +87,7 @@ def _project_file(home: Home, cwd: Path, names: list[str], redact: Callable[[str
                 continue
             # Only a link can lead to a file that is never read.
             is_plain = os.path.realpath(path) == os.path.join(os.path.realpath(folder), name)
-            lists = None if is_plain else Lists(home.path, Path.home(), ())
+            lists = None if is_plain else Lists(home.path, Path.home())
             if text := _read(path, root, lists).strip():
                 return name, redact(text)
     return None

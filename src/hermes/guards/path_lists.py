@@ -107,9 +107,9 @@ PRIVATE_KEY = re.compile(
 
 
 class Lists:
-    """The lists for one user and one Hermes home; `stores` are databases that lie elsewhere than in the home."""
+    """The lists for one user and one Hermes home."""
 
-    def __init__(self, home: Path, user_home: Path, stores: tuple[Path, ...]) -> None:
+    def __init__(self, home: Path, user_home: Path) -> None:
         homes = [str(user_home)]
         with contextlib.suppress(KeyError):
             homes.append(pwd.getpwuid(os.getuid()).pw_dir)
@@ -117,8 +117,7 @@ class Lists:
         others = {"~": ["/root", "/home/*", "/Users/*"], "any": ["*"]}
         self._rules: list[tuple[Rule, re.Pattern[str]]] = []
         self._names: dict[str, Rule] = {}
-        beside = [f"{store.lstrip('/')}{end}" for store in _both_names(map(str, stores)) for end in ("", "-*")]
-        for rule in (*RULES, *([Rule("hermes_secrets", "rw", "/", beside, [])] if beside else [])):
+        for rule in RULES:
             own = self._own[rule.base]
             self._rules.append((rule, _pattern(rule, [*own, *others.get(rule.base, [])])))
             self._names |= {f"{base}/{entry}": rule for base in own for entry in rule.entries if "*" not in entry}
@@ -140,7 +139,7 @@ class Lists:
                 yield rule.name
 
     def sealed(self) -> set[tuple[int, int]]:
-        """The identities of the credential files and stores that there are."""
+        """The identities of the credential files and databases that there are."""
         names = [name for name, rule in self._names.items() if rule.name in ("credentials", "hermes_secrets")]
         for folder in (*names, *self._own["hermes"]):
             with contextlib.suppress(OSError):

@@ -46,8 +46,7 @@ class Paths:
     """The files of one run. Everything here blocks: it belongs in a thread.
 
     `roots_rw` and `roots_ro` are the workspace and the mounts; the innermost one counts. With `isolated` there is
-    nothing outside them. `own_spill` is the run's own folder of long answers, `safe_root` bounds all writing, and
-    `stores` are databases that lie elsewhere than in the home.
+    nothing outside them. `safe_root` bounds all writing.
     """
 
     def __init__(
@@ -59,18 +58,16 @@ class Paths:
         roots_ro: tuple[Path, ...] = (),
         isolated: bool = False,
         safe_root: tuple[Path, ...] = (),
-        own_spill: Path | None = None,
-        stores: tuple[Path, ...] = (),
         user_home: Path | None = None,
     ) -> None:
         self.cwd = cwd
         self._user_home = user_home or Path.home()
-        self._lists = Lists(home.path, self._user_home, stores)
+        self._lists = Lists(home.path, self._user_home)
         self._isolated = isolated
         self._home, self._top = os.path.realpath(home.path), os.path.realpath(home.root)
         self._is_default = home.profile == DEFAULT_PROFILE
         self._roots = {os.path.realpath(root): True for root in roots_rw}
-        self._roots |= {os.path.realpath(root): False for root in (*roots_ro, own_spill) if root is not None}
+        self._roots |= {os.path.realpath(root): False for root in roots_ro}
         self._granted: tuple[str, ...] = ()
         self._reserved_granted: tuple[str, ...] = ()
         self._safe = tuple(os.path.realpath(root.expanduser()) for root in safe_root)

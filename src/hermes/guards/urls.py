@@ -154,13 +154,12 @@ class UrlGuard:
         bytes_max: int = FETCHED_BYTES_MAX,
         seconds: float = FETCH_S_MAX,
         trusted: bool = False,
-        method: str = "GET",
         headers: Mapping[str, str] | None = None,
         body: bytes = b"",
     ) -> Fetched:
-        """The whole answer, if it is of one of these kinds. Raises UrlRefused, FetchFailed."""
+        """The whole answer, if it is of one of these kinds; a body is posted. Raises UrlRefused, FetchFailed."""
         opening = self.open(
-            url, trusted=trusted, method=method, headers=headers, body=body, bytes_max=bytes_max,
+            url, trusted=trusted, method="POST" if body else "GET", headers=headers, body=body, bytes_max=bytes_max,
             timeouts=Timeouts(seconds, seconds),
         )  # fmt: skip
         pieces: list[bytes] = []

@@ -272,7 +272,7 @@ async def sweep(home: Home) -> None:
     """Remove the containers of this home whose makers are gone."""
     wanted = (
         "--filter",
-        f"label=hermes.core.home={_home_label(home)}",
+        f"label=hermes.home={_home_label(home)}",
         "--format",
         '{{.Names}} {{.Label "hermes.holder"}}',
     )

@@ -44,6 +44,7 @@ class ProcessResources:
     yolo: bool = field(default_factory=lambda: os.environ.get(YOLO, "").lower() in ("1", "true", "yes", "on"))
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class RunResources:
     """Files, commands, addresses, the store and other runs, as far as one run may touch them.
 
@@ -52,46 +53,37 @@ class RunResources:
     whether the model has been shown text from outside.
     """
 
-    def __init__(
-        self,
-        *,
-        spec: RunSpec,
-        home: Home,
-        settings: Settings,
-        secrets: Secrets,
-        store: Any,
-        desk: SessionState,
-        outside: ProcessResources,
-        blocking: Blocking,
-        window_tokens: int,
-        ask_model: Callable[..., Awaitable[Any]],
-        toolsets: frozenset[str] = frozenset(),
-        spend: Callable[[dict[str, Any]], None] = lambda _: None,
-        has_foreign: Callable[[], bool] = lambda: False,
-        named_hosts: Callable[[], frozenset[str]] = frozenset,
-    ) -> None:
-        self.toolsets, self.spend = toolsets, spend
-        self.has_foreign, self.named_hosts = has_foreign, named_hosts
-        self.hosts: set[str] = set()
-        self.spec, self.home, self.store, self.desk = spec, home, store, desk
-        self.window_tokens, self.ask_model = window_tokens, ask_model
-        self.settings, self._secrets, self._outside, self._blocking = settings, secrets, outside, blocking
-        self._sandbox: Sandbox | None = None
-        self._paths: Paths | None = None
-        self._urls: UrlGuard | None = None
+    spec: RunSpec
+    home: Home
+    settings: Settings
+    secrets: Secrets
+    store: Any
+    desk: SessionState
+    outside: ProcessResources
+    blocking: Blocking
+    window_tokens: int
+    ask_model: Callable[..., Awaitable[Any]]
+    toolsets: frozenset[str] = frozenset()
+    spend: Callable[[dict[str, Any]], None] = lambda _: None
+    has_foreign: Callable[[], bool] = lambda: False
+    named_hosts: Callable[[], frozenset[str]] = frozenset
+    hosts: set[str] = field(default_factory=set)
+    _sandbox: Sandbox | None = None
+    _paths: Paths | None = None
+    _urls: UrlGuard | None = None
 
     @property
     def engine(self) -> RunEngine:
-        return self._outside.engine()
+        return self.outside.engine()
 
     @property
     def processes(self) -> Processes:
-        return self._outside.processes
+        return self.outside.processes
 
     @property
     def yolo(self) -> bool:
         """Whether the user wants to be asked about nothing, in this session or this process."""
-        return self.desk.yolo or self._outside.yolo
+        return self.desk.yolo or self.outside.yolo
 
     def granted(self, folder: Path) -> None:
         """The session may write there. What was made without knowing that is made anew."""
@@ -100,7 +92,7 @@ class RunResources:
 
     def granted_reserved(self, path: Path, *, session: bool) -> None:
         """The user has allowed a reserved name to be written: no sandbox sets it aside."""
-        self._outside.sandboxes.grant(path)
+        self.outside.sandboxes.grant(path)
         if session:
             self.desk.reserved.append(path)
             self._sandbox = self._paths = None
@@ -113,15 +105,16 @@ class RunResources:
     def urls(self) -> UrlGuard:
         """The one way to addresses."""
         if self._urls is None:
-            outside = self._outside
+            outside = self.outside
+            # Not a method of this object, which holds the guard: a cycle would wait for the collector.
             may_read = partial(_may_read, self.settings, self.hosts, self.desk.granted, self.named_hosts)
-            self._urls = UrlGuard(outside.network, self.settings, self._secrets, outside.own_ports, may_read)
+            self._urls = UrlGuard(outside.network, self.settings, self.secrets, outside.own_ports, may_read)
         return self._urls
 
     @property
     def command_urls(self) -> UrlGuard:
         """For the proxy of the session's sandbox, which outlives the run and has grants of its own for hosts."""
-        return UrlGuard(self._outside.network, self.settings, self._secrets, self._outside.own_ports)
+        return UrlGuard(self.outside.network, self.settings, self.secrets, self.outside.own_ports)
 
     def may_read(self, host: str) -> bool:
         return _may_read(self.settings, self.hosts, self.desk.granted, self.named_hosts, host)
@@ -151,8 +144,8 @@ class RunResources:
                 here, workdir = Path(spec.workdir or Path.cwd()), None
             folder_id = self.spec.folder_id if self.spec.parent is None else self.spec.parent_session_id
             find = partial(workspace_of, self.home, self.settings, spec.owner, spec.session_key, workdir, here)
-            workspace = await self._blocking(find)
-            self._sandbox = await self._outside.sandboxes.of(
+            workspace = await self.blocking(find)
+            self._sandbox = await self.outside.sandboxes.of(
                 self.settings, folder_id or spec.folder_id, workspace, granted=self.desk.reserved
             )
             self._sandbox.egress = self.egress
@@ -162,7 +155,7 @@ class RunResources:
         """The one way to files. With an isolated sandbox it leads exactly where commands can go."""
         if self._paths is None:
             sandbox = await self.sandbox()
-            self._paths = await self._blocking(partial(self._guarded, sandbox))
+            self._paths = await self.blocking(partial(self._guarded, sandbox))
         return self._paths
 
     def _guarded(self, sandbox: Sandbox) -> Paths:
@@ -177,10 +170,9 @@ class RunResources:
             cwd=place.workspace,
             home=self.home,
             roots_rw=tuple(writable),
-            roots_ro=tuple(readable),
+            roots_ro=(*readable, self.spill),
             isolated=sandbox.isolated,
             safe_root=tuple(Path(root) for root in safe.split(os.pathsep) if root),
-            own_spill=self.spill,
         )
         for folder in self.desk.folders:
             paths.grant(folder)

@@ -94,31 +94,28 @@ class LoopGuard:
         return ""
 
 
+@dataclass(slots=True, eq=False)
 class ToolRound:
-    """Runs the calls of a message. One instance serves all rounds of a turn."""
+    """Runs the calls of a message. One instance serves all rounds of a turn. `read_foreign` is called when an answer
+    comes from outside; with `resumes` a shutdown leaves calls to the server that goes on with the run."""
 
-    def __init__(
-        self,
-        tools: dict[str, ToolDef],
-        context: Callable[[str, ToolDef], ToolContext],
-        log: RunWriter,
-        stop: Stop,
-        threads: Threads,
-        *,
-        transcript_id: str,
-        parallel_max: int,
-        redact: Callable[[str], str],
-        shape: ResultLimiter,
-        read_foreign: Callable[[], None] = lambda: None,
-        resumes: bool = False,
-    ) -> None:
-        self._read_foreign = read_foreign
-        self._tools, self._context, self._log, self._stop, self._threads = tools, context, log, stop, threads
-        self._transcript_id = transcript_id
-        self._slots = asyncio.Semaphore(parallel_max)
-        self._redact, self._shape, self._resumes = redact, shape, resumes
-        self._guard = LoopGuard()
-        self._before: dict[str, PriorOutcome] = {}
+    tools: Mapping[str, ToolDef]
+    context: Callable[[str, ToolDef], ToolContext]
+    log: RunWriter
+    stop: Stop
+    threads: Threads
+    transcript_id: str
+    parallel_max: int
+    redact: Callable[[str], str]
+    results: ResultLimiter
+    read_foreign: Callable[[], None] = lambda: None
+    resumes: bool = False
+    _slots: asyncio.Semaphore = field(init=False)
+    _guard: LoopGuard = field(init=False)
+    _before: dict[str, PriorOutcome] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._slots, self._guard = asyncio.Semaphore(self.parallel_max), LoopGuard()
 
     async def run(
         self, calls: Sequence[ToolCall], steer: Callable[[], str], out: list[Outcome], refused: Mapping[str, Answer]
@@ -128,7 +125,7 @@ class ToolRound:
         `steer` gives the words of the user that came meanwhile; they go into the last result. `refused` are answers to
         calls that are not to be run. A stop ends what runs, puts it on record and is raised again.
         """
-        self._shape.begin_step()
+        self.results.begin_step()
         works: list[PendingCall] = []
         for at, call in enumerate(calls, 1):
             works.append(PendingCall(call, refusal=refused[call.id]) if call.id in refused else self._settle(call))
@@ -153,7 +150,7 @@ class ToolRound:
 
         tasks = [asyncio.create_task(take(work, waits[at])) for at, work in enumerate(works)]
         try:
-            async with self._stop.scope():
+            async with self.stop.scope():
                 await asyncio.gather(*tasks)
         except BaseException:
             for task in tasks:
@@ -168,7 +165,7 @@ class ToolRound:
 
     def _is_left_open(self, work: PendingCall) -> bool:
         """Whether a call that has no outcome is left to the next server: it can be gone on with, or was never begun."""
-        if self._stop.reason != "server_shutdown" or not self._resumes or work.tool is None or work.refusal is not None:
+        if self.stop.reason != "server_shutdown" or not self.resumes or work.tool is None or work.refusal is not None:
             return False
         if work.same_as is not None:
             return self._is_left_open(work.same_as)
@@ -184,7 +181,7 @@ class ToolRound:
 
     async def own_call(self, call: ToolCall) -> tuple[Outcome, bool]:
         """A call that the run makes and not its model, with records but no message; and whether it is from outside."""
-        async with self._stop.scope():
+        async with self.stop.scope():
             work = await self._unspoken(call, "run")
         assert work.outcome is not None
         return work.outcome, work.foreign
@@ -218,12 +215,12 @@ class ToolRound:
         tool = work.tool
         if tool is None or tool.reconcile is None:
             return None
-        ctx = self._context(work.call.id, tool)
+        ctx = self.context(work.call.id, tool)
         try:
             if inspect.iscoroutinefunction(tool.reconcile):
                 return await tool.reconcile(ctx, work.args, started)  # type: ignore[no-any-return]
             look = tool.reconcile
-            return await self._threads.call(lambda: look(ctx, work.args, started))  # type: ignore[no-any-return]
+            return await self.threads.call(lambda: look(ctx, work.args, started))  # type: ignore[no-any-return]
         except Exception as error:  # noqa: BLE001  (a reconcile that fails means "unclear")
             self._crash(tool, error)
             return "unclear"
@@ -242,14 +239,14 @@ class ToolRound:
             out += [work.outcome] if work.outcome is not None else []
 
     def _settle(self, call: ToolCall) -> PendingCall:
-        name = arguments.settle_name(call.name, self._tools)
+        name = arguments.settle_name(call.name, self.tools)
         if name is None:
-            near = arguments.nearest(call.name, self._tools)
+            near = arguments.nearest(call.name, self.tools)
             hint = f"The nearest are: {', '.join(near)}." if near else "No tools are offered."
             return PendingCall(
                 call, refusal={"error": f"There is no tool {call.name!r}.", "code": "unknown_tool", "hint": hint}
             )
-        tool = self._tools[name]
+        tool = self.tools[name]
         parsed = arguments.parse(call.arguments)
         if parsed.state != "ok" or parsed.value is None:
             return PendingCall(call, tool, refusal=_invalid(f"The arguments are {parsed.fault}."))
@@ -294,8 +291,8 @@ class ToolRound:
         try:
             effect, _ = tool.effect_of(work.args), tool.scope_of(work.args)
             work.reads = effect == "read"
-            ctx = self._context(work.call.id, tool)
-            ctx.tools, ctx.call = self._tools, self.nested
+            ctx = self.context(work.call.id, tool)
+            ctx.tools, ctx.call = self.tools, self.nested
             ctx.sees_images = ctx.sees_images and work.parent is None
             prepared = await self._prepared(tool, ctx, work)
             if not isinstance(prepared, Prepared):
@@ -306,7 +303,7 @@ class ToolRound:
             quotes = status == "ok" or work.quotes or answer.get("code") == "tool_crashed"
             work.foreign = ctx.foreign or (tool.foreign and quotes)
             if work.foreign:
-                self._read_foreign()
+                self.read_foreign()
             return status, answer, effect
         except (StoreError, LogEnded):
             raise
@@ -314,8 +311,8 @@ class ToolRound:
             return "error", self._crash(tool, error), "effect"
 
     def _crash(self, tool: ToolDef, error: Exception) -> Answer:
-        log.error("tool %s fell over: %s", tool.name, self._redact(traceback.format_exc()))
-        said = self._redact(f"{tool.name} failed: {type(error).__name__}: {error}")
+        log.error("tool %s fell over: %s", tool.name, self.redact(traceback.format_exc()))
+        said = self.redact(f"{tool.name} failed: {type(error).__name__}: {error}")
         return {"error": said, "code": "tool_crashed", "hint": _CRASHED}
 
     async def _prepared(self, tool: ToolDef, ctx: ToolContext, work: PendingCall) -> Prepared | tuple[Status, Answer]:
@@ -326,20 +323,20 @@ class ToolRound:
         try:
             if inspect.iscoroutinefunction(look):
                 return await look(ctx, work.args)  # type: ignore[no-any-return]
-            return await self._threads.call(lambda: look(ctx, work.args))  # type: ignore[no-any-return]
+            return await self.threads.call(lambda: look(ctx, work.args))  # type: ignore[no-any-return]
         except ToolError as refusal:
             return _refused(refusal, work)
 
     async def _start(self, tool: ToolDef, work: PendingCall, known: Mapping[str, Any]) -> None:
         effect = tool.effect_of(work.args)
-        event = self._log.event(
+        event = self.log.event(
             "tool.started", call_id=work.call.id, name=tool.name, effect=effect, parent_call_id=work.parent
         )
         event.data |= known
-        event.data["args"] = redact_tree(work.args, self._redact)
-        event.data["preview"] = self._redact(tool.preview(work.args))[: limits.PREVIEW_CHARS_MAX]
+        event.data["args"] = redact_tree(work.args, self.redact)
+        event.data["preview"] = self.redact(tool.preview(work.args))[: limits.PREVIEW_CHARS_MAX]
         work.begun = True
-        await self._log.append(event, sync=effect == "effect")
+        await self.log.append(event, sync=effect == "effect")
 
     async def _call(self, tool: ToolDef, ctx: ToolContext, work: PendingCall) -> tuple[Status, Answer]:
         limit = asyncio.timeout(tool.timeout_s)
@@ -361,7 +358,7 @@ class ToolRound:
             return "error", self._crash(tool, error)
 
     async def _in_thread(self, tool: ToolDef, ctx: ToolContext, args: Args) -> Answer:
-        job = self._threads.submit(lambda: tool.run(ctx, args))
+        job = self.threads.submit(lambda: tool.run(ctx, args))
         try:
             answer: Answer = await asyncio.shield(job.future)
         except asyncio.CancelledError:
@@ -388,30 +385,30 @@ class ToolRound:
         content, spilled = answer if isinstance(answer, str) else render(answer), None
         if not isinstance(answer, str):
             code = code or str(answer.get("code", ""))
-            hide = partial(redact_tree, answer, self._redact)
+            hide = partial(redact_tree, answer, self.redact)
             shown: Answer = (
-                await self._threads.call(hide) if len(content) > limits.REDACTED_AT_ONCE_CHARS_MAX else hide()
+                await self.threads.call(hide) if len(content) > limits.REDACTED_AT_ONCE_CHARS_MAX else hide()
             )
             content = render(shown)
             if work.parent is None:
-                content, spilled = await self._shape.shaped(shown, content, work.call.id, foreign=work.foreign)
+                content, spilled = await self.results.shaped(shown, content, work.call.id, foreign=work.foreign)
         content = without_steer(content)
         words = steer()
         if words:
             content = f"{content}\n\n{words}"
-        event = self._log.event("tool.finished", call_id=work.call.id, name=name, status=status, code=code, row=None)
+        event = self.log.event("tool.finished", call_id=work.call.id, name=name, status=status, code=code, row=None)
         event.data |= {"duration_ms": round((time.monotonic() - began) * 1000), "chars": len(content)}
         event.data |= {"spilled": spilled, "repeated": work.repeated, "parent_call_id": work.parent}
         event.data |= {"foreign": True} if work.foreign else {}
         told = pictured(content, work.images if status == "ok" else ())
-        row = Row(self._transcript_id, "tool", told, self._log.run_id, tool_call_id=work.call.id, tool_name=name)
+        row = Row(self.transcript_id, "tool", told, self.log.run_id, tool_call_id=work.call.id, tool_name=name)
         row.announced_in = ((event, "row"),)
         # From here on the commit goes through, also when this task is cancelled while it waits for it.
         work.outcome = Outcome(work.call, status, told, name, code, work.refusal is not None, bool(words))
         rows = [row] if work.parent is None else []
         event.data |= {} if rows else {"content": content[: limits.RESULT_SHOWN_CHARS_MAX]}
         # What has changed nothing can be read again; what was done is on record at once.
-        await self._log.append(event, rows=rows, closes=self._log.end_output(work.call.id), hold=work.reads)
+        await self.log.append(event, rows=rows, closes=self.log.end_output(work.call.id), hold=work.reads)
 
 
 _STATUSES: dict[str, Status] = {"blocked": "blocked", "timeout": "timeout", "interrupted": "interrupted"}

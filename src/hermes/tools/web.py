@@ -105,12 +105,12 @@ async def _search(ctx: ToolContext, args: Args) -> Answer:
     backend = BACKENDS[name]
     asked = backend.ask((ctx.settings.variable(backend.variable) or "").strip(), query, limit)
     headers = {"Accept": "application/json", **asked.headers}
-    more: dict[str, Any] = {}
+    body = b""
     if asked.body is not None:
         headers["Content-Type"] = "application/json"
-        more = {"method": "POST", "body": json.dumps(asked.body).encode()}
+        body = json.dumps(asked.body).encode()
     try:
-        fetched = await ctx.world.urls.fetch(asked.url, trusted=True, headers=headers, **more)
+        fetched = await ctx.world.urls.fetch(asked.url, trusted=True, headers=headers, body=body)
     except FetchFailed as failed:
         hint = f"Tell the user to check {backend.variable}, or try again later."
         raise ToolError(f"{name} could not be asked: {failed}", "backend_failed", hint) from None
