@@ -118,12 +118,12 @@ def test_a_home_that_cannot_be_written_is_told_of_all_the_same(home: Path) -> No
 
 def test_a_sandbox_that_does_not_work_is_tried_again(home: Path) -> None:
     from hermes.core.home import Home
-    from hermes.sandbox.remembered import remember
-    from hermes.sandbox.remembered import told as known
+    from hermes.sandbox.remembered import remember_choice
+    from hermes.sandbox.remembered import remembered_choice as known
     from hermes.settings import config
 
     settings = config.load(Home(home))
-    remember(settings, "bubblewrap")
+    remember_choice(settings, "bubblewrap")
     assert known(settings) == "bubblewrap"
-    remember(settings, "local (there is no bwrap)")
+    remember_choice(settings, "local (there is no bwrap)")
     assert known(settings) is None

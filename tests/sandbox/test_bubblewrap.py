@@ -113,7 +113,7 @@ async def test_a_link_in_place_of_hooks_leads_nowhere(
     (secret / "key").write_text("planted")
     (secret / "config").write_text("planted")
     target = {".git": secret, ".git/hooks": secret / "hooks", ".git/config": secret / "config"}[swapped]
-    planned = mounts.plan
+    planned = mounts.plan_mounts
 
     def swap(where: Place, covers: dict[str, mounts.Mode] | None = None) -> list[mounts.Mount]:
         found = planned(where, covers)

@@ -24,8 +24,7 @@ from hermes.guards.secrets import Secrets
 from hermes.guards.urls import UrlGuard
 from hermes.sandbox import proxy as proxy_module
 from hermes.sandbox import proxy_messages
-from hermes.sandbox.proxy import EgressProxy
-from hermes.sandbox.proxy_env import proxy_env
+from hermes.sandbox.proxy import EgressProxy, proxy_env
 from hermes.settings import config
 
 SECRET = "correct-horse-9"

@@ -11,7 +11,7 @@ import pytest
 from hermes.core.ids import folder_name
 from hermes.core.limits import BACKGROUND_MAX
 from hermes.store.sessions import SessionDB
-from hermes.tools.background import Background, Processes
+from hermes.tools.process import Background, Processes
 from support.model_server import Call, Reply
 
 from .clients import Json, eventually, told

@@ -286,7 +286,7 @@ async def test_questions_come_one_at_a_time_and_hold_back_only_what_conflicts(
     desk = Desk(make_house, server)
 
     async def ask(ctx: ToolContext, args: Json) -> Json:
-        await approvals.leave(ctx, "mcp", args["a"], "It may destroy something.", key="server tool")
+        await approvals.permission(ctx, "mcp", args["a"], "It may destroy something.", key="server tool")
         return {"done": args["a"]}
 
     desk.offer(tool("ask", ask, scope=lambda args: frozenset({args["a"]})), tool("look", scope=lambda _: frozenset()))
@@ -351,7 +351,7 @@ async def test_other_leave(make_house: MakeHouse, server: ModelServer, key: str,
     desk = Desk(make_house, server)
 
     async def ask(ctx: ToolContext, _: Json) -> Json:
-        await approvals.leave(ctx, "skill", f"delete it {KEY}", "Skills are to be approved.", ("write",), key=key)
+        await approvals.permission(ctx, "skill", f"delete it {KEY}", "Skills are to be approved.", ("write",), key=key)
         return {"ok": True}
 
     desk.offer(tool("ask", ask))

@@ -17,7 +17,7 @@ from hermes.core.text import text_of
 from hermes.providers.base import Prompt, Route
 from hermes.providers.local import PROVIDER as LOCAL
 from hermes.tools import code, files, mcp, vision
-from hermes.tools.images import present
+from hermes.tools.images import has_images
 from hermes.tools.registry import ToolContext, ToolError
 from server.clients import frames
 from server.conftest import Start, start
@@ -186,7 +186,7 @@ async def test_the_same_call_twice_shows_the_image_with_both_answers(house: Hous
     house.offer(files.READ)
     put(house, box=PICTURE)
     first, second = results(await turn(house, server, [*read("box"), *read("box")]))
-    assert first == second and present([{"content": first}])
+    assert first == second and has_images([{"content": first}])
 
 
 async def test_another_image_under_the_same_name_is_no_repetition(house: House, server: ModelServer) -> None:

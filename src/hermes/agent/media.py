@@ -25,7 +25,7 @@ from hermes.core.limits import (
     OUTGOING_BYTES_MAX,
 )
 from hermes.guards.paths import PathRefused, Paths
-from hermes.tools.file_access import located, shown
+from hermes.tools.file_access import display_path, resolve_path
 
 if TYPE_CHECKING:
     from hermes.agent.turn import Services
@@ -138,8 +138,8 @@ class MediaExporter:
 
     def _taken(self, paths: Paths, path: str) -> tuple[str, str | Upload]:
         """The file's name for the model, and its data URL or a copy of it. Blocks."""
-        real = paths.check(located(self, paths, path), "read")
-        name = re.sub(r"[\[\]\\]", r"\\\g<0>", shown(self, paths, real))
+        real = paths.check(resolve_path(self, paths, path), "read")
+        name = re.sub(r"[\[\]\\]", r"\\\g<0>", display_path(self, paths, real))
         with paths.open(str(real)) as file:
             size, kind = os.fstat(file.fileno()).st_size, _IMAGES.get(real.suffix.lower())
             if "\n" in name or size > OUTGOING_BYTES_MAX:

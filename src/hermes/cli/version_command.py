@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import hermes
 from hermes.core import version_cache
 from hermes.core.errors import HermesError
-from hermes.sandbox.remembered import told
+from hermes.sandbox.remembered import remembered_choice
 from hermes.settings import config
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def _facts(home: Home) -> tuple[dict[str, str], str | None, bool]:
     try:
         settings = config.load(home)
         facts["store"] = str(settings.shown("storage.url"))
-        known = "local" if settings.get("terminal.backend") == "local" else told(settings)
+        known = "local" if settings.get("terminal.backend") == "local" else remembered_choice(settings)
         facts["sandbox"], lasting = known or _tried(settings), known is not None
     except HermesError as error:
         facts = {"store": "unknown", **facts, "sandbox": f"unknown: {error.message}"}
@@ -57,6 +57,6 @@ def _lines(facts: dict[str, str], runtime: str | None) -> list[str]:
 
 
 def _tried(settings: Settings) -> str:
-    from hermes.sandbox.choose import choice
+    from hermes.sandbox.choose import choose_backend
 
-    return choice(settings).told
+    return choose_backend(settings).told

@@ -8,7 +8,20 @@ import shlex
 from collections.abc import Callable
 
 from hermes.guards import rules, snippets
-from hermes.guards.findings import BARE, DECODER, KILL, LOOSE, NET, PIDS, SINK, Facts, Findings, Hit, covered, form
+from hermes.guards.findings import (
+    BARE,
+    DECODER,
+    KILL,
+    LOOSE,
+    NET,
+    PIDS,
+    SINK,
+    Facts,
+    Findings,
+    Hit,
+    is_covered,
+    normal_form,
+)
 from hermes.guards.shell import HERE
 from hermes.guards.shell_expansion import GLOBS, UNKNOWN, Unparsable, Value, clean, plain
 
@@ -49,10 +62,14 @@ def detaches(command: str) -> bool:
 def simple_forms(command: str, cwd: str = "/", facts: Facts | None = None) -> list[str]:
     """Each simple command, and each redirect that writes, in normal form; none when something is hidden."""
     judge = _CommandAnalyzer(cwd, facts or Facts((), "~", "~/.hermes")).begin(command)
-    return [] if judge.opaque else [form(*part) for stage in judge.stages for part in _apart(*stage) if any(part)]
+    return (
+        []
+        if judge.opaque
+        else [normal_form(*part) for stage in judge.stages for part in _split_stage(*stage) if any(part)]
+    )
 
 
-def _apart(argv: list[str], files: list[str]) -> list[tuple[list[str], list[str]]]:
+def _split_stage(argv: list[str], files: list[str]) -> list[tuple[list[str], list[str]]]:
     return [(argv, []), *(([], [file]) for file in files)]
 
 
@@ -79,11 +96,11 @@ def _options(argv: list[str], values: str) -> tuple[set[str], dict[str, str], li
     return seen, given, argv[at:]
 
 
-def _joined(argv: list[str]) -> str:
+def _quote_all(argv: list[str]) -> str:
     return " ".join(shlex.quote(plain(arg)) for arg in argv)
 
 
-def _deep(argv: list[str], letters: str) -> bool:
+def _is_recursive(argv: list[str], letters: str) -> bool:
     short = any(arg[:1] == "-" and arg[1:2] != "-" and not set(letters).isdisjoint(arg) for arg in argv[1:])
     return short or any(len(arg) > 2 and "--recursive".startswith(arg) for arg in argv)
 
@@ -202,7 +219,7 @@ class _CommandAnalyzer(Findings):
         if wrapper == "sudo" and feed is not None and seen & {"-S", "--stdin"}:
             self.hit("hard")
         if wrapper == "command" and seen & {"-v", "-V"}:
-            return snippets.printed(["which", *rest], "")
+            return snippets.printed_text(["which", *rest], "")
         if wrapper == "sudo" and seen & {"-e", "--edit"}:
             return self.others(["sudoedit", *rest], feed)
         text = given.get("-S") or given.get("--split-string") if wrapper == "env" else None
@@ -220,7 +237,7 @@ class _CommandAnalyzer(Findings):
             self.builtin("cd", ["cd", to])
         self.root = root or wrapper in rules.ROOT
         if text or ("text" in how and rest):
-            out = self.enter(f"{plain(text)} {_joined(rest)}" if text else " ".join(map(plain, rest)), feed, [])
+            out = self.enter(f"{plain(text)} {_quote_all(rest)}" if text else " ".join(map(plain, rest)), feed, [])
         elif rest:
             out = self.enter(rest, feed)
         else:
@@ -319,7 +336,7 @@ class _CommandAnalyzer(Findings):
                 self.enter(self.taken(feed), child=False)
         elif path in self.files:
             self.written("sh", argv[1:], feed)
-        elif path and not covered(self.short(path), rules.START_FILES):
+        elif path and not is_covered(self.short(path), rules.START_FILES):
             self.read(path)
         return None
 
@@ -382,7 +399,7 @@ class _CommandAnalyzer(Findings):
         return None
 
     def remove(self, argv: list[str], feed: str | None) -> str | None:
-        deep = _deep(argv, "rR")
+        deep = _is_recursive(argv, "rR")
         perhaps = any(arg[:1] == UNKNOWN for arg in argv)
         targets = [arg for arg in argv[1:] if arg[:1] != "-"]
         if deep or self.many or any(not set(arg).isdisjoint(GLOBS) for arg in targets):
@@ -400,7 +417,11 @@ class _CommandAnalyzer(Findings):
         _, given, rest = _options(argv, "-m --mode -o -g" if argv[0] in ("install", "mkdir") else "")
         mode = given.get("-m") or given.get("--mode") or (rest[0] if argv[0] == "chmod" and rest else "")
         outside = any(arg[:1] != "-" and not self.inner(self.resolve(arg)) for arg in rest[1:])
-        if _WORLD.fullmatch(mode) or _SETUID.fullmatch(mode) or (argv[0][:2] == "ch" and outside and _deep(argv, "R")):
+        if (
+            _WORLD.fullmatch(mode)
+            or _SETUID.fullmatch(mode)
+            or (argv[0][:2] == "ch" and outside and _is_recursive(argv, "R"))
+        ):
             self.hit("perms")
         return self.others(argv, feed)
 
@@ -413,7 +434,7 @@ class _CommandAnalyzer(Findings):
         return None
 
     def sql(self, argv: list[str], feed: str | None) -> str | None:
-        if snippets.destroys(f"{' '.join(map(plain, argv[1:]))};{feed or ''}"):
+        if snippets.is_destructive_sql(f"{' '.join(map(plain, argv[1:]))};{feed or ''}"):
             self.hit("data")
         return self.others(argv, feed)
 
@@ -451,7 +472,7 @@ class _CommandAnalyzer(Findings):
         """Judge the files that a command names; what it prints, when that is known."""
         name = argv[0]
         if name in rules.PRINTS:
-            return snippets.printed(argv, (self.vars.get(HERE) or [UNKNOWN])[0])
+            return snippets.printed_text(argv, (self.vars.get(HERE) or [UNKNOWN])[0])
         outputs = rules.OUTPUTS.get(name, "").split()
         operands = [at for at, arg in enumerate(argv) if at and arg[:1] != "-"]
         in_place = name in rules.IN_PLACE and any(arg.startswith(("-i", "--in-place", "-pi")) for arg in argv)

@@ -52,7 +52,7 @@ class Hit:
     detail: str
 
 
-def form(argv: list[str], files: Iterable[str] = ()) -> str:
+def normal_form(argv: list[str], files: Iterable[str] = ()) -> str:
     """A simple command in one way of writing; what is not known is …"""
     words = [plain(arg) if arg == "<<<" or not set(arg).isdisjoint(GLOBS) else shlex.quote(arg) for arg in argv]
     return " ".join([*words, *(f"> {shlex.quote(plain(file))}" for file in files)]).replace(UNKNOWN, "…")
@@ -63,14 +63,14 @@ def _pattern(text: str) -> re.Pattern[str]:
     return re.compile(translate(plain(text)))
 
 
-def _like(pattern: str, name: str) -> bool:
+def _could_be(pattern: str, name: str) -> bool:
     """Whether one part of a path, perhaps a pattern, can be this name."""
     if pattern == name or set(pattern).isdisjoint(GLOBS):
         return pattern == name
     return not (name[:1] == "." and pattern[0] in GLOBS) and _pattern(pattern).match(name) is not None
 
 
-def covered(path: str, folders: tuple[str, ...]) -> bool:
+def is_covered(path: str, folders: tuple[str, ...]) -> bool:
     """Whether a path, perhaps a pattern, is one of these folders (given with a slash at the end) or in one.
 
     What is not known of a hidden name may be anything.
@@ -80,7 +80,7 @@ def covered(path: str, folders: tuple[str, ...]) -> bool:
         return f"{path}/".startswith(folders)
     parts = path.split("/")
     wanted = (folder.rstrip("/").split("/") for folder in folders)
-    return any(len(parts) >= len(names) and all(map(_like, parts, names)) for names in wanted)
+    return any(len(parts) >= len(names) and all(map(_could_be, parts, names)) for names in wanted)
 
 
 class Findings(Shell):
@@ -114,7 +114,7 @@ class Findings(Shell):
     def hits(self) -> list[Hit]:
         made: dict[Hit, None] = {}
         for rule, why, start, end in self.found:
-            text = " | ".join(form(*stage) for stage in self.stages[start:end][-STAGES_SHOWN_MAX:])
+            text = " | ".join(normal_form(*stage) for stage in self.stages[start:end][-STAGES_SHOWN_MAX:])
             made[Hit(rule, rules.CLASSES[rule], f"{text} ({why})" if why else text)] = None
         return list(made)
 
@@ -169,7 +169,7 @@ class Findings(Shell):
             return True
         parts = path.split("/")
         return not set(path).isdisjoint(GLOBS) and any(
-            len(parts) == name.count("/") + 1 and all(map(_like, parts, name.split("/")))
+            len(parts) == name.count("/") + 1 and all(map(_could_be, parts, name.split("/")))
             for name in (*rules.SYSTEM_FOLDERS, self.home)
         )
 
@@ -181,11 +181,11 @@ class Findings(Shell):
             self.hit("hard")
         if _SOCKET.match(path):
             self.hit("remote")
-        if covered(short, rules.SYSTEM_WRITES):
+        if is_covered(short, rules.SYSTEM_WRITES):
             self.hit("system")
-        if covered(short, rules.PRIVATE):
+        if is_covered(short, rules.PRIVATE):
             self.hit("creds")
-        if covered(path, self.hermes) and not self.inner(path):
+        if is_covered(path, self.hermes) and not self.inner(path):
             self.hit("agent")
         return path
 
@@ -194,8 +194,8 @@ class Findings(Shell):
         path = self.resolve(arg)
         if _SOCKET.match(path):
             self.hit("remote")
-        own = covered(path, self.hermes) and not self.inner(path)
-        secret = covered(self.short(path), rules.PRIVATE)
+        own = is_covered(path, self.hermes) and not self.inner(path)
+        secret = is_covered(self.short(path), rules.PRIVATE)
         if (secret and not path.endswith((".pub", "/known_hosts"))) or (
             own and _SECRETS.match(path[len(self.hermes[0]) :])
         ):

@@ -206,7 +206,7 @@ class Paths:
                 fd = os.open(draft, _DRAFT, 0o666 if model is None else 0o600, dir_fd=folder)
                 with os.fdopen(fd, "wb") as file:
                     if model is not None:
-                        _keep(fd, model)
+                        _copy_owner_and_mode(fd, model)
                     file.write(data)
                     file.flush()
                     os.fsync(fd)
@@ -335,7 +335,7 @@ def _file(fd: int) -> BufferedReader:
         raise
 
 
-def _keep(fd: int, before: os.stat_result) -> None:
+def _copy_owner_and_mode(fd: int, before: os.stat_result) -> None:
     """Give a draft the owner and mode of the file that it replaces."""
     now = os.fstat(fd)
     if (now.st_uid, now.st_gid) != (before.st_uid, before.st_gid):

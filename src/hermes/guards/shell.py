@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from hermes.guards.shell_expansion import GLOBS, UNKNOWN, ShellExpander, Unparsable, Value, plain
-from hermes.guards.snippets import printed
+from hermes.guards.snippets import printed_text
 
 HERE = "."  # the working directory among the variables, by a name that none can have
 ROUNDS_MAX = 8
@@ -92,7 +92,7 @@ class Shell(ShellExpander):
         elif name in _READ or (name == "printf" and argv[1:2] and argv[1].startswith("-v")):
             if name == "printf":
                 into, *rest = [argv[1][2:], *argv[2:]] if argv[1] != "-v" else [*argv[2:], ""]
-                text = printed(["printf", *rest], "") if "[" not in into else None
+                text = printed_text(["printf", *rest], "") if "[" not in into else None
                 self.set(into.partition("[")[0], None if text is None or UNKNOWN in text else [text])
                 operands = []
             for operand in operands:

@@ -80,7 +80,7 @@ def plain(text: str) -> str:
     return text.translate(_TO_PLAIN)
 
 
-def _braced(text: str, depth: int = 0) -> list[str]:
+def _expand_braces(text: str, depth: int = 0) -> list[str]:
     """The words that brace expansion makes of one; too many are Unparsable."""
     stack: list[list[int]] = []
     groups: list[list[int]] = []  # of each outermost group: its opening brace, its commas, its closing brace
@@ -100,10 +100,10 @@ def _braced(text: str, depth: int = 0) -> list[str]:
     for marks in groups:
         start, end = marks[0], marks[-1]
         if len(marks) > 2:
-            options = [w for a, b in pairwise(marks) for w in _braced(text[a + 1 : b], depth + 1)]
+            options = [w for a, b in pairwise(marks) for w in _expand_braces(text[a + 1 : b], depth + 1)]
         else:
             inner = text[start + 1 : end]
-            options = _sequence(inner) or [_OPEN + each + _CLOSE for each in _braced(inner, depth + 1)]
+            options = _sequence(inner) or [_OPEN + each + _CLOSE for each in _expand_braces(inner, depth + 1)]
         if len(made) * len(options) > WORDS_MAX:
             raise Unparsable("too many words")
         made = [one + text[done:start] + other for one in made for other in options]
@@ -123,7 +123,7 @@ def _sequence(text: str) -> list[str]:
     return [str(item) if match[1] else chr(item) for item in range(first, last + step, step)]
 
 
-def _edited(text: str, op: str, arg: str) -> str | None:
+def _edit_value(text: str, op: str, arg: str) -> str | None:
     """What ${name#…}, ${name%…}, ${name/…/…}, ${name^^} and ${name,,} make of a value, where that needs no pattern."""
     if not set(text + arg).isdisjoint(f"*?[(&\\{UNKNOWN}"):
         return None
@@ -267,7 +267,7 @@ class ShellExpander:
         words = [word]
         if _OPEN in word:
             try:
-                words = _braced(word)
+                words = _expand_braces(word)
                 if any(map(_UNCLEAR.search, words)) or any(all(map(each.__contains__, _BRACES)) for each in words):
                     raise Unparsable("braces that may mean more than one thing")
                 words = [
@@ -379,7 +379,7 @@ class ShellExpander:
             return [text[int(match[1]) :][: int(match[2] or WORK_MAX)] for text in value], False
         if kind in ("", "-", "=", "?"):
             return value, False
-        edited = [_edited(text, op, arg) for text in value]
+        edited = [_edit_value(text, op, arg) for text in value]
         return (None if None in edited else [text or "" for text in edited]), False
 
     def arithmetic(self, start: int) -> str:

@@ -39,7 +39,7 @@ def rules_of(code: str) -> Iterator[str]:
         yield "opaque"
     if (evaluates and _FETCHES.search(code)) or ("socket" in code.lower() and _REVERSES.search(code)):
         yield "remote"
-    if "execute" in code and destroys(code):
+    if "execute" in code and is_destructive_sql(code):
         yield "data"
     if any(_JOINED.search(match[2] or "") and literals_of(match[2]) for match in _RUNS.finditer(code)):
         yield "opaque"
@@ -70,14 +70,14 @@ def literals_of(code: str) -> list[str]:
     return found
 
 
-def destroys(sql: str) -> bool:
+def is_destructive_sql(sql: str) -> bool:
     first, *others = sql.lower().split("/*")
     text = " ".join([first, *(other.partition("*/")[2] for other in others)])
     text = " ".join(line.partition("-- ")[0] for line in text.splitlines())
     return bool(_SQL.search(text)) or any(_SQL_ALL.search(part) and "where" not in part for part in text.split(";"))
 
 
-def printed(argv: list[str], here: str) -> str | None:
+def printed_text(argv: list[str], here: str) -> str | None:
     """What echo, printf, pwd and which print, when that is known; others print nothing."""
     name, args = argv[0], [arg.translate(_UNMATCHED) for arg in argv[1:]]
     if name == "pwd":

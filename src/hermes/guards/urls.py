@@ -9,11 +9,10 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urljoin
 
-from hermes.guards.addresses import kinds as kinds_of_address
-from hermes.guards.hosts import domain
 from hermes.guards.network import CONNECT_S_MAX, Network
+from hermes.guards.network import address_kinds as kinds_of_address
 from hermes.guards.secrets import Secrets
-from hermes.guards.url_text import FetchFailed, Target, UrlRefused, has_secret, parse
+from hermes.guards.url_text import FetchFailed, Target, UrlRefused, domain_suffix, has_secret, parse
 from hermes.http_client.exchange import Answer, RequestTimeout, StaleStream, Timeouts, TlsFailed, TransportError
 from hermes.http_client.inflate import ENCODINGS, InflateError, Inflater
 
@@ -88,7 +87,7 @@ class Opened:
             if not data and self._inflater is not None:
                 self._inflater.finish()
         except TransportError as error:
-            raise _failed(error) from error
+            raise _as_fetch_failure(error) from error
         except InflateError as error:
             raise FetchFailed(error.reason, f"The answer {error}.") from None
         return data
@@ -100,7 +99,7 @@ class Opened:
             raise FetchFailed(error.reason, f"The answer {error}.") from None
 
 
-def _failed(error: TransportError) -> FetchFailed:
+def _as_fetch_failure(error: TransportError) -> FetchFailed:
     """A failure of the exchange in words of ours: the library's may hold the URL."""
     if isinstance(error, TlsFailed):
         return FetchFailed("tls", "The certificate could not be verified.")
@@ -125,7 +124,7 @@ class UrlGuard:
     ) -> None:
         self._network, self._secrets, self._own_ports, self._may_read = network, secrets, own_ports, may_read
         self._private_ok = settings.get("security.allow_private_urls", bool)
-        self._blocked = tuple(map(domain, settings.get("security.website_blocklist", list)))
+        self._blocked = tuple(map(domain_suffix, settings.get("security.website_blocklist", list)))
 
     def check(self, url: str, *, trusted: bool = False, any_host: bool = False) -> Target:
         """The verdict on what a URL says; what its name stands for is looked up when it is opened.
@@ -201,7 +200,7 @@ class UrlGuard:
                         yield Opened(target.url, answer, bytes_max)
                         return
             except TransportError as error:
-                raise _failed(error) from error
+                raise _as_fetch_failure(error) from error
             finally:
                 await client.close()
             before, target = target, self._next(target, place, trusted)

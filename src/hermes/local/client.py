@@ -23,7 +23,7 @@ from hermes.http_client.exchange import Answer, Timeouts, TransportError
 from hermes.http_client.sse import SseDecoder
 from hermes.local.reading import Reading
 from hermes.local.worker import TAKEN
-from hermes.sandbox.piped import piped
+from hermes.sandbox.piped import piped_process
 
 if TYPE_CHECKING:
     from hermes.core.home import Home
@@ -122,7 +122,7 @@ class LocalModel:
         self._said = []
         argv = [sys.executable, "-I", _WORKER, json.dumps(self._wanted)]
         self._process = await self._worker.enter_async_context(
-            piped(argv, env, self._said.append, cwd=folder, line_bytes_max=65_536, end_s=LOCAL_END_S_MAX)
+            piped_process(argv, env, self._said.append, cwd=folder, line_bytes_max=65_536, end_s=LOCAL_END_S_MAX)
         )
         assert self._process.stdout is not None
         try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from hermes.core.errors import HermesError
 from hermes.core.home import make_private_folder, private_opener
-from hermes.sandbox.base import failure_of
+from hermes.sandbox.base import failure_message
 
 if TYPE_CHECKING:
     from hermes.core.home import Home
@@ -71,7 +71,7 @@ def _fetched(requirement: str, folder: Path) -> bytes:
     listed.write_text(requirement + "\n")
     rules = ["--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes", "--target", str(folder / "unpacked")]
     try:
-        if words := failure_of([*_installer(), *rules, "-r", str(listed)], os.environ, _PART_S_MAX):
+        if words := failure_message([*_installer(), *rules, "-r", str(listed)], os.environ, _PART_S_MAX):
             name = requirement.split("=")[0]
             raise NotInstalled(f"{name} could not be fetched: {words}", hint="the same again; what is there is kept")
         found = list(folder.glob("unpacked/*/data/*.bin"))

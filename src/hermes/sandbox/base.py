@@ -68,7 +68,7 @@ class ChildProcess(subprocess.Popen[bytes]):
             code = await asyncio.to_thread(self.wait)
         else:
             try:
-                await readable(pidfd)
+                await wait_readable(pidfd)
             finally:
                 os.close(pidfd)
             code = self.wait()
@@ -134,7 +134,7 @@ class Process:
             elif data == b"" or self._gone.done():  # what still holds the pipe then is out of reach
                 return
             else:
-                await readable(self._output.fileno(), self._gone)
+                await wait_readable(self._output.fileno(), self._gone)
 
     async def wait(self) -> int:
         """The exit code, once everything that the command had started is gone: 124 after its time, 130 interrupted."""
@@ -242,7 +242,7 @@ class Sandbox:
             # A start is never cut short: what began to run must be known, to be ended.
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
-            starting.add_done_callback(_drop)
+            starting.add_done_callback(_discard_process)
             raise
 
     async def _begin(self, command: Command) -> Process:
@@ -323,7 +323,7 @@ def launch(
     return child, output
 
 
-def failure_of(argv: Sequence[str], env: Mapping[str, str], seconds: float, pass_fds: Sequence[int] = ()) -> str:
+def failure_message(argv: Sequence[str], env: Mapping[str, str], seconds: float, pass_fds: Sequence[int] = ()) -> str:
     """Run something to see whether it works: what it says when it does not. Blocks."""
     null = subprocess.DEVNULL
     try:
@@ -336,7 +336,7 @@ def failure_of(argv: Sequence[str], env: Mapping[str, str], seconds: float, pass
     return "" if done.returncode == 0 else said or f"{argv[0]} ended with code {done.returncode}."
 
 
-async def readable(fd: int, unless: asyncio.Future[int] | None = None) -> None:
+async def wait_readable(fd: int, unless: asyncio.Future[int] | None = None) -> None:
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
 
@@ -359,7 +359,20 @@ async def _first(seconds: float | None, *futures: asyncio.Future[Any]) -> None:
     await asyncio.wait(futures, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
 
-def _drop(starting: asyncio.Future[Process]) -> None:
+def _discard_process(starting: asyncio.Future[Process]) -> None:
     if not starting.cancelled() and starting.exception() is None:
         starting.result().kill()
         starting.result().close()
+
+
+# Only the same user can read the environment of a process; what the shell runs does not inherit this variable.
+VARIABLE = "HERMES_COMMAND_TEXT"
+_SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "busybox"})
+_TAKE = f'eval "unset {VARIABLE}; ${VARIABLE}"'
+
+
+def hide_text(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """A command and its environment, with the text of `sh -c TEXT` in the environment instead."""
+    if len(argv) < 3 or argv[1] != "-c" or os.path.basename(argv[0]) not in _SHELLS:
+        return list(argv), dict(env)
+    return [argv[0], "-c", _TAKE, *argv[3:]], {**env, VARIABLE: argv[2]}

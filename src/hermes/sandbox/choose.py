@@ -19,8 +19,8 @@ from hermes.sandbox.base import Sandbox, SandboxError
 from hermes.sandbox.bubblewrap import Bubblewrap
 from hermes.sandbox.docker import Docker
 from hermes.sandbox.local import INSTALL, Local, NoSandbox
-from hermes.sandbox.mounts import Place, resolved
-from hermes.sandbox.remembered import remember
+from hermes.sandbox.mounts import Place, resolve_root
+from hermes.sandbox.remembered import remember_choice
 from hermes.sandbox.shell import Shell
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Choice(NamedTuple):
         return f"{self.name} ({self.failure})" if self.failure else self.name
 
 
-def choice(settings: Settings) -> Choice:
+def choose_backend(settings: Settings) -> Choice:
     """The backend that the settings mean. Blocks the first time. One that is named and does not work is an error."""
     wanted = settings.get("terminal.backend", str)
     if wanted == "local":
@@ -66,10 +66,10 @@ def choice(settings: Settings) -> Choice:
     raise ConfigError(message, where="terminal.backend", hint="hermes config set terminal.backend auto")
 
 
-def no_commands(settings: Settings) -> str | None:
+def why_no_commands(settings: Settings) -> str | None:
     """Why the tools that run commands are not offered; None where they are. Blocks the first time."""
     try:
-        return choice(settings).reason
+        return choose_backend(settings).reason
     except ConfigError:
         return None  # whoever calls one is told what is wrong with the backend that was named
 
@@ -82,19 +82,19 @@ def workspace_of(
     `workdir` is a folder that a caller names, inside `terminal.workspaces`.
     """
     if workdir is not None:
-        wanted, roots = _real(workdir), [_real(root) for root in settings.get("terminal.workspaces")]
+        wanted, roots = _real_path(workdir), [_real_path(root) for root in settings.get("terminal.workspaces")]
         if any(wanted.is_relative_to(root) for root in roots) and wanted.is_dir():
             return wanted
         raise SandboxError(f"{workdir} is no folder inside terminal.workspaces.", where="workdir")
     if here is not None:
-        return _real(here / Path(settings.get("terminal.cwd", str)).expanduser())
+        return _real_path(here / Path(settings.get("terminal.cwd", str)).expanduser())
     scopes = home.workspace / "scopes"
     make_private_folder(scopes)  # before any command works beside it: so it is hidden from every one
     if owner == "default" and key is None:
-        return _real(home.workspace)
+        return _real_path(home.workspace)
     folder = scopes / scope_name(owner, key)
     make_private_folder(folder)
-    return _real(folder)
+    return _real_path(folder)
 
 
 def writable_places(home: Home, settings: Settings, workspace: Path) -> list[str]:
@@ -108,11 +108,11 @@ def _roots(paths: Sequence[str], writable: Sequence[str]) -> Iterator[Path]:
     """Configured folders that are what they are called; in a folder that commands write to no link is followed."""
     for path in paths:
         inside = [root for root in writable if root != os.path.abspath(Path(path).expanduser())]
-        if (real := resolved(Path(path).expanduser(), inside)) is not None:
+        if (real := resolve_root(Path(path).expanduser(), inside)) is not None:
             yield Path(real)
 
 
-def _real(path: str | Path) -> Path:
+def _real_path(path: str | Path) -> Path:
     return Path(os.path.realpath(Path(path).expanduser()))
 
 
@@ -166,13 +166,13 @@ class Sandboxes:
         """Have `choice` tried once, so that it does not block when it is asked for from the loop."""
         key = tuple(map(settings.get, ("terminal.backend", "terminal.docker_image", "terminal.allow_local")))
         if key not in self._tried:
-            await asyncio.to_thread(no_commands, settings)
+            await asyncio.to_thread(why_no_commands, settings)
             self._tried.add(key)
 
     async def start(self, settings: Settings) -> Choice:
         """Try what the settings mean, and clear away what an earlier process has left."""
-        chosen = await asyncio.to_thread(choice, settings)
-        await asyncio.to_thread(remember, settings, chosen.told)
+        chosen = await asyncio.to_thread(choose_backend, settings)
+        await asyncio.to_thread(remember_choice, settings, chosen.told)
         if chosen.name == "docker":
             await docker.sweep(self._home)
         return chosen
@@ -182,7 +182,7 @@ class Sandboxes:
     ) -> Sandbox:
         """The sandbox of a session that works in this folder; `granted` are reserved names that it may write."""
         await self.ready(settings)
-        backend = choice(settings).name
+        backend = choose_backend(settings).name
         place = self._place(settings, backend, session_id, workspace, tuple(granted))
         image = settings.get("terminal.docker_image", str)
         key = repr((backend, image, session_id, place))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes.core.limits import SANDBOX_START_S_MAX
-from hermes.sandbox.base import ChildProcess, Command, Parts, SandboxError, launch, readable
+from hermes.sandbox.base import ChildProcess, Command, Parts, SandboxError, launch, wait_readable
 
 _INIT = Path(__file__).with_name("init.py")
 # Its namespaces are new; its root is still the host's, for `init.py` to take from it what is shown. Without
@@ -204,7 +204,7 @@ class Namespace:
                 answer.set_result(child)
 
     async def _receive(self) -> tuple[dict[str, Any], list[int]]:
-        await readable(self._control.fileno())
+        await wait_readable(self._control.fileno())
         data, fds, _, _ = socket.recv_fds(self._control, _PACKET_BYTES, 1)
         return json.loads(data), list(fds)
 
@@ -273,7 +273,7 @@ async def _child_pid(fd: int) -> int:
     os.set_blocking(fd, False)
     text, more = b"", b"-"
     while more:
-        await readable(fd)
+        await wait_readable(fd)
         more = os.read(fd, 4096)
         text += more
     return int(json.loads(text)["child-pid"])

@@ -157,10 +157,10 @@ _lock = threading.Lock()
 def write_spill(path: Path, data: str | bytes) -> None:
     """Write a spill file at once. Blocks."""
     write_private(path, data)
-    spilled(path, len(data))
+    note_spill(path, len(data))
 
 
-def spilled(path: Path, size: int) -> None:
+def note_spill(path: Path, size: int) -> None:
     """Note that a spill file, `<folder>/<run>/<file>`, was written. Now and then the oldest ones are removed so that all
     of the folder together stay within their limit. Blocks."""
     folder = path.parent.parent

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from hermes.settings.config import Settings
 
 
-def told(settings: Settings) -> str | None:
+def remembered_choice(settings: Settings) -> str | None:
     """What was found out while machine and settings were as they are now; None: it must be tried.
 
     What did not work is tried again: it may have been mended in a way that cannot be seen from here.
@@ -19,7 +19,7 @@ def told(settings: Settings) -> str | None:
     return None if found is None or "(" in found else found
 
 
-def remember(settings: Settings, name: str) -> None:
+def remember_choice(settings: Settings, name: str) -> None:
     version_cache.remember(*_place(settings), name)
 
 

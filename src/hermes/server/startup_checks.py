@@ -201,10 +201,10 @@ def sandbox_backend(settings: config.Settings, *, trying: bool = False) -> str:
 
     What worked the last time, with machine and settings as they are now, is tried again only where it decides something.
     """
-    from hermes.sandbox.choose import choice
-    from hermes.sandbox.remembered import told
+    from hermes.sandbox.choose import choose_backend
+    from hermes.sandbox.remembered import remembered_choice
 
-    return (None if trying else told(settings)) or choice(settings).name
+    return (None if trying else remembered_choice(settings)) or choose_backend(settings).name
 
 
 # --- the address ------------------------------------------------------------------------------------------------------

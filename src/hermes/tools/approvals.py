@@ -23,7 +23,7 @@ from hermes.core.text import text_of, visible
 from hermes.guards.commands import Facts, Hit, check, simple_forms
 from hermes.guards.read_only import is_read_only
 from hermes.guards.url_text import FetchFailed
-from hermes.sandbox.proxy_env import PROXIED
+from hermes.sandbox.proxy import PROXIED
 from hermes.settings.config import load, set_value
 from hermes.tools.questions import ApprovalRequest
 from hermes.tools.registry import ToolContext, ToolError
@@ -97,9 +97,9 @@ class PermissionRequest:
 async def command(ctx: ToolContext, command: str, cwd: str) -> None:
     """Leave to run a command there."""
     sandbox = await ctx.world.sandbox()
-    hits, forms = await ctx.blocking(partial(_judged, ctx, sandbox, command, cwd))
-    await _refuse_never(ctx, [command, *forms], hits)
-    kept = counted(
+    hits, forms = await ctx.blocking(partial(_check_command, ctx, sandbox, command, cwd))
+    await _refuse_forbidden(ctx, [command, *forms], hits)
+    kept = rules_to_approve(
         command,
         hits,
         forms,
@@ -118,35 +118,39 @@ async def command(ctx: ToolContext, command: str, cwd: str) -> None:
     matter = PermissionRequest(
         "command",
         command,
-        _reason(rules),
+        _explain(rules),
         rules,
         keys=frozenset(f"command {cwd} {hit.rule} {text}" for hit, text in zip(kept, details, strict=True)),
         # What comes from the network, and where a command goes, no pattern can tell.
         patterns=() if moves or "remote" in rules else _patterns(ctx, pieces),
-        allowed=all(_covered(found, ctx.settings.get("command_allowlist")) for found in pieces),
+        allowed=all(_is_allowed(found, ctx.settings.get("command_allowlist")) for found in pieces),
         cwd=cwd,
     )
-    await _settle(ctx, matter)
+    await _request_permission(ctx, matter)
 
 
 async def script(ctx: ToolContext, code: str, cwd: str) -> None:
     """Leave to run a script. Where nothing keeps it apart, somebody has to have seen the whole of it."""
     sandbox = await ctx.world.sandbox()
-    hits, _ = await ctx.blocking(partial(_judged, ctx, sandbox, f"python3 -c {shlex.quote(code)}", cwd))
-    await _refuse_never(ctx, [code], hits)
+    hits, _ = await ctx.blocking(partial(_check_command, ctx, sandbox, f"python3 -c {shlex.quote(code)}", cwd))
+    await _refuse_forbidden(ctx, [code], hits)
     if sandbox.isolated:
         return
     rules = tuple(dict.fromkeys(hit.rule for hit in hits))
-    reason = "A script runs without a sandbox." + (f" {_reason(rules)}" if rules else "")
+    reason = "A script runs without a sandbox." + (f" {_explain(rules)}" if rules else "")
     key = hashlib.sha256(code.encode("utf-8", "replace")).hexdigest()
-    await _settle(ctx, PermissionRequest("code", code, reason, rules, frozenset({f"code {cwd} {key}"}), cwd=cwd))
+    await _request_permission(
+        ctx, PermissionRequest("code", code, reason, rules, frozenset({f"code {cwd} {key}"}), cwd=cwd)
+    )
 
 
 async def folder(ctx: ToolContext, folder: Path) -> None:
     """Leave to write below a folder outside the workspace: for the rest of the turn, or for the session."""
     paths = await ctx.world.paths()
     reason = "It lies outside the workspace."
-    choice = await _settle(ctx, PermissionRequest("write", str(folder), reason, keys=frozenset({f"write {folder}"})))
+    choice = await _request_permission(
+        ctx, PermissionRequest("write", str(folder), reason, keys=frozenset({f"write {folder}"}))
+    )
     paths.grant(folder)
     if choice == "session":
         ctx.world.granted(folder)
@@ -157,7 +161,7 @@ async def reserved(ctx: ToolContext, entries: Sequence[Path], details: str = "")
     paths = await ctx.world.paths()
     subject = "\n".join(map(str, entries))
     reason = f"The user's own tools may run what is written there.{details}"
-    choice = await _settle(
+    choice = await _request_permission(
         ctx, PermissionRequest("write", subject, reason, keys=frozenset(f"write {entry}" for entry in entries))
     )
     for entry in entries:
@@ -185,7 +189,7 @@ async def set_aside(ctx: ToolContext, sandbox: Sandbox, *, ask: bool) -> dict[st
 async def host(ctx: ToolContext, host: str, key: str) -> None:
     """Leave for the commands of a running call to reach a host: until it ends, for the session, or for good."""
     reason = "A command in the sandbox wants to connect to this host, which is not granted."
-    await _settle(
+    await _request_permission(
         ctx,
         PermissionRequest(
             "network", host, reason, keys=frozenset({key}), patterns=(host,), setting="terminal.allowed_hosts"
@@ -209,7 +213,7 @@ async def hosts(ctx: ToolContext, urls: Iterable[str]) -> None:
         reason = f"Neither the user nor the settings have named {host}."
         matter = PermissionRequest("host", "\n".join(named), reason, keys=frozenset({f"host {host}"}), hint=_HOST_HINT)
         try:
-            await _settle(ctx, matter)
+            await _request_permission(ctx, matter)
             ctx.world.hosts.add(host)
         except Blocked as refusal:
             refusals.append(refusal)
@@ -221,20 +225,22 @@ async def write(ctx: ToolContext, kind: str, subject: str, *, wanted: bool, reas
     """Leave to write what lasts longer than the session: where the settings want that (`wanted`), and in any turn that
     has read text from outside."""
     if wanted:
-        await leave(ctx, kind, subject, reason)
+        await permission(ctx, kind, subject, reason)
     elif ctx.world.has_foreign():
-        await leave(ctx, kind, subject, "Text from outside has been read in this conversation and may be behind it.")
+        await permission(
+            ctx, kind, subject, "Text from outside has been read in this conversation and may be behind it."
+        )
 
 
-async def leave(
+async def permission(
     ctx: ToolContext, kind: str, subject: str, reason: str, rules: Sequence[str] = (), *, key: str = ""
 ) -> None:
     """Leave for something else. With a `key` it can be given for the session, to all that has the same one."""
     keys = frozenset({f"{kind} {key}"}) if key else frozenset[str]()
-    await _settle(ctx, PermissionRequest(kind, subject, reason, tuple(rules), keys))
+    await _request_permission(ctx, PermissionRequest(kind, subject, reason, tuple(rules), keys))
 
 
-def counted(
+def rules_to_approve(
     command: str, hits: Sequence[Hit], forms: Sequence[str], *, isolated: bool, network: bool, usual: bool = True
 ) -> list[Hit]:
     """The rules that a command is asked about where it would run. `usual`: the names of commands mean what they should.
@@ -275,7 +281,7 @@ def can_be_approved(ctx: ToolContext) -> bool:
 # ---- the order
 
 
-async def _settle(ctx: ToolContext, matter: PermissionRequest) -> str:
+async def _request_permission(ctx: ToolContext, matter: PermissionRequest) -> str:
     """From the modes to the question; returns the choice that allows it, or raises Blocked."""
     asking, granted, mode = ctx.asking, ctx.world.desk.granted, _mode(ctx)
 
@@ -304,7 +310,7 @@ async def _settle(ctx: ToolContext, matter: PermissionRequest) -> str:
         words = (_REFUSED.get(decision.by, ""), decision.comment, reason)
         raise Blocked(decision.by, " ".join(text for text in words if text), matter.rules, matter.hint)
     if decision.choice == "always":
-        await ctx.blocking(partial(_write, ctx, matter.setting, matter.patterns, decision.credential))
+        await ctx.blocking(partial(_write_allowlist, ctx, matter.setting, matter.patterns, decision.credential))
     return decision.choice
 
 
@@ -317,12 +323,12 @@ def _may_write(ctx: ToolContext, matter: PermissionRequest) -> bool:
     return bool(matter.patterns) and (ctx.world.spec.source == "cli" or ctx.owner == "default")
 
 
-def _reason(rules: Iterable[str]) -> str:
+def _explain(rules: Iterable[str]) -> str:
     text = "; ".join(_WHY.get(rule, rule) for rule in rules)
     return f"{text[:1].upper()}{text[1:]}."
 
 
-async def _refuse_never(ctx: ToolContext, texts: Sequence[str], hits: Sequence[Hit]) -> None:
+async def _refuse_forbidden(ctx: ToolContext, texts: Sequence[str], hits: Sequence[Hit]) -> None:
     denied = any(_mentions(text, pattern) for pattern in ctx.settings.get("approvals.deny") for text in texts)
     rules = ["hard"] * any(hit.rule == "hard" for hit in hits) + ["denied"] * denied
     if rules:
@@ -349,7 +355,7 @@ def _mentions(text: str, pattern: str) -> bool:
 # ---- commands
 
 
-def _judged(ctx: ToolContext, sandbox: Sandbox, command: str, cwd: str) -> tuple[list[Hit], list[str]]:
+def _check_command(ctx: ToolContext, sandbox: Sandbox, command: str, cwd: str) -> tuple[list[Hit], list[str]]:
     place, desk = sandbox.place, ctx.world.desk
     env = desk.shell.env if desk.shell is not None else place.env
     own = [place.private] if sandbox.isolated else []  # the HOME of commands there
@@ -373,11 +379,11 @@ def _patterns(ctx: ToolContext, pieces: Sequence[Sequence[str]]) -> tuple[str, .
     return texts if all(pieces) and fits else ()
 
 
-def _covered(pieces: Sequence[str], patterns: Sequence[str]) -> bool:
+def _is_allowed(pieces: Sequence[str], patterns: Sequence[str]) -> bool:
     return bool(pieces) and all(any(fnmatchcase(piece, pattern) for pattern in patterns) for piece in pieces)
 
 
-def _write(ctx: ToolContext, setting: str, patterns: Sequence[str], by: str) -> None:
+def _write_allowlist(ctx: ToolContext, setting: str, patterns: Sequence[str], by: str) -> None:
     """Allow these from now on. Blocks. A file that cannot be written to stops nobody from going on."""
     try:
         known = load(ctx.home).get(setting)
@@ -392,7 +398,7 @@ def _write(ctx: ToolContext, setting: str, patterns: Sequence[str], by: str) -> 
 async def _review(ctx: ToolContext, matter: PermissionRequest) -> dict[str, str] | None:
     """What a model thinks of it, without having seen the output of any tool; None where there is none that counts."""
     action = {"kind": matter.kind, "action": visible(ctx.secrets.mask(matter.subject)), "cwd": matter.cwd}
-    action |= {"rules": _reason(matter.rules), "user_message": text_of(ctx.world.spec.user_message)}
+    action |= {"rules": _explain(matter.rules), "user_message": text_of(ctx.world.spec.user_message)}
     message = {"role": "user", "content": json.dumps(action, ensure_ascii=False)}
     try:
         async with asyncio.timeout(ctx.settings.get("auxiliary.approval.timeout")):

@@ -64,7 +64,7 @@ def _object(value: Any) -> Parsed:
             inner = None
         if isinstance(inner, dict):
             return Parsed("ok", inner)
-    return Parsed("broken", fault=f"an object is wanted, not {_kind(value)}")
+    return Parsed("broken", fault=f"an object is wanted, not {_type_name(value)}")
 
 
 def _scan(text: str) -> tuple[str, bool, bool]:
@@ -183,11 +183,11 @@ def schema_faults(value: Any, schema: Mapping[str, Any]) -> list[str]:
     faults = []
     for error in validator.iter_errors(value):
         place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in error.instance_path).lstrip(".")
-        faults.append(f"{place}: {_words(error)}" if place else _words(error))
+        faults.append(f"{place}: {_describe_error(error)}" if place else _describe_error(error))
     return faults
 
 
-def _words(error: Any) -> str:
+def _describe_error(error: Any) -> str:
     """What is wrong, with all that could be there instead, but not with all of what is."""
     text = str(error.message)
     if options := getattr(error.kind, "options", None):
@@ -208,7 +208,7 @@ def _no_document(address: str) -> Any:
     raise ValueError(f"{address[: limits.FAULT_CHARS_MAX]} is another document")
 
 
-def unusable(schema: Mapping[str, Any]) -> str:
+def schema_problem(schema: Mapping[str, Any]) -> str:
     """Why nothing can be checked by a schema, as the end of a sentence; empty where it can."""
     try:
         if _unfolded_nodes(schema) > limits.SCHEMA_UNFOLDED_NODES_MAX:
@@ -263,6 +263,6 @@ def _unfolded_nodes(schema: Mapping[str, Any]) -> int:
     return size(schema)
 
 
-def _kind(value: Any) -> str:
+def _type_name(value: Any) -> str:
     names = {"NoneType": "null", "list": "an array", "str": "a string", "bool": "a boolean", "int": "a number"}
     return names.get(type(value).__name__, "a number")

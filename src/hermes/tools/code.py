@@ -18,21 +18,29 @@ from hermes.core.home import make_private_folder
 from hermes.core.stream_parts import ToolCall
 from hermes.sandbox import script
 from hermes.sandbox.base import CHUNK_BYTES_MAX
-from hermes.sandbox.choose import no_commands
+from hermes.sandbox.choose import why_no_commands
 from hermes.tools import approvals
-from hermes.tools.output_buffer import Captured
+from hermes.tools.output_buffer import CapturedOutput
 from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema, render
-from hermes.tools.terminal import ENDED, begun, environment, followed, room_of, seen_through, surroundings
+from hermes.tools.terminal import (
+    ENDED,
+    environment,
+    follow_process,
+    output_chars_max,
+    run_to_end,
+    sandbox_and_shell,
+    start_process,
+)
 
 CALLABLE = ("read_file", "write_file", "patch", "search_files", "terminal", "web_search", "web_extract")
 _CHILD = Path(script.__file__)
 _LAST_WORDS_S = 1.0
 
 
-class Booth:
+class ScriptChannel:
     """A folder with the script, and a socket there that its calls and its errors come through."""
 
-    def __init__(self, ctx: ToolContext, folder: Path, errors: Captured) -> None:
+    def __init__(self, ctx: ToolContext, folder: Path, errors: CapturedOutput) -> None:
         self.calls, self._over = 0, False
         self._ctx, self._folder, self._errors = ctx, folder, errors
         self._tasks: set[asyncio.Task[None]] = set()
@@ -41,7 +49,7 @@ class Booth:
 
     async def open(self, code: str) -> None:
         """Lay everything out and wait for the script."""
-        listening = await self._ctx.blocking(partial(_laid_out, self._folder, code))
+        listening = await self._ctx.blocking(partial(_write_script, self._folder, code))
         self._server = await asyncio.start_unix_server(
             self._connected, sock=listening, limit=limits.CODE_CALL_BYTES_MAX
         )
@@ -107,7 +115,7 @@ class Booth:
         return await self._ctx.call(self._ctx, ToolCall(f"{self._ctx.call_id}.{self.calls}", name, text))
 
 
-def _laid_out(folder: Path, code: str) -> socket.socket:
+def _write_script(folder: Path, code: str) -> socket.socket:
     make_private_folder(folder.parent)
     os.mkdir(folder, 0o700)
     # Commands can write around here: from now on nothing is found by its path, which may come to lead elsewhere.
@@ -130,7 +138,7 @@ def _laid_out(folder: Path, code: str) -> socket.socket:
 
 
 async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
-    sandbox, shell = await surroundings(ctx)
+    sandbox, shell = await sandbox_and_shell(ctx)
     await approvals.script(ctx, args["code"], shell.cwd)
     return Prepared(value=(sandbox, shell))
 
@@ -139,20 +147,24 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
     sandbox, shell = ctx.prepared
     folder = sandbox.place.private / f".hermes-{os.urandom(8).hex()}"
     names = {name: list(ctx.tools[name].parameters["properties"]) for name in CALLABLE if name in ctx.tools}
-    output = Captured(min(limits.CODE_OUTPUT_CHARS_MAX, room_of(ctx) * 4 // 5), ctx.secrets, ctx.emit)
-    errors = Captured(min(limits.CODE_ERRORS_CHARS_MAX, room_of(ctx) // 5), ctx.secrets, ctx.emit, "stderr")
-    booth = Booth(ctx, folder, errors)
+    output = CapturedOutput(min(limits.CODE_OUTPUT_CHARS_MAX, output_chars_max(ctx) * 4 // 5), ctx.secrets, ctx.emit)
+    errors = CapturedOutput(
+        min(limits.CODE_ERRORS_CHARS_MAX, output_chars_max(ctx) // 5), ctx.secrets, ctx.emit, "stderr"
+    )
+    booth = ScriptChannel(ctx, folder, errors)
     argv = [sandbox.python, "-u", "-B", str(folder / "hermes_tools.py"), shell.cwd, json.dumps(names)]
     try:
         await booth.open(args["code"])
         async with ctx.world.desk.hosts.call(ctx) as call:
-            process, _ = await begun(sandbox.spawn(argv, env=environment(ctx, shell), seconds=limits.CODE_S_MAX))
-            code = await followed(process, output, booth.hang_up)
+            process, _ = await start_process(
+                sandbox.spawn(argv, env=environment(ctx, shell), seconds=limits.CODE_S_MAX)
+            )
+            code = await follow_process(process, output, booth.hang_up)
         ctx.foreign = ctx.foreign or call.connected or (sandbox.name == "docker" and sandbox.place.network)
     except HermesError as fault:
         raise ToolError(f"The script could not be started: {fault}", "tool_unavailable", "Tell the user.") from None
     finally:
-        await seen_through(booth.close())
+        await run_to_end(booth.close())
     status, error = ENDED[process.ended_by]
     answer: Answer = {"stdout": output.text(), "stderr": errors.text(), "exit_code": code, "status": status}
     answer["calls"] = booth.calls
@@ -178,6 +190,6 @@ TOOL = ToolDef(
     prepare=_prepare,
     scope=lambda _: frozenset({"shell"}),
     timeout_s=None,
-    available=no_commands,
+    available=why_no_commands,
     preview=lambda args: str(args["code"]).strip().partition("\n")[0],
 )

@@ -52,33 +52,33 @@ _TYPES = {
 # ---- paths
 
 
-class Placed(Protocol):
+class HasResources(Protocol):
     """Whatever works in the world of a run."""
 
     @property
     def world(self) -> RunResources: ...
 
 
-def _base(ctx: Placed, paths: Paths) -> str:
+def _base(ctx: HasResources, paths: Paths) -> str:
     shell = ctx.world.desk.shell
     return str(paths.cwd) if shell is None else shell.cwd
 
 
-def located(ctx: Placed, paths: Paths, path: str) -> str:
+def resolve_path(ctx: HasResources, paths: Paths, path: str) -> str:
     """A path as the guard is asked for it: what is relative begins where the session's shell is, `~` is its home."""
     if (shell := ctx.world.desk.shell) is not None and re.match(r"~(/|\Z)", path):
         path = shell.env.get("HOME", "~") + path[1:]
     return path if path.startswith(("/", "~")) or not path else os.path.join(_base(ctx, paths), path)
 
 
-def shown(ctx: Placed, paths: Paths, real: str | Path) -> str:
+def display_path(ctx: HasResources, paths: Paths, real: str | Path) -> str:
     """A real path as the model is told it: short where it lies below the working folder."""
     text, base = str(real), _base(ctx, paths).rstrip("/") + "/"
     return whole_text(text.removeprefix(base))
 
 
 @contextlib.contextmanager
-def told(ctx: ToolContext, paths: Paths, path: str) -> Iterator[None]:
+def report_file_errors(ctx: ToolContext, paths: Paths, path: str) -> Iterator[None]:
     """What goes wrong with a file, said so that the model knows what to do next."""
     try:
         yield
@@ -86,7 +86,7 @@ def told(ctx: ToolContext, paths: Paths, path: str) -> Iterator[None]:
         hint = "Do not try another way; tell the user if this file is needed."
         raise ToolError(f"{path}: {refused}", "path_refused", hint, rule=refused.rule) from None
     except (FileNotFoundError, NotADirectoryError):
-        near = _near(ctx, paths, path)
+        near = _similar_names(ctx, paths, path)
         hint = f"Near names: {', '.join(near)}." if near else "search_files with target=files finds files by name."
         raise ToolError(f"There is no file {path}.", "path_not_found", hint, near=near) from None
     except IsADirectoryError:
@@ -100,9 +100,9 @@ def told(ctx: ToolContext, paths: Paths, path: str) -> Iterator[None]:
         raise ToolError(f"{path}: {error.strerror or error}.", "tool_crashed", hint) from None
 
 
-def _near(ctx: ToolContext, paths: Paths, path: str) -> list[str]:
+def _similar_names(ctx: ToolContext, paths: Paths, path: str) -> list[str]:
     """Names like the part of a path that is missing."""
-    folder, wanted = os.path.split(os.path.normpath(located(ctx, paths, path)))
+    folder, wanted = os.path.split(os.path.normpath(resolve_path(ctx, paths, path)))
     names = None
     while names is None:
         try:
@@ -113,17 +113,17 @@ def _near(ctx: ToolContext, paths: Paths, path: str) -> list[str]:
             return []
     known = {name.lower(): name for name in sorted(names)[: limits.COMPARED_LINES_MAX]}
     close = difflib.get_close_matches(wanted.lower(), known, limits.NEAR_NAMES_MAX, 0.5)
-    return [shown(ctx, paths, os.path.join(folder, known[name])) for name in close]
+    return [display_path(ctx, paths, os.path.join(folder, known[name])) for name in close]
 
 
 async def writable(ctx: ToolContext, paths: Paths, path: str) -> str:
     """The real path of a file that may be written, with the user's leave where that is needed."""
     from hermes.tools import approvals
 
-    where = located(ctx, paths, path)
+    where = resolve_path(ctx, paths, path)
 
     def look() -> tuple[Path, Path | None, Path | None]:
-        with told(ctx, paths, path):
+        with report_file_errors(ctx, paths, path):
             try:
                 real = paths.check(where, "write")
             except PathRefused as refused:
@@ -209,13 +209,13 @@ class Lines:
         self._tail = data[-64:]
 
 
-def room(ctx: ToolContext) -> int:
+def content_chars_max(ctx: ToolContext) -> int:
     """How many characters of files an answer has room for; a longer one would be spilled."""
     share = int(ctx.world.window_tokens * limits.BYTES_PER_TOKEN * limits.READ_WINDOW_SHARE)
     return min(ctx.settings.get("file_read_max_chars", int), max(limits.SPILLED_CHARS_MIN, share))
 
 
-class Shower:
+class LineRedactor:
     """Lines as the model sees them: without secrets, and never too long."""
 
     def __init__(self, ctx: ToolContext) -> None:
@@ -246,7 +246,7 @@ class Shower:
         return kept.replace("\ufdd0", MARK)
 
 
-def no_marks(*texts: str) -> None:
+def refuse_redaction_marks(*texts: str) -> None:
     """Refuse to write what stands for a secret: the secret itself would be lost."""
     if found := next((match[0] for text in texts if (match := _SHOWN_SECRET.search(text))), None):
         hint = "Change only the lines around it, with patch, so that the secret stays as it is."
@@ -263,7 +263,7 @@ def type_of(head: bytes, name: str) -> str | None:
     return mimetypes.guess_type(name)[0] or "application/octet-stream"
 
 
-def binary(path: str, kind: str, size: int, hint: str = "") -> ToolError:
+def binary_refusal(path: str, kind: str, size: int, hint: str = "") -> ToolError:
     hint = hint or "A command in the terminal can convert or inspect it."
     return ToolError(f"{path} is no text: {kind}, {size} bytes.", "binary_file", hint, type=kind, bytes=size)
 
@@ -298,7 +298,7 @@ class Change:
         return None if self.data is None else hashlib.sha256(self.data).hexdigest()
 
 
-def prepared(changes: list[Change], value: Any) -> Prepared:
+def prepare_changes(changes: list[Change], value: Any) -> Prepared:
     """The digests of every file before and after, for the record."""
     before = {whole_text(change.path): change.before for change in changes}
     after = {whole_text(change.path): change.after for change in changes}
@@ -309,7 +309,7 @@ def commit(ctx: ToolContext, paths: Paths, changes: list[Change]) -> None:
     """Make all changes, or none: files that have changed since they were looked at stay as they are."""
     for change in changes:
         if paths.digest(change.path) != change.before:
-            raise stale(shown(ctx, paths, change.path), "has changed meanwhile")
+            raise stale_refusal(display_path(ctx, paths, change.path), "has changed meanwhile")
     done: list[Change] = []
     try:
         for change in sorted(changes, key=lambda change: change.data is None):
@@ -318,7 +318,7 @@ def commit(ctx: ToolContext, paths: Paths, changes: list[Change]) -> None:
     except BaseException:
         left = [change.path for change in reversed(done) if not _undone(paths, change)]
         if left:
-            names = ", ".join(shown(ctx, paths, path) for path in left)
+            names = ", ".join(display_path(ctx, paths, path) for path in left)
             said = f"The change failed half-way, and could not be undone in: {names}."
             raise ToolError(said, "tool_crashed", "Look at these files and tell the user.") from None
         raise
@@ -345,7 +345,7 @@ def _put(paths: Paths, path: str, data: bytes | None, like: os.stat_result | Non
         paths.replace(path, data, like)
 
 
-def stale(path: str, why: str) -> ToolError:
+def stale_refusal(path: str, why: str) -> ToolError:
     """The refusal to write over what the model does not know."""
     return ToolError(f"{path} {why}.", "stale_file", "Read it first, then write again.")
 

@@ -16,20 +16,20 @@ from hermes.tools.file_access import (
     SCOPE,
     SNIFFED_BYTES,
     Change,
+    LineRedactor,
     Lines,
-    Shower,
-    binary,
+    binary_refusal,
     commit,
+    content_chars_max,
     content_of,
+    display_path,
     is_crlf,
-    located,
-    no_marks,
-    prepared,
+    prepare_changes,
     reconcile,
-    room,
-    shown,
-    stale,
-    told,
+    refuse_redaction_marks,
+    report_file_errors,
+    resolve_path,
+    stale_refusal,
     type_of,
     writable,
 )
@@ -46,8 +46,8 @@ async def _paths(ctx: ToolContext, _: Args) -> Prepared:
 def _read(ctx: ToolContext, args: Args) -> Answer:
     paths: Paths = ctx.prepared
     path = args["path"]
-    with told(ctx, paths, path):
-        real = str(paths.check(located(ctx, paths, path), "read"))
+    with report_file_errors(ctx, paths, path):
+        real = str(paths.check(resolve_path(ctx, paths, path), "read"))
         ctx.foreign = ctx.world.is_foreign_file(real)
         with paths.open(real) as file:
             size, head = os.fstat(file.fileno()).st_size, file.read(SNIFFED_BYTES)
@@ -55,9 +55,9 @@ def _read(ctx: ToolContext, args: Args) -> Answer:
             is_image = kind is not None and kind.startswith("image/")
             if kind is not None and not (is_image and ctx.sees_images):
                 seen = is_image and "vision_analyze" in ctx.tools
-                raise binary(path, kind, size, "vision_analyze can look at it." if seen else "")
+                raise binary_refusal(path, kind, size, "vision_analyze can look at it." if seen else "")
             file.seek(0)
-            answer: Answer = {"path": shown(ctx, paths, real)}
+            answer: Answer = {"path": display_path(ctx, paths, real)}
             if not is_image:
                 return answer | _slice(ctx, args, file, size, real)
             ctx.images.append(data_url(file.read(limits.IMAGE_BYTES_MAX + 1)))
@@ -66,7 +66,7 @@ def _read(ctx: ToolContext, args: Args) -> Answer:
 
 def _slice(ctx: ToolContext, args: Args, file: BufferedReader, size: int, real: str) -> Answer:
     offset, limit = args.get("offset", 1), args.get("limit", limits.READ_LINES)
-    lines, shower, left = Lines(file, ctx.cancelled), Shower(ctx), room(ctx)
+    lines, shower, left = Lines(file, ctx.cancelled), LineRedactor(ctx), content_chars_max(ctx)
     lines.skip_to(offset)
     content: list[str] = []
     cut_lines: list[int] = []
@@ -134,7 +134,7 @@ READ = ToolDef(
 
 async def _prepare_write(ctx: ToolContext, args: Args) -> Prepared:
     path, content = args["path"], args["content"]
-    no_marks(content)
+    refuse_redaction_marks(content)
     if len(content) > limits.WRITTEN_BYTES_MAX or len(content.encode()) > limits.WRITTEN_BYTES_MAX:
         hint = "Write it in parts, or make it with a command."
         raise ToolError(f"That is more than {limits.WRITTEN_BYTES_MAX} bytes.", "too_large", hint)
@@ -142,7 +142,7 @@ async def _prepare_write(ctx: ToolContext, args: Args) -> Prepared:
     real = await writable(ctx, paths, path)
 
     def look() -> Prepared:
-        with told(ctx, paths, path):
+        with report_file_errors(ctx, paths, path):
             before, old = paths.digest(real), None
             if before is not None and not args.get("overwrite") and ctx.world.desk.seen.get(real) != before:
                 why = (
@@ -150,7 +150,7 @@ async def _prepare_write(ctx: ToolContext, args: Args) -> Prepared:
                     if real not in ctx.world.desk.seen
                     else "has changed since it was read"
                 )
-                raise stale(path, why)
+                raise stale_refusal(path, why)
             if before is not None:
                 with contextlib.suppress(PathRefused):  # it may be replaced, but not be looked at
                     old = content_of(paths, real)
@@ -159,11 +159,11 @@ async def _prepare_write(ctx: ToolContext, args: Args) -> Prepared:
             data = data.replace(b"\n", b"\r\n")
         if old is not None and old[0].startswith(BOM) and not data.startswith(BOM):
             data = BOM + data
-        answer: Answer = {"path": shown(ctx, paths, real), "bytes": len(data), "created": before is None}
+        answer: Answer = {"path": display_path(ctx, paths, real), "bytes": len(data), "created": before is None}
         answer |= _counts(b"" if before is None else old and old[0], data)
         answer["diagnostics"] = diagnostics(real, data)
         change = Change(real, before, data)
-        return prepared([change], (paths, change, answer))
+        return prepare_changes([change], (paths, change, answer))
 
     return await ctx.blocking(look)  # type: ignore[no-any-return]
 
@@ -178,7 +178,7 @@ def _counts(old: bytes | None, new: bytes) -> Answer:
 
 def _write(ctx: ToolContext, args: Args) -> Answer:
     paths, change, answer = ctx.prepared
-    with told(ctx, paths, args["path"]):
+    with report_file_errors(ctx, paths, args["path"]):
         commit(ctx, paths, [change])
     ctx.world.desk.seen[change.path] = change.after
     return answer  # type: ignore[no-any-return]

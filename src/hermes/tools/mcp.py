@@ -55,7 +55,7 @@ def _expanded(path: str) -> Path:
     return Path(os.path.realpath(Path(path).expanduser()))
 
 
-def _seen_by(command: str, args: Sequence[str]) -> list[Path]:
+def _program_paths(command: str, args: Sequence[str]) -> list[Path]:
     """What a program needs to see beside the system: where it is installed, and what its arguments name."""
     program = shutil.which(os.path.expanduser(command)) or command
     seen = [Path(place).parent.parent for place in (program, os.path.realpath(program)) if os.path.isabs(place)]
@@ -135,10 +135,10 @@ class Servers:
             await asyncio.wait(fresh, timeout=max(0.0, max(fresh.values()) - time.monotonic()))
         found = {tool.name: tool for server in servers for tool in server.tools.values() if tool.name not in tools}
         room = int(window * limits.MCP_WINDOW_SHARE) - sum(map(_size, tools.values()))
-        kept, left = names.fitting(((name, _size(found[name])) for name in sorted(found)), room)
-        notices = _told(servers, {name: found[name] for name in kept}, told)
+        kept, left = names.fit_into_window(((name, _size(found[name])) for name in sorted(found)), room)
+        notices = _new_notices(servers, {name: found[name] for name in kept}, told)
         if left:
-            notices.append(("mcp_tools_left_out", f"Too large for the window, and not offered: {_some(left)}."))
+            notices.append(("mcp_tools_left_out", f"Too large for the window, and not offered: {_shorten_list(left)}."))
         every = {**tools, **{name: found[name] for name in kept}}
         return dict(sorted(every.items())), notices
 
@@ -153,12 +153,12 @@ def _size(tool: ToolDef) -> int:
     return estimate({"n": tool.name, "d": tool.description, "p": tool.parameters})
 
 
-def _some(found: list[str]) -> str:
+def _shorten_list(found: list[str]) -> str:
     more = len(found) - _NAMED_MAX
     return ", ".join(found[:_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
-def _told(servers: list[Server], offered: Mapping[str, ToolDef], told: dict[str, str]) -> list[Notice]:
+def _new_notices(servers: list[Server], offered: Mapping[str, ToolDef], told: dict[str, str]) -> list[Notice]:
     """What is new to the session: servers that fail, tools that cannot be used, tools that have changed."""
     notices: list[Notice] = []
     for server in servers:
@@ -173,7 +173,7 @@ def _told(servers: list[Server], offered: Mapping[str, ToolDef], told: dict[str,
     now = {name: json.dumps([tool.description, tool.parameters]) for name, tool in offered.items()}
     changed = [name for name in sorted(now) if told.get(name, now[name]) != now[name]]
     if changed:
-        notices.append(("mcp_tools_changed", f"Their servers have changed these tools: {_some(changed)}."))
+        notices.append(("mcp_tools_changed", f"Their servers have changed these tools: {_shorten_list(changed)}."))
     told |= now
     return notices
 
@@ -233,7 +233,7 @@ class Server:
 
     async def _connect(self) -> None:
         """Connect, and stay so until the server is lost."""
-        link = await self._servers.blocking(_link)
+        link = await self._servers.blocking(_load_client)
         if self.wanted["sandbox"] and self.wanted["command"]:
             await self._servers.blocking(bubblewrap.probe)
         self._lost = False
@@ -292,7 +292,7 @@ class Server:
             home,
             private,
             private,
-            ro=(*map(_expanded, get("terminal.sandbox_ro")), *_seen_by(command, self.wanted["args"])),
+            ro=(*map(_expanded, get("terminal.sandbox_ro")), *_program_paths(command, self.wanted["args"])),
             rw=tuple(map(_expanded, get("terminal.sandbox_rw"))),
             memory_mb=get("terminal.container_memory", int),
             cpus=get("terminal.container_cpu", float),
@@ -340,7 +340,9 @@ class Server:
             scope=lambda _: frozenset({f"mcp:{self.name}"}),
             timeout_s=self.wanted["timeout"],
             foreign=True,
-            prepare=partial(self._ask, tool.name) if names.needs_leave(self.wanted["approval"], tool.hints) else None,
+            prepare=partial(self._ask, tool.name)
+            if names.needs_approval(self.wanted["approval"], tool.hints)
+            else None,
         )
 
     # ---- calls
@@ -350,7 +352,7 @@ class Server:
 
         reason = f"It calls a tool of the MCP server {self.name!r} that may change or delete something."
         subject = f"{self.name}: {raw} {json.dumps(args, ensure_ascii=False)}"
-        await approvals.leave(ctx, "mcp", subject, reason, key=f"{self.name} {raw}")
+        await approvals.permission(ctx, "mcp", subject, reason, key=f"{self.name} {raw}")
         return Prepared()
 
     async def _call(self, raw: str, ctx: ToolContext, args: Args) -> Answer:
@@ -359,7 +361,7 @@ class Server:
         if result.get("isError"):
             text = str(told.get("text") or told.get("structured") or "it does not say why")
             raise ToolError(f"{raw} of {self.name!r} failed: {text[:10_000]}", "tool_crashed", _OTHERWISE)
-        return await _kept(ctx, told, blobs)
+        return await _store_blobs(ctx, told, blobs)
 
     async def _read_resource(self, ctx: ToolContext, args: Args) -> Answer:
         uri = args.get("uri")
@@ -368,12 +370,12 @@ class Server:
             told, _ = names.answer(listed["resources"])
             return told or {"resources": [], "note": "The server lists no resources."}
         result = await self._asked(lambda client: client.read_resource(uri))
-        return await _kept(ctx, *names.answer(result["contents"]))
+        return await _store_blobs(ctx, *names.answer(result["contents"]))
 
     async def _asked(self, ask: Callable[[Client], Coroutine[Any, Any, Any]]) -> dict[str, Any]:
         """What the server answers. Who waits for it may leave at once; the server is told so behind his back."""
         client = await self._ready()
-        link = await self._servers.blocking(_link)
+        link = await self._servers.blocking(_load_client)
         call = asyncio.create_task(ask(client))
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
@@ -411,7 +413,7 @@ class Server:
         return ToolError(f"The MCP server {self.name!r} {words}.", "mcp_unavailable", hint, foreign=True)
 
 
-async def _kept(ctx: ToolContext, told: dict[str, Any], blobs: list[names.Blob]) -> Answer:
+async def _store_blobs(ctx: ToolContext, told: dict[str, Any], blobs: list[names.Blob]) -> Answer:
     """The answer, with what is no text in files beside it; the model is shown what it can see of that."""
     files: list[dict[str, Any]] = []
     for number, blob in enumerate(blobs):
@@ -429,7 +431,7 @@ async def _kept(ctx: ToolContext, told: dict[str, Any], blobs: list[names.Blob])
     return told or {"note": "The tool has answered with nothing."}
 
 
-def _link() -> Any:
+def _load_client() -> Any:
     return import_module("hermes.tools.mcp_link")
 
 

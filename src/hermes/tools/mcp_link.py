@@ -35,7 +35,7 @@ from hermes.guards.url_text import FetchFailed
 from hermes.guards.urls import Opened, UrlGuard
 from hermes.http_client.exchange import Timeouts
 from hermes.sandbox.bubblewrap import Bubblewrap
-from hermes.sandbox.piped import Program, Throttle, piped, sandboxed
+from hermes.sandbox.piped import Program, Throttle, piped_process, sandboxed_process
 
 __all__ = ["CONNECTION_CLOSED", "INVALID_PARAMS", "Client", "Lost", "MCPError"]
 
@@ -152,7 +152,7 @@ async def over_pipes(
     argv: Sequence[str], env: Mapping[str, str], note: Callable[[str], None], sandbox: Bubblewrap | None
 ) -> AsyncIterator[tuple[Any, Any]]:
     """Streams to a process that is started now and gone at the end, with all that it has started."""
-    start: Any = piped if sandbox is None else partial(sandboxed, sandbox)
+    start: Any = piped_process if sandbox is None else partial(sandboxed_process, sandbox)
     async with AsyncExitStack() as stack:
         process = await stack.enter_async_context(
             start(argv, env, note, line_bytes_max=MCP_MESSAGE_BYTES_MAX, end_s=MCP_END_S_MAX)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from hermes.core import limits
 from hermes.guards.injection import fenced, suspicious
-from hermes.tools.arguments import unusable
+from hermes.tools.arguments import schema_problem
 from hermes.tools.registry import Effect
 
 Json = dict[str, Any]
@@ -77,7 +77,7 @@ def schema(given: object) -> Json:
     top["type"] = "object"
     if len(json.dumps(top, ensure_ascii=False).encode("utf-8", "replace")) > limits.MCP_SCHEMA_BYTES_MAX:
         raise Unfit(f"its schema is larger than {limits.MCP_SCHEMA_BYTES_MAX // 1024} KB")
-    if fault := unusable(top):
+    if fault := schema_problem(top):
         raise Unfit(f"its schema {fault[:120]}")
     return top
 
@@ -107,13 +107,13 @@ def effect(hints: Mapping[str, Any]) -> Effect:
     return "idempotent" if hints.get("idempotentHint") is True else "effect"
 
 
-def needs_leave(mode: str, hints: Mapping[str, Any]) -> bool:
+def needs_approval(mode: str, hints: Mapping[str, Any]) -> bool:
     if mode != "destructive":
         return mode == "always"
     return hints.get("readOnlyHint") is not True and hints.get("destructiveHint") is not False
 
 
-def fitting(costs: Iterable[tuple[str, int]], room: int) -> tuple[set[str], list[str]]:
+def fit_into_window(costs: Iterable[tuple[str, int]], room: int) -> tuple[set[str], list[str]]:
     """Which of the tools, each with its size, fit into the room, in their order; and which do not."""
     kept: set[str] = set()
     left: list[str] = []
@@ -150,7 +150,7 @@ def answer(content: Iterable[Json], structured: object = None) -> tuple[Json, li
     made: Json = {}
     if structured is not None:
         made["structured"] = structured
-    if text and not (structured is not None and _says(text, structured)):
+    if text and not (structured is not None and _repeats(text, structured)):
         made["text"] = text
         if len(text) > limits.MCP_ANSWER_CHARS_MAX:
             made["text"] = f"{text[: limits.MCP_ANSWER_CHARS_MAX]}\n[… cut: {len(text)} characters in all]"
@@ -159,7 +159,7 @@ def answer(content: Iterable[Json], structured: object = None) -> tuple[Json, li
     return made, blobs
 
 
-def _says(text: str, structured: object) -> bool:
+def _repeats(text: str, structured: object) -> bool:
     """Whether a text only repeats the structured part, as servers do for clients that read texts only."""
     if structured == {"result": text}:
         return True

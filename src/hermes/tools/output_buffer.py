@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hermes.core import limits
 from hermes.core.home import make_private_folder, private_opener
-from hermes.sandbox.quota import spilled
+from hermes.sandbox.quota import note_spill
 
 if TYPE_CHECKING:
     from hermes.guards.secrets import Secrets
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 _ESCAPES = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]*[0-OQ-WYZ\\`-~]"
 )
-_BEGUN = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*\Z|\x1b[\]PX^_][^\x07\x1b]*\x1b?\Z|\x1b[ -/]*\Z")
-_BEGUN_CHARS_MAX = 4096
+_UNFINISHED = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*\Z|\x1b[\]PX^_][^\x07\x1b]*\x1b?\Z|\x1b[ -/]*\Z")
+_UNFINISHED_CHARS_MAX = 4096
 _FILE_PIECE_CHARS = 256 * 1024
 
 
-class Readable:
+class OutputDecoder:
     """Bytes as text: what cannot be decoded is replaced, escape sequences are removed, known secrets are masked."""
 
     def __init__(self, secrets: Secrets) -> None:
@@ -40,7 +40,7 @@ class Readable:
         self._begun = ""
         if "\x1b" in text or "\x9b" in text:
             text = _ESCAPES.sub("", text)
-            if (found := _BEGUN.search(text)) and not end and len(text) - found.start() < _BEGUN_CHARS_MAX:
+            if (found := _UNFINISHED.search(text)) and not end and len(text) - found.start() < _UNFINISHED_CHARS_MAX:
                 text, self._begun = text[: found.start()], found[0]
             text = text.replace("\x1b", "")
         if text.endswith("\r") and not end:
@@ -49,7 +49,7 @@ class Readable:
         return text + self._mask.finish() if end else text
 
 
-class Ends:
+class HeadAndTail:
     """The first two fifths and the last three of a text."""
 
     def __init__(self, chars_max: int) -> None:
@@ -73,7 +73,7 @@ class Ends:
         return f"{self._head}{mark}{self._tail}"
 
 
-class Shown:
+class LiveOutput:
     """What is shown while it comes: by the line, or what there is of one after a moment."""
 
     def __init__(self, emit: Callable[[str, str], None], stream: str) -> None:
@@ -146,10 +146,10 @@ class Spill:
         with open(self.path, "ab", buffering=0, opener=private_opener) as file:
             while data:
                 data = data[file.write(data) or 0 :]
-        spilled(self.path, size)
+        note_spill(self.path, size)
 
 
-class Captured:
+class CapturedOutput:
     def __init__(
         self,
         chars_max: int,
@@ -158,8 +158,8 @@ class Captured:
         stream: str = "stdout",
         spill: Spill | None = None,
     ) -> None:
-        self.ends, self.spill = Ends(chars_max), spill
-        self._readable, self._shown = Readable(secrets), Shown(emit, stream)
+        self.ends, self.spill = HeadAndTail(chars_max), spill
+        self._readable, self._shown = OutputDecoder(secrets), LiveOutput(emit, stream)
 
     async def add(self, data: bytes, *, end: bool = False) -> None:
         text = self._readable.feed(data, end=end)

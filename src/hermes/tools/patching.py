@@ -18,16 +18,16 @@ from hermes.tools.file_access import (
     BOM,
     SCOPE,
     Change,
-    Shower,
-    binary,
+    LineRedactor,
+    binary_refusal,
     commit,
     content_of,
+    display_path,
     is_crlf,
-    no_marks,
-    prepared,
+    prepare_changes,
     reconcile,
-    shown,
-    told,
+    refuse_redaction_marks,
+    report_file_errors,
     type_of,
     writable,
 )
@@ -50,7 +50,7 @@ _GRAMMAR = (
 # ---- finding
 
 
-def blocks(lines: list[str], wanted: list[str], form: Callable[[str], str]) -> list[int]:
+def find_blocks(lines: list[str], wanted: list[str], form: Callable[[str], str]) -> list[int]:
     """Where lines stand one after the other in others, compared in a form."""
     want = [form(line) for line in wanted]
     # Knuth, Morris and Pratt: repeated lines would otherwise be compared once for each place where they could begin.
@@ -71,7 +71,7 @@ def blocks(lines: list[str], wanted: list[str], form: Callable[[str], str]) -> l
     return starts
 
 
-def reindented(new: list[str], old: list[str], found: list[str]) -> list[str]:
+def reindent(new: list[str], old: list[str], found: list[str]) -> list[str]:
     """New lines, moved in or out as far as what was found is moved against what was looked for."""
     first = next((at for at, line in enumerate(old) if line.strip()), 0)
     was, now = _indent(old[first]), _indent(found[first])
@@ -89,28 +89,30 @@ def _indent(line: str) -> str:
     return line[: len(line) - len(line.lstrip())]
 
 
-def replaced(text: str, old: str, new: str, every: bool) -> tuple[str, str]:
+def replace_text(text: str, old: str, new: str, every: bool) -> tuple[str, str]:
     """The text with old made new, and how old was found. Raises ToolError where its place is not the only one."""
     starts = [match.start() for match in re.finditer(re.escape(old), text)]
     if starts:
         if len(starts) > 1 and not every:
-            raise ambiguous([text.count("\n", 0, start) + 1 for start in starts[: limits.PLACES_TOLD_MAX]], len(starts))
+            raise ambiguous_match(
+                [text.count("\n", 0, start) + 1 for start in starts[: limits.PLACES_TOLD_MAX]], len(starts)
+            )
         return text.replace(old, new), "exact"
     lines, wanted, instead = _lines(text), _lines(old), _lines(new)
     for by, form in LEVELS[1:] if old.strip() else ():
-        if found := blocks(lines, wanted, form):
+        if found := find_blocks(lines, wanted, form):
             if len(found) > 1 and not every:
-                raise ambiguous([at + 1 for at in found], len(found))
+                raise ambiguous_match([at + 1 for at in found], len(found))
             pieces: list[list[str]] = []
             free = len(lines)
             for at in reversed(found):
                 end = at + len(wanted)
                 if end <= free:  # places may overlap
-                    here = reindented(instead, wanted, lines[at:end]) if by == "indentation" else instead
+                    here = reindent(instead, wanted, lines[at:end]) if by == "indentation" else instead
                     pieces += (lines[end:free], here)
                     free = at
             pieces.append(lines[:free])
-            return _joined([line for piece in reversed(pieces) for line in piece], text), by
+            return _join_lines([line for piece in reversed(pieces) for line in piece], text), by
     raise no_match("old_string does not occur in the file", lines, wanted)
 
 
@@ -118,12 +120,12 @@ def _lines(text: str) -> list[str]:
     return text.removesuffix("\n").split("\n") if text else []
 
 
-def _joined(lines: list[str], before: str) -> str:
+def _join_lines(lines: list[str], before: str) -> str:
     """The text of lines; its end is like that of the text before."""
     return "\n".join(lines) + ("" if before and not before.endswith("\n") else "\n") if lines else ""
 
 
-def ambiguous(numbers: list[int], count: int) -> ToolError:
+def ambiguous_match(numbers: list[int], count: int) -> ToolError:
     """The refusal to choose between places."""
     numbers = numbers[: limits.PLACES_TOLD_MAX]
     more = f" and {count - len(numbers)} more" if count > len(numbers) else ""
@@ -177,7 +179,7 @@ class Section:
     hunks: list[Hunk] = field(default_factory=list)
 
 
-def parsed(patch: str) -> list[Section]:
+def parse_patch(patch: str) -> list[Section]:
     """The sections of a patch, or a refusal that names the line."""
     sections: list[Section] = []
     for number, line in enumerate(patch.replace("\r\n", "\n").split("\n"), 1):
@@ -189,7 +191,7 @@ def parsed(patch: str) -> list[Section]:
         elif re.fullmatch(r"\*\*\* (Begin|End) Patch\s*", line) or (section is None and not line.strip()):
             continue
         elif section is None or (section.kind == "Delete" and line.strip()):
-            raise _bad(number, line)
+            raise _syntax_error(number, line)
         elif line.startswith("@@") and section.kind == "Update":
             if not section.hunks or section.hunks[-1].rows:
                 section.hunks.append(Hunk())
@@ -201,7 +203,7 @@ def parsed(patch: str) -> list[Section]:
                 section.hunks = section.hunks or [Hunk()]
                 section.hunks[-1].rows.append((line[:1], line[1:]))
         else:
-            raise _bad(number, line)
+            raise _syntax_error(number, line)
     for kind, hunk in ((section.kind, hunk) for section in sections for hunk in section.hunks):
         while hunk.rows and hunk.rows[-1][0] == "":  # an empty line behind a hunk belongs to nothing
             hunk.rows.pop()
@@ -211,23 +213,23 @@ def parsed(patch: str) -> list[Section]:
     return sections
 
 
-def _bad(number: int, line: str) -> ToolError:
+def _syntax_error(number: int, line: str) -> ToolError:
     said = f"Line {number} of the patch is not understood: {line[:80]!r}."
     return ToolError(said, "invalid_arguments", f"A patch looks so:\n{_GRAMMAR}")
 
 
-def patched(text: str, hunks: list[Hunk]) -> tuple[str, str]:
+def apply_hunks(text: str, hunks: list[Hunk]) -> tuple[str, str]:
     """The text after all hunks, and the weakest way in which one was found."""
-    places = _Places(_lines(text))
+    places = _LineIndex(_lines(text))
     lines, out = places.lines, list[str]()
     at, level = 0, 0
     for hunk in (hunk for hunk in hunks if hunk.rows):
         old = [line for sign, line in hunk.rows if sign != "+"]
-        start, how = _place(places, old, hunk, at)
+        start, how = _locate_hunk(places, old, hunk, at)
         level = max(level, how)
         here = lines[start : start + len(old)]
         added = [line for sign, line in hunk.rows if sign == "+"]
-        new = iter(reindented(added, old, here) if LEVELS[how][0] == "indentation" else added)
+        new = iter(reindent(added, old, here) if LEVELS[how][0] == "indentation" else added)
         kept = iter(here)
         out += lines[at:start]
         for sign, _ in hunk.rows:
@@ -237,10 +239,10 @@ def patched(text: str, hunks: list[Hunk]) -> tuple[str, str]:
                 line = next(kept)
                 out += [line] if sign != "-" else []
         at = start + len(old)
-    return _joined([*out, *lines[at:]], text), LEVELS[level][0]
+    return _join_lines([*out, *lines[at:]], text), LEVELS[level][0]
 
 
-class _Places:
+class _LineIndex:
     """The lines of a file and where each of them stands, so that the hunks of a patch do not each read all of it."""
 
     def __init__(self, lines: list[str]) -> None:
@@ -265,10 +267,10 @@ class _Places:
         if self._compared > limits.REPEATED_LINES_MAX:
             said = "The patch changes too many places that look alike."
             raise ToolError(said, "too_large", "Apply it in several smaller patches.")
-        return [start for start in blocks(formed, want, str) if start >= above]
+        return [start for start in find_blocks(formed, want, str) if start >= above]
 
 
-def _place(places: _Places, old: list[str], hunk: Hunk, at: int) -> tuple[int, int]:
+def _locate_hunk(places: _LineIndex, old: list[str], hunk: Hunk, at: int) -> tuple[int, int]:
     """Where a hunk belongs, behind the one before it, and the level at which it was found."""
     lines = places.lines
     numbered = next((int(m[1]) for text in hunk.anchors if (m := re.match(r"-(\d+)", text))), None)
@@ -292,14 +294,14 @@ def _place(places: _Places, old: list[str], hunk: Hunk, at: int) -> tuple[int, i
         if len(found) == 1 or (found and named):
             return found[0], level
         if found:
-            raise ambiguous([i + 1 for i in found], len(found))
+            raise ambiguous_match([i + 1 for i in found], len(found))
     raise no_match("The lines of a hunk do not occur in the file", lines, old)
 
 
 # ---- what has changed
 
 
-def difference(old: list[str], new: list[str], names: tuple[str, str]) -> tuple[str, int, int]:
+def unified_diff(old: list[str], new: list[str], names: tuple[str, str]) -> tuple[str, int, int]:
     head = 0
     while head < min(len(old), len(new)) and old[head] == new[head]:
         head += 1
@@ -349,7 +351,7 @@ def _load(paths: Paths, path: str, real: str) -> tuple[bytes, os.stat_result]:
         hint = "A command in the terminal can change it."
         raise ToolError(f"{path} has more than {limits.WRITTEN_BYTES_MAX} bytes.", "too_large", hint)
     if (kind := type_of(found[0][:8192], real)) is not None:
-        raise binary(path, kind, len(found[0]))
+        raise binary_refusal(path, kind, len(found[0]))
     return found
 
 
@@ -362,9 +364,9 @@ async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
     if single and args["old_string"] in ("", args["new_string"]):
         hint = "Quote what is to be changed; write_file makes new files."
         raise ToolError("old_string is empty, or the same as new_string.", "invalid_arguments", hint)
-    sections = [Section("Update", args["path"])] if single else parsed(args["patch"])
+    sections = [Section("Update", args["path"])] if single else parse_patch(args["patch"])
     rows = [row for section in sections for hunk in section.hunks for row in hunk.rows]
-    no_marks(args["new_string"] if single else "\n".join(line for sign, line in rows if sign == "+"))
+    refuse_redaction_marks(args["new_string"] if single else "\n".join(line for sign, line in rows if sign == "+"))
     paths = await ctx.world.paths()
     real = {path: await writable(ctx, paths, path) for s in sections for path in (s.path, s.move) if path}
     named = [real[path] for s in sections for path in (s.path, s.move) if path]
@@ -381,7 +383,7 @@ def _plan(ctx: ToolContext, paths: Paths, args: Args, sections: list[Section], r
     faults: list[dict[str, object]] = []
     for section in sections:
         path, target = section.path, section.move or section.path
-        with told(ctx, paths, path):
+        with report_file_errors(ctx, paths, path):
             for new in [p for p in (section.move, path if section.kind == "Add" else "") if p]:
                 if paths.digest(real[new]) is not None:
                     raise ToolError(f"{new} exists already.", "stale_file", "Read it, and use *** Update File instead.")
@@ -389,38 +391,38 @@ def _plan(ctx: ToolContext, paths: Paths, args: Args, sections: list[Section], r
         before, after, by = _text(was), None, "exact"
         try:
             if args["mode"] == "replace":
-                after, by = replaced(before, args["old_string"], args["new_string"], args.get("replace_all", False))
+                after, by = replace_text(before, args["old_string"], args["new_string"], args.get("replace_all", False))
             elif section.kind != "Delete":
-                after, by = patched(before, section.hunks)
+                after, by = apply_hunks(before, section.hunks)
         except ToolError as refusal:
-            refusal.answer["error"] = f"{path}: {_plain(refusal.answer['error'])}"
+            refusal.answer["error"] = f"{path}: {_printable(refusal.answer['error'])}"
             for place in refusal.answer.get("nearest", ()):
-                place["text"] = Shower(ctx).line(place["text"].encode("utf-8", "surrogateescape"))[0]
+                place["text"] = LineRedactor(ctx).line(place["text"].encode("utf-8", "surrogateescape"))[0]
             raise
         data = None if after is None else _bytes(after, was)
         changes += [Change(real[target], None, data, like=like)] if section.move else []
         digest = None if like is None else hashlib.sha256(was).hexdigest()
         changes.append(Change(real[path], digest, None if section.move else data, None if like is None else was, like))
         names = ("/dev/null" if like is None else path), ("/dev/null" if after is None else target)
-        text, added, removed = difference(_lines(before), _lines(after or ""), names)
+        text, added, removed = unified_diff(_lines(before), _lines(after or ""), names)
         diffs.append(text)
-        answer["files"].append({"path": shown(ctx, paths, real[target]), "added": added, "removed": removed})
+        answer["files"].append({"path": display_path(ctx, paths, real[target]), "added": added, "removed": removed})
         answer["matched_by"] = max(answer["matched_by"], by, key=[name for name, _ in LEVELS].index)
         faults += [{"path": target, **fault} for fault in diagnostics(target, data) or ()] if data else []
-    answer["diff"] = _cut(ctx, "\n".join(diffs))
-    return prepared(changes, (paths, changes, answer | ({"diagnostics": faults} if faults else {})))
+    answer["diff"] = _shorten_diff(ctx, "\n".join(diffs))
+    return prepare_changes(changes, (paths, changes, answer | ({"diagnostics": faults} if faults else {})))
 
 
-def _plain(text: str) -> str:
+def _printable(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def _cut(ctx: ToolContext, diff: str) -> str:
+def _shorten_diff(ctx: ToolContext, diff: str) -> str:
     """The diff without secrets, and not too long; secrets do not span lines, so it is cut between two."""
     some = diff[: 2 * limits.DIFF_CHARS_MAX]
     if len(some) < len(diff):
         some = some[: some.rfind("\n") + 1]
-    some = Shower(ctx).text(_plain(some))
+    some = LineRedactor(ctx).text(_printable(some))
     if len(some) <= limits.DIFF_CHARS_MAX and len(diff) <= 2 * limits.DIFF_CHARS_MAX:
         return some
     return some[: limits.DIFF_CHARS_MAX - 40] + "\n[the rest of the diff is left out]"
@@ -428,7 +430,7 @@ def _cut(ctx: ToolContext, diff: str) -> str:
 
 def _run(ctx: ToolContext, args: Args) -> Answer:
     paths, changes, answer = ctx.prepared
-    with told(ctx, paths, args.get("path") or ", ".join(file["path"] for file in answer["files"])):
+    with report_file_errors(ctx, paths, args.get("path") or ", ".join(file["path"] for file in answer["files"])):
         commit(ctx, paths, changes)
     return answer  # type: ignore[no-any-return]
 

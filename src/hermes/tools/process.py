@@ -1,16 +1,182 @@
-"""The tool `process`: looking after what runs in the background."""
+"""Processes in the background, and the tool `process` that looks after them.
+
+They outlive the turn that started them, unless it is stopped, and end with the server.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import re
+import secrets
 import time
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
-from hermes.core.limits import PREVIEW_CHARS_MAX, PROCESS_SLICE_CHARS, PROCESS_WAIT_S, PROCESS_WAIT_S_MAX
-from hermes.sandbox.choose import no_commands
-from hermes.tools.background import Background
+from hermes.core.limits import (
+    BACKGROUND_MAX,
+    BACKGROUND_OUTPUT_CHARS_MAX,
+    PREVIEW_CHARS_MAX,
+    PROCESS_SLICE_CHARS,
+    PROCESS_WAIT_S,
+    PROCESS_WAIT_S_MAX,
+)
+from hermes.core.spec import Control
+from hermes.sandbox.base import CHUNK_BYTES_MAX
+from hermes.sandbox.choose import why_no_commands
+from hermes.store.base import StoreError
+from hermes.tools.output_buffer import OutputDecoder
 from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, ToolError, object_schema
+
+if TYPE_CHECKING:
+    from hermes.runs.engine import RunEngine
+    from hermes.sandbox.base import Process, Sandbox
+    from hermes.tools.session_state import SessionState
+
+State = Literal["running", "exited", "timeout", "killed"]
+_STATES: dict[str, State] = {"exit": "exited", "timeout": "timeout"}
+_FLOOD_PAUSE_S = 0.01
+
+
+@dataclass(slots=True)
+class Background:
+    """One of them, with the last of what it has said. Its sandbox lives as long as it does.
+
+    A stop of one of the runs in `run_ids`, its own and the one that this is part of, ends it unless it is to `keep` on.
+    """
+
+    id: str
+    owner: str
+    session_id: str
+    command: str
+    process: Process
+    sandbox: Sandbox | None
+    foreign: bool = False
+    output: str = ""
+    dropped: int = 0
+    state: State = "running"
+    exit_code: int | None = None
+    began_at: float = field(default_factory=time.time)
+    ended_at: float | None = None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+    forgotten: bool = False
+    run_ids: frozenset[str] = frozenset()
+    keep: bool = False
+    stopped: bool = False
+
+    def is_of(self, owner: str, session_id: str) -> bool:
+        return not self.forgotten and (self.owner, self.session_id) == (owner, session_id)
+
+    @property
+    def total(self) -> int:
+        return self.dropped + len(self.output)
+
+    def say(self, text: str) -> None:
+        """More output; the oldest makes room."""
+        self.output += text
+        if (over := len(self.output) - BACKGROUND_OUTPUT_CHARS_MAX) > 0:
+            self.output, self.dropped = self.output[over:], self.dropped + over
+
+
+class Processes:
+    """Those of a server. A session sees its own, and each owner has places of its own."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Background] = {}
+
+    def of(self, owner: str, session_id: str) -> list[Background]:
+        return [found for found in self._known.values() if found.is_of(owner, session_id)]
+
+    def get(self, owner: str, session_id: str, process_id: str) -> Background | None:
+        found = self._known.get(process_id)
+        return found if found is not None and found.is_of(owner, session_id) else None
+
+    def make_room(self, owner: str) -> bool:
+        """Forget the owner's one that has been over for longest, if need be. False: all of the owner's run."""
+        own = [found for found in self._known.values() if found.owner == owner]
+        over = next((found.id for found in own if found.ended.is_set()), None)
+        if len(own) >= BACKGROUND_MAX and over is not None:
+            del self._known[over]
+            return True
+        return len(own) < BACKGROUND_MAX
+
+    def end(self, session_ids: Collection[str]) -> None:
+        """End those of sessions that are gone. Nobody sees them any more, or hears of them."""
+        for found in [one for one in self._known.values() if one.session_id in session_ids]:
+            found.forgotten = True
+            found.process.kill()
+            if found.task is not None:
+                found.task.add_done_callback(partial(self._drop, found.id))
+
+    async def end_run(self, run_id: str) -> None:
+        """End those that a stopped run has started, and wait until they are gone. Its session is not told of them."""
+        found = [
+            one for one in self._known.values() if run_id in one.run_ids and not one.keep and not one.ended.is_set()
+        ]
+        for one in found:
+            one.stopped = True
+            one.process.interrupt()
+        for one in found:
+            await one.ended.wait()
+
+    def _drop(self, process_id: str, _: object) -> None:
+        self._known.pop(process_id, None)
+
+    def add(
+        self, ctx: ToolContext, command: str, process: Process, sandbox: Sandbox, *, notify: bool, keep: bool
+    ) -> Background:
+        """Look after a process from now on; with `notify` its session is told of its end, with `keep` no stop ends it."""
+        made = Background(f"proc_{secrets.token_hex(4)}", ctx.owner, ctx.session_id, command, process, sandbox)
+        self._known[made.id] = made
+        # Only what outlives the turn: nothing here leads to its conversation.
+        world = ctx.world
+        made.run_ids, made.keep = frozenset({ctx.run_id, world.engine.root_spec(world.spec).run_id}), keep
+        tell = partial(_tell, world.engine, world.desk, ctx.owner, ctx.session_id, ctx.run_id) if notify else None
+        made.task = asyncio.create_task(_follow(made, OutputDecoder(ctx.secrets), tell))
+        return made
+
+    async def close(self) -> None:
+        tasks = [found.task for found in self._known.values() if found.task is not None and not found.ended.is_set()]
+        for found in self._known.values():
+            found.process.kill()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+async def _follow(made: Background, readable: OutputDecoder, tell: Callable[[str], Awaitable[None]] | None) -> None:
+    process = made.process
+    try:
+        async with process:
+            async for data in process.chunks():
+                made.say(readable.feed(data))
+                if len(data) == CHUNK_BYTES_MAX:  # nobody waits for a flood; it can wait for others
+                    await asyncio.sleep(_FLOOD_PAUSE_S)
+            made.say(readable.feed(b"", end=True))
+            made.exit_code = await process.wait()
+    finally:
+        made.state, made.ended_at, made.sandbox = _STATES.get(process.ended_by, "killed"), time.time(), None
+        made.ended.set()
+    if tell is not None and not made.forgotten and not made.stopped:
+        await tell(f"[The background process {made.id} has ended with exit code {made.exit_code}.]")
+
+
+async def _tell(engine: RunEngine, desk: SessionState, owner: str, session_id: str, run_id: str, words: str) -> None:
+    """To the turn that runs in the session, like words of the user; or as a notice of its next turn."""
+    if engine.draining:
+        return
+    with contextlib.suppress(StoreError):
+        runs = await engine.list(owner=owner, session_id=session_id)
+        later = [record.spec.run_id for record in runs if not record.state.ended]
+        for running in (run_id, *later):
+            if await engine.control(running, Control("steer", {"text": words}, by="process")) == "applied":
+                return
+    desk.notices.append(words)
+
+
+# ---- the tool
 
 _LOST = "Nothing is known of it here: it ended when the server did, or was never started in this session."
 
@@ -79,6 +245,6 @@ TOOL = ToolDef(
     effect=lambda args: "effect" if args["action"] == "kill" else "read",
     scope=lambda args: frozenset({f"process:{args.get('session_id', '')}"}),
     timeout_s=None,
-    available=no_commands,
+    available=why_no_commands,
     preview=lambda args: f"{args['action']} {args.get('session_id', '')}".strip(),
 )

@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hermes.guards.hosts import domain, names
 from hermes.guards.path_lists import below
 from hermes.guards.paths import Paths
+from hermes.guards.url_text import domain_suffix, is_named
 from hermes.guards.urls import UrlGuard
 from hermes.sandbox.choose import Sandboxes, workspace_of
 from hermes.sandbox.local import NoSandbox
-from hermes.tools.background import Processes
+from hermes.tools.process import Processes
 
 if TYPE_CHECKING:
     from hermes.core.home import Home
@@ -187,5 +187,5 @@ def _may_read(
     """Whether a host of the web need not be asked about: the settings, the user's words or a grant name it."""
     if not settings.get("web.ask_hosts") or host in hosts or f"host {host}" in granted:
         return True
-    allowed = tuple(map(domain, settings.get("web.allowed_hosts", list)))
-    return f".{host}".endswith(allowed) or names(host, named_hosts())
+    allowed = tuple(map(domain_suffix, settings.get("web.allowed_hosts", list)))
+    return f".{host}".endswith(allowed) or is_named(host, named_hosts())

@@ -31,14 +31,14 @@ class Glob:
         flags = re.S | (re.I if ignore_case else 0)
         self._forms = [
             [None if part == "**" else re.compile(_regex(part, dots), flags) for part in form.split("/")]
-            for form in _unfolded(glob)
+            for form in _expand_braces(glob)
         ]
 
     def matches(self, names: list[str]) -> bool:
         return any(self._fits(form, names) for form in self._forms)
 
     def _fits(self, form: list[re.Pattern[str] | None], names: list[str]) -> bool:
-        at = _onward(form, {0})
+        at = _skip_globstars(form, {0})
         for name in names:
             step = set()
             for i in (i for i in at if i < len(form)):
@@ -46,18 +46,18 @@ class Glob:
                     step |= {i} if self._dots or name[:1] != "." else set()
                 elif part.fullmatch(name):
                     step.add(i + 1)
-            at = _onward(form, step)
+            at = _skip_globstars(form, step)
         return len(form) in at
 
 
-def _onward(form: list[re.Pattern[str] | None], at: set[int]) -> set[int]:
+def _skip_globstars(form: list[re.Pattern[str] | None], at: set[int]) -> set[int]:
     """Places in a form, and those behind any `**` that may stand for nothing."""
     for i in range(len(form)):
         at |= {i + 1} if i in at and form[i] is None else set()
     return at
 
 
-def _unfolded(glob: str) -> list[str]:
+def _expand_braces(glob: str) -> list[str]:
     """A glob without braces for each of the choices in it."""
     forms, braces = [glob], re.compile(r"(?<!\\)\{([^{}]*)\}")
     while braces.search(forms[0]):
@@ -179,7 +179,7 @@ def _parts(path: str) -> list[str]:
     return [part for part in path.split("/") if part]
 
 
-def matching(path: str, pattern: re.Pattern[str]) -> Iterator[int]:
+def matching_lines(path: str, pattern: re.Pattern[str]) -> Iterator[int]:
     """The numbers of the lines that match. ValueError if the file is no text; OSError if it cannot be read."""
     with open(path, "rb") as file:
         number, begins = 0, True
@@ -201,7 +201,7 @@ def main(wanted: dict[str, Any]) -> int:
         pattern = re.compile(wanted["pattern"], re.I if wanted["ignore_case"] else 0)
         glob = Glob(wanted["glob"]) if wanted["glob"] else None
     except (re.error, RecursionError, OverflowError, ValueError, FutureWarning, DeprecationWarning) as error:
-        tell(f"!{error}")
+        emit(f"!{error}")
         return 2
     for path in wanted["paths"] or walk(os.getcwd(), wanted["hidden"]):
         path = path.removeprefix("./")
@@ -209,19 +209,19 @@ def main(wanted: dict[str, Any]) -> int:
         if glob is not None and not glob.matches([path.rpartition("/")[2]]):
             continue
         if wanted["mode"] == "files":
-            tell(head)
+            emit(head)
             continue
         with contextlib.suppress(OSError, ValueError):
             numbers = []
-            for number in matching(path, pattern):
+            for number in matching_lines(path, pattern):
                 numbers.append(number)
                 if len(numbers) == wanted["most"]:
                     break
-            tell(f"{head}{len(numbers)}\n" if wanted["mode"] == "count" else "".join(f"{head}{n}:\n" for n in numbers))
+            emit(f"{head}{len(numbers)}\n" if wanted["mode"] == "count" else "".join(f"{head}{n}:\n" for n in numbers))
     return 0
 
 
-def tell(text: str) -> None:
+def emit(text: str) -> None:
     """Print at once: what was found by the end of the time counts."""
     sys.stdout.buffer.write(os.fsencode(text))
     sys.stdout.buffer.flush()

@@ -26,7 +26,7 @@ from hermes.runs.writer import LogEnded, RunWriter
 from hermes.store.base import Row, StoreError
 from hermes.tools import arguments
 from hermes.tools.registry import Answer, Args, Effect, Prepared, Reconciled, ToolContext, ToolDef, ToolError, render
-from hermes.tools.result_limits import ResultLimiter, pictured
+from hermes.tools.result_limits import ResultLimiter, with_images
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ class ToolRound:
             if not at % limits.ITEMS_AT_ONCE_MAX:
                 await asyncio.sleep(0)  # others have their turn in between
         self._mark_duplicates(works)
-        waits, left = _waits(works), len(works)
+        waits, left = _dependencies(works), len(works)
 
         def steer_last() -> str:
             return steer() if left == 1 else ""
@@ -325,7 +325,7 @@ class ToolRound:
                 return await look(ctx, work.args)  # type: ignore[no-any-return]
             return await self.threads.call(lambda: look(ctx, work.args))  # type: ignore[no-any-return]
         except ToolError as refusal:
-            return _refused(refusal, work)
+            return _refusal(refusal, work)
 
     async def _start(self, tool: ToolDef, work: PendingCall, known: Mapping[str, Any]) -> None:
         effect = tool.effect_of(work.args)
@@ -350,7 +350,7 @@ class ToolRound:
             work.images = ctx.images
             return "ok", answer
         except ToolError as refusal:
-            return _refused(refusal, work)
+            return _refusal(refusal, work)
         except Exception as error:  # noqa: BLE001  (told to the model, and in the log)
             if isinstance(error, TimeoutError) and limit.expired():
                 said = f"{tool.name} took longer than {tool.timeout_s:g} s."
@@ -363,7 +363,7 @@ class ToolRound:
             answer: Answer = await asyncio.shield(job.future)
         except asyncio.CancelledError:
             ctx.cancelled.set()
-            job.future.add_done_callback(_heard)
+            job.future.add_done_callback(_ignore_outcome)
             _, late = await asyncio.wait([job.future], timeout=limits.STUBBORN_S_MAX)
             if late:
                 job.abandon()
@@ -400,7 +400,7 @@ class ToolRound:
         event.data |= {"duration_ms": round((time.monotonic() - began) * 1000), "chars": len(content)}
         event.data |= {"spilled": spilled, "repeated": work.repeated, "parent_call_id": work.parent}
         event.data |= {"foreign": True} if work.foreign else {}
-        told = pictured(content, work.images if status == "ok" else ())
+        told = with_images(content, work.images if status == "ok" else ())
         row = Row(self.transcript_id, "tool", told, self.log.run_id, tool_call_id=work.call.id, tool_name=name)
         row.announced_in = ((event, "row"),)
         # From here on the commit goes through, also when this task is cancelled while it waits for it.
@@ -414,13 +414,13 @@ class ToolRound:
 _STATUSES: dict[str, Status] = {"blocked": "blocked", "timeout": "timeout", "interrupted": "interrupted"}
 
 
-def _heard(done: asyncio.Future[Any]) -> None:
+def _ignore_outcome(done: asyncio.Future[Any]) -> None:
     """What a call that was given up ends with concerns nobody."""
     if not done.cancelled():
         done.exception()
 
 
-def _refused(refusal: ToolError, work: PendingCall) -> tuple[Status, Answer]:
+def _refusal(refusal: ToolError, work: PendingCall) -> tuple[Status, Answer]:
     work.quotes = refusal.foreign
     return _STATUSES.get(refusal.answer.get("code", ""), "error"), refusal.answer
 
@@ -440,19 +440,19 @@ def _invalid(message: str) -> Answer:
     return {"error": message, "code": "invalid_arguments", "hint": _UNFIT}
 
 
-def _waits(works: Sequence[PendingCall]) -> list[list[PendingCall]]:
+def _dependencies(works: Sequence[PendingCall]) -> list[list[PendingCall]]:
     """For each call the earlier ones that it must wait for, without those that these wait for themselves."""
     waits: list[list[PendingCall]] = []
-    keys = _Keys()
+    keys = _Conflicts()
     for work in works:
         found = [work.same_as] if work.same_as is not None else []
         if work.tool is not None and not work.refusal:
-            found += keys.take(work, *_touched(work.tool, work.args))
+            found += keys.take(work, *_scope_of(work.tool, work.args))
         waits.append(found)
     return waits
 
 
-def _touched(tool: ToolDef, args: Args) -> tuple[bool, frozenset[str]]:
+def _scope_of(tool: ToolDef, args: Args) -> tuple[bool, frozenset[str]]:
     """Whether a call only reads, and what. One that cannot tell conflicts with all; its defect is told when it is made."""
     reads = False
     try:
@@ -462,7 +462,7 @@ def _touched(tool: ToolDef, args: Args) -> tuple[bool, frozenset[str]]:
         return reads, frozenset({"*"})
 
 
-class _Keys:
+class _Conflicts:
     """Which calls have last read and written what."""
 
     def __init__(self) -> None:

@@ -17,7 +17,18 @@ from hermes.guards.paths import PathRefused, Paths
 from hermes.sandbox.base import Sandbox, SandboxError
 from hermes.sandbox.local import Local, NoSandbox
 from hermes.tools import rg_fallback
-from hermes.tools.file_access import SCOPE, SNIFFED_BYTES, Lines, Shower, binary, located, room, shown, told, type_of
+from hermes.tools.file_access import (
+    SCOPE,
+    SNIFFED_BYTES,
+    LineRedactor,
+    Lines,
+    binary_refusal,
+    content_chars_max,
+    display_path,
+    report_file_errors,
+    resolve_path,
+    type_of,
+)
 from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, ToolError, object_schema
 
 _RG = "rg --no-config --no-messages --no-ignore-global --no-ignore-exclude --no-require-git --color never --null -H"
@@ -46,8 +57,8 @@ class Search:
     def begin(self, path: str) -> None:
         """Look at where to search. Blocks."""
         paths = self.paths
-        with told(self.ctx, paths, path):
-            real = str(paths.check(located(self.ctx, paths, path), "read"))
+        with report_file_errors(self.ctx, paths, path):
+            real = str(paths.check(resolve_path(self.ctx, paths, path), "read"))
             self.ctx.foreign = self.ctx.world.is_foreign_file(real)
             try:
                 with paths.open(real) as file:
@@ -56,7 +67,7 @@ class Search:
                 self.root = real
                 return
         if kind is not None:
-            raise binary(path, kind, size)
+            raise binary_refusal(path, kind, size)
         self.root, self.name = os.path.split(real)
 
     async def listed(self, mode: str, names: list[str], most: int = 0) -> Listed:
@@ -72,7 +83,7 @@ class Search:
             except SandboxError:
                 continue
             if code in (0, 1, 2) and (not output or output.startswith(b"./")):
-                found: Listed = await self.ctx.blocking(partial(_listed, output))
+                found: Listed = await self.ctx.blocking(partial(_parse_listing, output))
                 return found
             if output.startswith(b"!"):
                 hint = r"It is a regular expression; a backslash makes a character plain, as in \( or \[."
@@ -152,12 +163,12 @@ class Search:
         return True
 
     def told(self, path: str) -> str:
-        return shown(self.ctx, self.paths, os.path.join(self.root, path))
+        return display_path(self.ctx, self.paths, os.path.join(self.root, path))
 
     def hits(self, numbers: dict[str, list[int]], context: int) -> list[Answer]:
         """The lines of these numbers, with those around them. Blocks."""
         out: list[Answer] = []
-        paths, shower, left = self.paths, Shower(self.ctx), room(self.ctx)
+        paths, shower, left = self.paths, LineRedactor(self.ctx), content_chars_max(self.ctx)
         for path, wanted in numbers.items():
             texts: dict[int, str] = {}
             try:
@@ -187,7 +198,7 @@ def _source() -> str:
     return inspect.getsource(rg_fallback)
 
 
-def _listed(output: bytes) -> Listed:
+def _parse_listing(output: bytes) -> Listed:
     return [(os.fsdecode(found[1]), int(found[2] or 0)) for found in _LISTED.finditer(output)]
 
 
@@ -208,7 +219,7 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
     found: Listed = await ctx.blocking(partial(search.let_through, listed, content=content))
     matches: list[Any] = []
     if content and mode == "content":
-        total, wanted = sum(count for _, count in found), _page(found, offset, limit)
+        total, wanted = sum(count for _, count in found), _hits_on_page(found, offset, limit)
         if wanted:
             numbers: dict[str, list[int]] = {}
             for path, number in await search.listed("lines", list(wanted), max(end for _, end in wanted.values())):
@@ -222,7 +233,7 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
     return _answer(search, matches, total, offset)
 
 
-def _page(found: Listed, offset: int, limit: int) -> dict[str, tuple[int, int]]:
+def _hits_on_page(found: Listed, offset: int, limit: int) -> dict[str, tuple[int, int]]:
     """Which of each file's hits are on a page."""
     wanted, before = {}, 0
     for path, count in found:

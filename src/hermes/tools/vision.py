@@ -13,7 +13,7 @@ from hermes.guards.paths import Paths
 from hermes.guards.urls import IMAGES, FetchFailed
 from hermes.tools import approvals
 from hermes.tools.file_access import IMAGES as SENT_AS_IS
-from hermes.tools.file_access import SCOPE, located, told, type_of
+from hermes.tools.file_access import SCOPE, report_file_errors, resolve_path, type_of
 from hermes.tools.images import can_shrink
 from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema
 
@@ -25,12 +25,12 @@ _QUALITY = 85
 
 
 async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
-    if _is_address(place := args["image_url"].strip()):
+    if _is_url(place := args["image_url"].strip()):
         await approvals.hosts(ctx, [place])
     return Prepared()
 
 
-def _is_address(place: str) -> bool:
+def _is_url(place: str) -> bool:
     return place[:7].lower() in ("http://", "https:/")
 
 
@@ -52,9 +52,9 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
 async def _bytes(ctx: ToolContext, place: str) -> bytes:
     data: bytes
     if place[:5].lower() == "data:":
-        data = await ctx.blocking(partial(_inline, place))
+        data = await ctx.blocking(partial(_decode_data_url, place))
         return data
-    if _is_address(place):
+    if _is_url(place):
         try:
             fetched = await ctx.world.urls.fetch(place, kinds=IMAGES, bytes_max=limits.IMAGE_BYTES_MAX)
         except FetchFailed as failed:
@@ -65,11 +65,11 @@ async def _bytes(ctx: ToolContext, place: str) -> bytes:
             raise ToolError(f"The server answered with the status {fetched.status}.", "fetch_failed", hint)
         return fetched.data
     paths = await ctx.world.paths()
-    data = await ctx.blocking(partial(_file, ctx, paths, place))
+    data = await ctx.blocking(partial(_read_image_file, ctx, paths, place))
     return data
 
 
-def _inline(url: str) -> bytes:
+def _decode_data_url(url: str) -> bytes:
     head, comma, text = url.partition(",")
     if not comma or not head.lower().endswith(";base64") or len(text) > limits.IMAGE_BYTES_MAX * 4 / 3 + 4:
         hint = "It begins with data:image/png;base64, or the like, and is at most 20 MiB."
@@ -77,15 +77,18 @@ def _inline(url: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except binascii.Error:
-        raise _unreadable("The data URL is no proper Base64") from None
+        raise _unreadable_image("The data URL is no proper Base64") from None
 
 
-def _file(ctx: ToolContext, paths: Paths, place: str) -> bytes:
-    with told(ctx, paths, place), paths.open(str(paths.check(located(ctx, paths, place), "read"))) as file:
+def _read_image_file(ctx: ToolContext, paths: Paths, place: str) -> bytes:
+    with (
+        report_file_errors(ctx, paths, place),
+        paths.open(str(paths.check(resolve_path(ctx, paths, place), "read"))) as file,
+    ):
         return file.read(limits.IMAGE_BYTES_MAX + 1)
 
 
-def _unreadable(why: str) -> ToolError:
+def _unreadable_image(why: str) -> ToolError:
     return ToolError(f"{why}.", "image_unreadable", "PNG, JPEG, GIF and WebP can be looked at; convert it first.")
 
 
@@ -94,16 +97,16 @@ def data_url(data: bytes) -> str:
     if len(data) > limits.IMAGE_BYTES_MAX:
         hint = "Use a smaller image, or a part of this one."
         raise ToolError(f"The image has more than {limits.IMAGE_BYTES_MAX} bytes.", "too_large", hint)
-    kind, data = fitted(data)
+    kind, data = fit_image(data)
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
-def fitted(data: bytes) -> tuple[str, bytes]:
+def fit_image(data: bytes) -> tuple[str, bytes]:
     """An image's type and bytes as a model takes them, scaled down where it is too large. It blocks."""
     kind = type_of(data[:64], "") or ""
     if not can_shrink():
         if kind not in SENT_AS_IS:
-            raise _unreadable("This is no image of a known kind")
+            raise _unreadable_image("This is no image of a known kind")
         if len(data) > limits.IMAGE_UNSCALED_BYTES_MAX:
             hint = "Tell the user: pip install 'hermes[images]', with which large images are made smaller."
             raise ToolError("The image is too large to be sent as it is.", "too_large", hint)
@@ -122,15 +125,15 @@ def fitted(data: bytes) -> tuple[str, bytes]:
             ):
                 image.load()  # what is damaged is told here, not by a provider
                 return kind, data
-            return "image/jpeg", _scaled(image)
+            return "image/jpeg", _scale(image)
     except (DecompressionBombError, DecompressionBombWarning):
         hint = "Use a smaller image, or a part of this one."
         raise ToolError(f"The image has more than {limits.IMAGE_PIXELS_MAX} pixels.", "too_large", hint) from None
     except (OSError, ValueError, SyntaxError, EOFError):
-        raise _unreadable("The image is damaged or of an unknown kind") from None
+        raise _unreadable_image("The image is damaged or of an unknown kind") from None
 
 
-def _scaled(image: Any) -> bytes:
+def _scale(image: Any) -> bytes:
     """The image as JPEG, upright and on white, no larger than it may be."""
     from PIL import Image, ImageOps
 

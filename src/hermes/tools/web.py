@@ -37,7 +37,7 @@ _NEXT = {
 # --- search ----------------------------------------------------------------------------------------------------------
 
 
-class Asked(NamedTuple):
+class SearchRequest(NamedTuple):
     """A request to a search server. What it is known by goes into headers, never into the URL."""
 
     url: str
@@ -49,24 +49,24 @@ class Backend(NamedTuple):
     """A search service: the variable that names or opens it, how it is asked, and where its answer says what."""
 
     variable: str
-    ask: Callable[[str, str, int], Asked]
+    ask: Callable[[str, str, int], SearchRequest]
     results: tuple[str, ...]
     snippet: str
     published: str
 
 
-def _searxng(address: str, query: str, limit: int) -> Asked:
-    return Asked(f"{address.rstrip('/')}/search?{urlencode({'q': query, 'format': 'json'})}")
+def _searxng(address: str, query: str, limit: int) -> SearchRequest:
+    return SearchRequest(f"{address.rstrip('/')}/search?{urlencode({'q': query, 'format': 'json'})}")
 
 
-def _brave(key: str, query: str, limit: int) -> Asked:
+def _brave(key: str, query: str, limit: int) -> SearchRequest:
     words = urlencode({"q": query, "count": limit, "text_decorations": "false"})
-    return Asked(f"https://api.search.brave.com/res/v1/web/search?{words}", {"X-Subscription-Token": key})
+    return SearchRequest(f"https://api.search.brave.com/res/v1/web/search?{words}", {"X-Subscription-Token": key})
 
 
-def _tavily(key: str, query: str, limit: int) -> Asked:
+def _tavily(key: str, query: str, limit: int) -> SearchRequest:
     body = {"query": query, "max_results": limit}
-    return Asked("https://api.tavily.com/search", {"Authorization": f"Bearer {key}"}, body)
+    return SearchRequest("https://api.tavily.com/search", {"Authorization": f"Bearer {key}"}, body)
 
 
 BACKENDS = {
@@ -135,9 +135,9 @@ def _results(name: str, fetched: Fetched) -> list[Answer]:
         raise ToolError(f"{name} answered with something that is no list of results.", "backend_failed", hint) from None
     told = [
         {
-            "title": _words(entry.get("title")),
+            "title": _snippet(entry.get("title")),
             "url": str(entry.get("url") or ""),
-            "snippet": _words(entry.get(backend.snippet)),
+            "snippet": _snippet(entry.get(backend.snippet)),
             "published": str(entry.get(backend.published) or "")[:40] or None,
         }
         for entry in entries
@@ -145,7 +145,7 @@ def _results(name: str, fetched: Fetched) -> list[Answer]:
     return [entry for entry in told if str(entry["url"]).startswith(("http://", "https://"))]
 
 
-def _words(value: Any) -> str:
+def _snippet(value: Any) -> str:
     text = " ".join(html.unescape(_TAG.sub("", str(value or "")[: 4 * limits.WEB_SNIPPET_CHARS_MAX])).split())
     return text if len(text) <= limits.WEB_SNIPPET_CHARS_MAX else f"{text[: limits.WEB_SNIPPET_CHARS_MAX]}…"
 
@@ -199,7 +199,7 @@ async def _page(ctx: ToolContext, url: str, limit: int) -> Answer:
         if fetched.status >= 400:
             fault = f"The server answered with the status {fetched.status}. {_NEXT['fetch_failed']}"
             told |= {"error": fault, "code": "fetch_failed"}
-        told |= await ctx.blocking(partial(_shown, ctx, fetched, limit))
+        told |= await ctx.blocking(partial(_render_page, ctx, fetched, limit))
     except FetchFailed as failed:
         told |= {"error": f"{failed} {_HINTS.get(failed.rule) or _NEXT[failed.code]}", "code": failed.code}
     except pages.Unreadable as failed:
@@ -207,7 +207,7 @@ async def _page(ctx: ToolContext, url: str, limit: int) -> Answer:
     return told
 
 
-def _shown(ctx: ToolContext, fetched: Fetched, limit: int) -> Answer:
+def _render_page(ctx: ToolContext, fetched: Fetched, limit: int) -> Answer:
     """A page as it is told; what is too long lies whole in a file beside."""
     from hermes.tools import pages
 
@@ -219,13 +219,13 @@ def _shown(ctx: ToolContext, fetched: Fetched, limit: int) -> Answer:
         tail = limit - head
         cut = f"\n\n[… {len(text) - limit} characters are left out here …]\n\n"
         answer |= {"content": text[:head] + cut + text[-tail:], "truncated": True}
-        answer["spill"] = _spilled(ctx, fetched.final_url, text)
+        answer["spill"] = _spill_page(ctx, fetched.final_url, text)
     if not page.complete:
         answer |= {"truncated": True, "note": "The document was too long or too tangled to be read to its end."}
     return answer
 
 
-def _spilled(ctx: ToolContext, url: str, text: str) -> str | None:
+def _spill_page(ctx: ToolContext, url: str, text: str) -> str | None:
     name = hashlib.sha256(f"{ctx.call_id}\0{url}".encode("utf-8", "replace")).hexdigest()[:16]
     path = ctx.world.spill / f"page-{name}.md"
     data = text.encode("utf-8", "replace")[: limits.PAGE_SPILLED_BYTES_MAX]
