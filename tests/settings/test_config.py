@@ -827,7 +827,7 @@ def test_an_entry_that_only_refers_to_another_gets_lines_of_its_own(home: Home) 
 def test_writers_at_the_same_time_lose_nothing(home: Home) -> None:
     load(home, COMMENTED)
     program = (
-        "import sys; from pathlib import Path; from hermes import config; from hermes.core.home import Home\n"
+        "import sys; from pathlib import Path; from hermes.settings import config; from hermes.core.home import Home\n"
         "home, who = Home(Path(sys.argv[1])), sys.argv[2]\n"
         "for i in range(10):\n"
         "    config.set_value(home, f'platform_toolsets.{who}{i}', [who])\n"
