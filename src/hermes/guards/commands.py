@@ -154,7 +154,6 @@ class _CommandAnalyzer(Findings):
     def enter(
         self, what: list[str] | str, feed: str | None = None, args: Value = None, child: bool = True
     ) -> str | None:
-        """Judge a command or a text that another command runs, so many deep."""
         if self.level >= WRAPPERS_MAX:
             self.hidden("nested too deep")
             return None
@@ -341,7 +340,6 @@ class _CommandAnalyzer(Findings):
         return None
 
     def later(self, argv: list[str], feed: str | None) -> str | None:
-        """trap, alias, at: a script that is run later."""
         if argv[0] in ("at", "batch"):
             return self.shell(["sh"], feed)
         for arg in argv[1:2] if argv[0] == "trap" else argv[1:]:

@@ -53,7 +53,6 @@ class Hit:
 
 
 def normal_form(argv: list[str], files: Iterable[str] = ()) -> str:
-    """A simple command in one way of writing; what is not known is …"""
     words = [plain(arg) if arg == "<<<" or not set(arg).isdisjoint(GLOBS) else shlex.quote(arg) for arg in argv]
     return " ".join([*words, *(f"> {shlex.quote(plain(file))}" for file in files)]).replace(UNKNOWN, "…")
 
@@ -64,7 +63,6 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 def _could_be(pattern: str, name: str) -> bool:
-    """Whether one part of a path, perhaps a pattern, can be this name."""
     if pattern == name or set(pattern).isdisjoint(GLOBS):
         return pattern == name
     return not (name[:1] == "." and pattern[0] in GLOBS) and _pattern(pattern).match(name) is not None
@@ -84,8 +82,6 @@ def is_covered(path: str, folders: tuple[str, ...]) -> bool:
 
 
 class Findings(Shell):
-    """The rules noted so far, and what is known of the files."""
-
     def __init__(self, cwd: str, facts: Facts, exists: Callable[[str], bool] | None = None) -> None:
         known: dict[str, Value] = {"HOME": [facts.home], "PWD": [cwd], HERE: [cwd], "HERMES_HOME": [facts.hermes_home]}
         known |= {"IFS": [" \t\n"]} | {name: [clean(value)] for name, value in (facts.env or {}).items()}
@@ -100,7 +96,6 @@ class Findings(Shell):
         self.opaque = False
 
     def hit(self, rule: str, since: int = -1, why: str = "") -> None:
-        """Note a rule, with the simple command it is about, or the pipeline that began at a stage."""
         end = len(self.stages)
         self.found[rule, why, max(end - 1, 0) if since < 0 else since, end] = None
 
@@ -136,7 +131,6 @@ class Findings(Shell):
             self.hit("procs", before[1])
 
     def resolve(self, arg: str) -> str:
-        """A path made whole; its patterns stay."""
         arg = _FILE_URL.sub("", arg, count=1) if arg[:1] in "fF" else arg
         if arg[:1] not in ("/", UNKNOWN):
             here = self.vars.get(HERE)
@@ -174,7 +168,6 @@ class Findings(Shell):
         )
 
     def write(self, arg: str) -> str:
-        """Judge a path that is written to; the whole path."""
         path = self.resolve(arg)
         short = self.short(path)
         if _RAW.match(path):

@@ -17,8 +17,6 @@ CONNECT_S_MAX = 10.0
 
 
 class Network:
-    """The outside as the guard sees it; one per process. `lookup` hands a function to a thread."""
-
     def __init__(
         self,
         lookup: Callable[[Callable[[], Any]], Pending],
@@ -39,7 +37,6 @@ class Network:
         return address, port
 
     def is_here(self, address: str) -> bool:
-        """Whether an address is one of this machine's: only those can be bound."""
         return any(_can_bind(str(found)) for found in unwrap_address(address))
 
     async def client(self, host: str, addresses: list[str]) -> HttpClient:
@@ -120,7 +117,6 @@ _ISATAP = (0x00005EFE, 0x02005EFE)
 
 
 def unwrap_address(text: str) -> tuple[Address, ...]:
-    """The address, and those inside it."""
     address = ip_address(text.partition("%")[0])
     return (address, *_inside(address)) if isinstance(address, IPv6Address) else (address,)
 

@@ -69,7 +69,6 @@ def git_entry(path: str) -> str | None:
 
 
 def reserved_entry(root: str, path: str) -> str | None:
-    """The part of a path below a root up to its first reserved name, if it has one."""
     here = root.rstrip("/")
     for name in path[len(here) :].strip("/").split("/"):
         here = f"{here}/{name}"
@@ -107,8 +106,6 @@ PRIVATE_KEY = re.compile(
 
 
 class Lists:
-    """The lists for one user and one Hermes home."""
-
     def __init__(self, home: Path, user_home: Path) -> None:
         homes = [str(user_home)]
         with contextlib.suppress(KeyError):
@@ -129,7 +126,6 @@ class Lists:
         ]
 
     def hits(self, given: str, real: str, mode: Mode) -> Iterator[str]:
-        """The rules that a path meets, by the name it was given or by the one it really has."""
         given, real = plain(given), plain(real)
         for rule, pattern in self._rules:
             if mode[0] in rule.modes and (pattern.match(given) or pattern.match(real)):
@@ -139,7 +135,6 @@ class Lists:
                 yield rule.name
 
     def sealed(self) -> set[tuple[int, int]]:
-        """The identities of the credential files and databases that there are."""
         names = [name for name, rule in self._names.items() if rule.name in ("credentials", "hermes_secrets")]
         for folder in (*names, *self._own["hermes"]):
             with contextlib.suppress(OSError):

@@ -85,20 +85,16 @@ class Paths:
         return real
 
     def needs_grant(self, path: Path) -> Path | None:
-        """The folder to be approved before this (real) path may be written to."""
         return None if self._isolated or self._root_of(str(path)) else path.parent
 
     def grant(self, folder: Path) -> None:
-        """Writing below this (real) folder is approved, but for reserved names."""
         self._granted = (*self._granted, str(folder))
         self._roots = {**self._roots, str(folder): True}
 
     def grant_reserved(self, path: Path) -> None:
-        """Writing a reserved name, or below it, is approved."""
         self._reserved_granted = (*self._reserved_granted, str(path))
 
     def reserved_entry(self, path: str) -> Path | None:
-        """The reserved name that has to be approved before this (real) path may be written to."""
         entry = git_entry(path) or reserved_entry(self._root_of(path) or "/", path)
         return None if entry is None or self._is_reserved_granted(path) else Path(entry)
 
@@ -172,11 +168,9 @@ class Paths:
     # ---- files
 
     def open(self, path: str) -> BufferedReader:
-        """A file for reading. Raises OSError as the built-in does."""
         return _file(self._look(self._decide(path, "read")))
 
     def names(self, path: str) -> list[str]:
-        """What a folder holds. Raises OSError as listing does."""
         fd = self._look(self._decide(path, "read"))
         try:
             return os.listdir(fd)
@@ -233,7 +227,6 @@ class Paths:
         return real
 
     def _before(self, folder: int, name: str) -> os.stat_result | None:
-        """The file that is to be replaced or removed, if there is one and it may be."""
         try:
             found = os.stat(name or ".", dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:

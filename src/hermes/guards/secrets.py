@@ -110,8 +110,6 @@ def _in_base64(data: bytes, encode: Callable[[bytes], bytes]) -> Iterator[str]:
 
 
 class Secrets:
-    """The known secret values of this process, and redaction by them and by pattern."""
-
     __slots__ = ("_forms", "_pattern", "_starts", "values")
 
     def __init__(self, values: Iterable[str] = ()) -> None:
@@ -126,7 +124,6 @@ class Secrets:
         self._starts = re.compile(starts) if starts else None
 
     def redact(self, text: str) -> str:
-        """The text without known values and without anything that looks like a credential."""
         if not text:
             return text
         text = self.mask(text)
@@ -149,7 +146,6 @@ class Secrets:
 
 
 def redact_tree(value: Any, redact: Callable[[str], str]) -> Any:
-    """A JSON value with every string in it redacted; its shape stays."""
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, dict):
@@ -174,7 +170,6 @@ class StreamMask:
         self._held = ""
 
     def feed(self, text: str) -> str:
-        """The part of the text that may be shown now."""
         if self._starts is None or self._pattern is None:
             return text
         whole = self._shown + self._held + text

@@ -163,7 +163,6 @@ class Shell(ShellExpander):
         return None if None in out else "".join(filter(None, out))
 
     def job(self, feed: str | None) -> str | None:
-        """Pipelines joined by && and ||, up to the end of the line, `;` or `&`."""
         mark, calls = len(self.changes), len(self.called)
         out = self.pipeline(feed)
         after = len(self.changes)
@@ -186,7 +185,6 @@ class Shell(ShellExpander):
         return out
 
     def pipeline(self, feed: str | None) -> str | None:
-        """Commands joined by pipes; when there are several, each in a subshell."""
         calls, before, stages = len(self.called), self.seen(), 0
         while True:
             self.space(lines=bool(stages))
@@ -317,7 +315,6 @@ class Shell(ShellExpander):
             self.merge(mark)
 
     def words(self, between: str | None, end: str) -> list[str]:
-        """Words up to a sign, which is gone past; without one up to the end of the line."""
         out: list[str] = []
         while True:
             self.space(lines=between is not None)
@@ -336,7 +333,6 @@ class Shell(ShellExpander):
                 self.i += 1
 
     def simple(self, feed: str | None) -> str | None:
-        """A simple command: its words, assignments and redirects, then its judgement."""
         argv: list[str] = []
         assigns: list[tuple[str, Value]] = []
         redirects: list[tuple[str, str]] = []
@@ -371,7 +367,6 @@ class Shell(ShellExpander):
         return out
 
     def assignment(self, match: re.Match[str]) -> tuple[str, Value]:
-        """A variable and its new value, known for plain ones and whole arrays."""
         self.i = match.end()
         name, old = match[1], self.vars.get(match[1], [])
         if self.s.startswith("(", self.i):
@@ -409,7 +404,6 @@ class Shell(ShellExpander):
         return feed
 
     def here_document(self, mark: str, tabs: bool) -> str:
-        """The text of a here-document that begins after this line, or after the one before it."""
         start, at = self.here
         if start < 0:
             end = self.s.find("\n", self.i)

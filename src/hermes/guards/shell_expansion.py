@@ -157,7 +157,6 @@ class ShellExpander:
         raise NotImplementedError
 
     def inside(self, text: str, work: Callable[[], T]) -> T:
-        """Do something at the beginning of another text, then come back."""
         kept = self.s, self.i, self.n, self.here, self.depth
         self.s, self.i, self.n, self.here = text, 0, len(text), (-1, -1)
         try:
@@ -259,7 +258,6 @@ class ShellExpander:
         return folder[0] if folder else UNKNOWN
 
     def text(self) -> str:
-        """A word that is neither split nor matched, as in an assignment or after <<<."""
         self.spend(WORD_WORK)
         return plain(self.word())
 
@@ -302,7 +300,6 @@ class ShellExpander:
         return " \t\n" if ifs == [] else UNKNOWN if ifs is None or UNKNOWN in ifs[0] else ifs[0]
 
     def output(self, closer: str = "", feed: str | None = None) -> str:
-        """What a substitution prints; what it does to variables stays in it."""
         mark, top, self.top = len(self.changes), self.top, False
         text = self.script(closer, feed)
         self.undo(mark)
@@ -348,7 +345,6 @@ class ShellExpander:
         return "" if after == '"' and not quoted else "$"
 
     def lookup(self, name: str) -> Value:
-        """A variable's value; an empty list when it is not set."""
         if name.isdigit() and name != "0":
             args = self.vars["@"]
             return None if args is None else args[int(name[:4]) - 1 : int(name[:4])]

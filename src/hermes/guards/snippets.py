@@ -31,7 +31,6 @@ _UNMATCHED = dict.fromkeys(map(ord, GLOBS), UNKNOWN)
 
 
 def rules_of(code: str) -> Iterator[str]:
-    """The rules that code of another language falls under by what is in it."""
     if _FORKS.search(code):
         yield "hard"
     evaluates = _EVALUATES.search(code)
@@ -46,7 +45,6 @@ def rules_of(code: str) -> Iterator[str]:
 
 
 def commands_of(code: str, language: str) -> Iterator[list[str] | str]:
-    """The commands that code of another language runs, as arguments or as a text for a shell."""
     for match in _REMOVES.finditer(code):
         yield ["rm", "-rf", clean(match[1] or "") or UNKNOWN]
     for match in _RUNS.finditer(code):

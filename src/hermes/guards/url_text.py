@@ -78,7 +78,6 @@ class Target:
 
 
 def parse(url: str) -> Target:
-    """The URL in its plain form, without its fragment."""
     url = url.strip(" \t\r\n")
     try:
         parts = urlsplit("" if len(url) > URL_CHARS_MAX or _ODD.search(url) else url)
@@ -154,7 +153,6 @@ _OF_FILES = frozenset(
 
 
 def hosts_in(text: str) -> frozenset[str]:
-    """The hosts that a text names, in the form in which the URL guard knows them."""
     found: set[str] = set()
     for match in _NAMED.finditer(text):
         bare = match[3]

@@ -234,7 +234,6 @@ class UrlGuard:
         return found
 
     async def _addresses(self, target: Target, trusted: bool) -> list[str]:
-        """The addresses of a host, every one fit to be connected to."""
         try:
             found = [target.host] if target.is_address else await self._network.addresses(target.host, target.port)
         except (OSError, UnicodeError):

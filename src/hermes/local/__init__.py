@@ -19,7 +19,6 @@ _CONTEXTS = ((12 << 30, 16_384), (3 << 30, 8_192), (0, 4_096))
 
 
 def model_file(home: Home, settings: Settings) -> Path | None:
-    """The file to run: the one that is named, else the first of the home's own."""
     named = settings.get("model.path") or settings.variable("HERMES_LOCAL_MODEL") or ""
     if named == OFF:
         return None

@@ -64,14 +64,12 @@ class LocalModel:
         self._said: list[str] = []
 
     def telling(self, tell: Tell) -> _Carrier:
-        """The same model, for a caller who wants to know what it waits for."""
         return _Carrier(self, tell)
 
     def halve(self) -> None:
         self._halved += 1
 
     async def ready(self, tell: Tell) -> HttpClient:
-        """A connection to the worker, which is started if it must be."""
         async with self._starting:
             wanted = self._choice()
             if wanted != self._wanted:
@@ -147,7 +145,6 @@ class LocalModel:
 
     @asynccontextmanager
     async def turn(self, tell: Tell) -> AsyncIterator[None]:
-        """One of the places that there are, in order of arrival."""
         if self._turns is None:
             self._turns = asyncio.Semaphore(self._settings().get("local.parallel"))
         if self._turns.locked():
@@ -177,14 +174,11 @@ class LocalModel:
         await worker.aclose()
 
     async def close(self) -> None:
-        """End the worker, if it is ours."""
         async with self._starting:
             await self._stop()
 
 
 class _Carrier:
-    """Carries a request to the model, as the HTTP client does to others."""
-
     def __init__(self, model: LocalModel, tell: Tell) -> None:
         self._model, self._tell = model, tell
 
@@ -204,8 +198,6 @@ class _Carrier:
 
 
 class _Read(Answer):
-    """An answer whose text is read for calls."""
-
     def __init__(self, answer: Answer) -> None:
         self._answer, self.status, self.headers = answer, answer.status, answer.headers
         self.is_stream, self.is_json = True, False

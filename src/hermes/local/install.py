@@ -31,7 +31,6 @@ class NotInstalled(HermesError):
 
 
 def parts() -> list[str]:
-    """A requirement for each part, in order, with its hash."""
     return files("hermes.local").joinpath("model.txt").read_text("ascii").split("\n")[:-1]
 
 

@@ -33,7 +33,6 @@ class Reading:
             yield {"content": said}
 
     def finish(self) -> Iterator[dict[str, Any]]:
-        """The end: a call, or an answer that was no text."""
         if self._mode in ("answer", "done"):
             return
         try:

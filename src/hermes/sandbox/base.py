@@ -125,7 +125,6 @@ class Process:
         self._task.add_done_callback(self._finish)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The output as it comes, to the end of the command."""
         while True:
             data = self._output.read(CHUNK_BYTES_MAX)
             if data:
@@ -141,7 +140,6 @@ class Process:
         return await asyncio.shield(self._gone)
 
     def interrupt(self) -> None:
-        """Ask the command to end: SIGINT, after 2 s SIGTERM, after 3 more SIGKILL."""
         if not self._stop.done():
             self._stop.set_result("interrupted")
 
@@ -324,7 +322,6 @@ def launch(
 
 
 def failure_message(argv: Sequence[str], env: Mapping[str, str], seconds: float, pass_fds: Sequence[int] = ()) -> str:
-    """Run something to see whether it works: what it says when it does not. Blocks."""
     null = subprocess.DEVNULL
     try:
         done = subprocess.run(  # noqa: S603

@@ -122,7 +122,6 @@ class Bubblewrap(Sandbox):
         return self._namespace
 
     def _serve_proxy(self, namespace: Namespace) -> None:
-        """The proxy is the session's, and may be another one than at the last command."""
         if self.egress is not None and self.egress is not self._served and namespace.listener is not None:
             if self._serving is not None:
                 self._serving.cancel()
@@ -294,5 +293,4 @@ def _seccomp_program() -> bytes:
 
 
 def _instruction(code: int, value: int, otherwise: int = 0) -> bytes:
-    """An instruction; a test that fails goes past so many."""
     return struct.pack("HBBI", code, 0, otherwise, value)

@@ -67,7 +67,6 @@ def choose_backend(settings: Settings) -> Choice:
 
 
 def why_no_commands(settings: Settings) -> str | None:
-    """Why the tools that run commands are not offered; None where they are. Blocks the first time."""
     try:
         return choose_backend(settings).reason
     except ConfigError:
@@ -98,7 +97,6 @@ def workspace_of(
 
 
 def writable_places(home: Home, settings: Settings, workspace: Path) -> list[str]:
-    """Where commands of any session may have made links."""
     configured = (*settings.get("terminal.workspaces"), *settings.get("terminal.sandbox_rw"))
     places = (home.workspace, home.sandbox, workspace, *(Path(path).expanduser() for path in configured))
     return sorted({os.path.realpath(path) for path in places} | {os.path.abspath(path) for path in places})
@@ -136,7 +134,6 @@ def child_env(settings: Settings, backend: str, private: Path, environ: Mapping[
 
 
 def shell_of(backend: str) -> str:
-    """The shell of commands: bash where it is; an image may be without."""
     return "/bin/sh" if backend == "docker" else shutil.which("bash", path="/bin:/usr/bin:/usr/local/bin") or "/bin/sh"
 
 
@@ -146,8 +143,6 @@ def shell_in(sandbox: Sandbox) -> Shell:
 
 
 class Sandboxes:
-    """The sandboxes of a process, one per session and place, for as long as anybody uses them."""
-
     def __init__(self, home: Home) -> None:
         self._home = home
         self._known: weakref.WeakValueDictionary[str, Sandbox] = weakref.WeakValueDictionary()
@@ -170,7 +165,6 @@ class Sandboxes:
             self._tried.add(key)
 
     async def start(self, settings: Settings) -> Choice:
-        """Try what the settings mean, and clear away what an earlier process has left."""
         chosen = await asyncio.to_thread(choose_backend, settings)
         await asyncio.to_thread(remember_choice, settings, chosen.told)
         if chosen.name == "docker":

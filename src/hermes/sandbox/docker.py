@@ -124,14 +124,12 @@ class Docker(Sandbox):
         return made
 
     async def expire(self, container: Container) -> None:
-        """Remove a container that has been idle for long enough, and still is."""
         async with self.making:
             if not container.active:
                 self._containers = {key: other for key, other in self._containers.items() if other is not container}
                 await container.remove()
 
     async def stop(self) -> None:
-        """End every command, and remove the containers."""
         await super().stop()
         async with self.making:
             while self._containers:
@@ -271,7 +269,6 @@ async def _run_docker(*arguments: str, seconds: float = limits.CONTAINER_CALL_S_
 
 
 async def sweep(home: Home) -> None:
-    """Remove the containers of this home whose makers are gone."""
     wanted = (
         "--filter",
         f"label=hermes.home={_home_label(home)}",

@@ -45,8 +45,6 @@ _ODD = re.compile(r"[\0-\x08\x0b-\x1f\x7f]")
 
 
 class Checked(NamedTuple):
-    """The text that may stay, and the names of the settings that may not."""
-
     text: str
     removed: list[str]
 

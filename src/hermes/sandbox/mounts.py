@@ -53,12 +53,10 @@ class Place:
     env: Mapping[str, str] = field(default_factory=dict)
 
     def is_granted(self, path: str) -> bool:
-        """Whether the user has allowed this reserved name, or one around it, to be written."""
         return any(below(path, str(folder)) for folder in self.granted)
 
 
 def writable_roots(place: Place) -> list[str]:
-    """The folders of the user that commands may write to."""
     roots = [str(path) for path in (place.workspace, *place.rw)]
     return [path for path in roots if path != "/" and os.path.isdir(path) and _real(path) == path]
 
@@ -138,7 +136,6 @@ def plan_mounts(place: Place, covers: Mapping[str, Mode] | None = None) -> list[
 
 @contextlib.contextmanager
 def trial_place() -> Iterator[Place]:
-    """A place to try a sandbox in, with something of every kind."""
     with tempfile.TemporaryDirectory(prefix="hermes-probe-") as folder:
         base = Path(_real(folder))
         (base / "work/.git").mkdir(parents=True)
@@ -147,7 +144,6 @@ def trial_place() -> Iterator[Place]:
 
 
 def _refused_paths(place: Place, roots: list[str]) -> Iterator[tuple[str, Mode]]:
-    """Real paths of what there is to be refused, the Hermes home first."""
     ours = [place.home.root, *(place.home.path / area for area in APART)]
     yield from ((_real(path), "hide") for path in ours if path.exists())
     for rule in RULES:

@@ -269,7 +269,6 @@ def _lasting_pipe() -> tuple[int, int]:
 
 
 async def _child_pid(fd: int) -> int:
-    """The process that bubblewrap says it has started."""
     os.set_blocking(fd, False)
     text, more = b"", b"-"
     while more:

@@ -144,7 +144,6 @@ class EgressProxy:
             await asyncio.gather(*connections, return_exceptions=True)
 
     def close(self) -> None:
-        """Cancel every `serve`."""
         for task in self._serving:
             task.cancel()
 
@@ -224,7 +223,6 @@ class EgressProxy:
     async def _forward(
         self, request: Request, length: int | None, target: Target, client: _Client, upstream: _Streams
     ) -> None:
-        """One request and its response. Both connections end with it."""
         host = target.origin.removeprefix("http://")
         skipped = hop_by_hop(request.headers) | FRAMING
         headers = [header for header in request.headers if header[0].lower() not in skipped]
@@ -336,7 +334,6 @@ PROXIED = frozenset({"bubblewrap"})
 
 
 def proxy_env(port: int = PROXY_PORT) -> dict[str, str]:
-    """The environment that leads the usual clients to a proxy on this port of the sandbox's own loopback."""
     url, direct = f"http://127.0.0.1:{port}", "localhost,127.0.0.1,::1"
     names = ("http_proxy", "https_proxy", "all_proxy")
     env = {name: url for lower in names for name in (lower, lower.upper())}
@@ -344,7 +341,6 @@ def proxy_env(port: int = PROXY_PORT) -> dict[str, str]:
 
 
 def network_of(settings: Settings, backend: str) -> str:
-    """What commands in this backend reach, in a few words."""
     every_host = settings.get("terminal.network", bool)
     if backend in PROXIED:
         return "HTTP and HTTPS to " + ("every public host" if every_host else "hosts that the user grants")

@@ -55,14 +55,12 @@ class DiskQuota:
             raise SandboxError(self.message, hint="hermes config set terminal.disk_quota_mb MB")
 
     def started(self, command: object, stop: Callable[[str], None]) -> None:
-        """A command runs from now on; `stop` is called with the reason if the sandbox goes over its quota."""
         if self._quota_bytes:
             self._running[command] = stop
             if self._watcher is None:
                 self._watcher = asyncio.get_running_loop().create_task(self._watch())
 
     def ended(self, command: object) -> None:
-        """A command has ended. After the last one there is one more look, in the background."""
         self._running.pop(command, None)
         if not self._running:
             self._ended.set()
@@ -115,7 +113,6 @@ class DiskQuota:
 
 
 def quota_of(place: Place) -> DiskQuota:
-    """The quota of a sandbox: a workspace in the home is its own, folders of the user hold other work too."""
     owned, shared = [place.private], list(place.rw)
     is_own = place.workspace.is_relative_to(os.path.realpath(place.home.workspace))
     (owned if is_own else shared).append(place.workspace)
@@ -155,7 +152,6 @@ _lock = threading.Lock()
 
 
 def write_spill(path: Path, data: str | bytes) -> None:
-    """Write a spill file at once. Blocks."""
     write_private(path, data)
     note_spill(path, len(data))
 

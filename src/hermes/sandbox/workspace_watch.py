@@ -107,7 +107,6 @@ class Watching:
                 await self._close()
 
     def take_set_aside(self) -> dict[str, str]:
-        """What was set aside since the last call: the path, and what is wrong with it."""
         found, self._set_aside = self._set_aside, {}
         return found
 
@@ -176,7 +175,6 @@ class WorkspaceWatch:
     # ---- from outside
 
     def scan(self) -> None:
-        """Watch every folder, and list what is to be covered."""
         with self._lock:
             for root in self._roots:
                 self._enter(root, baseline=True)
@@ -207,7 +205,6 @@ class WorkspaceWatch:
             self._wake()
 
     def settle(self) -> None:
-        """Deal with all that has happened until now."""
         with self._lock:
             if self.active:
                 for _ in range(_ROUNDS_MAX):
@@ -220,7 +217,6 @@ class WorkspaceWatch:
                     self._look_everywhere()
 
     def end(self) -> None:
-        """The last command has ended: what appears from now on is the user's."""
         with self._lock:
             self.settle()
             self._handle_events()  # what setting aside has caused
@@ -232,7 +228,6 @@ class WorkspaceWatch:
             return found
 
     def restore(self, path: str) -> None:
-        """Put back what was set aside; the user has allowed it."""
         folder, name = os.path.split(path)
         with self._lock, contextlib.suppress(OSError), _opened(folder, self._roots) as fd:
             os.rename(f"{name}{SUFFIX}", name, src_dir_fd=fd, dst_dir_fd=fd)
@@ -402,7 +397,6 @@ class WorkspaceWatch:
     # ---- folders
 
     def _enter(self, path: str, *, baseline: bool = False) -> None:
-        """Watch a folder and all below it, and look at what they hold already."""
         self._budget = WATCHED_FOLDERS_MAX
         depth = path.count("/") - min(root.count("/") for root in self._roots if below(path, root))
         with contextlib.suppress(FileNotFoundError, NotADirectoryError), _opened(path, self._roots) as fd:
@@ -469,7 +463,6 @@ class WorkspaceWatch:
                     self._ids[one] = _identity(one)
 
     def _cover(self, path: str) -> None:
-        """Make a file or folder read-only; of a link, what it leads to in the workspace."""
         real = os.path.realpath(path)
         if os.path.exists(real) and any(real != root and below(real, root) for root in self._roots):
             self.covers.setdefault(real, "ro")
@@ -540,7 +533,6 @@ class WorkspaceWatch:
                             files.append(path)
 
     def _enter_repository(self, path: str) -> None:
-        """A repository that commands have made: watched as long as they run."""
         if self._is_granted(path) or self._is_covered(path) or path in self._made:
             return
         self._made.add(path)

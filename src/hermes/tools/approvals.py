@@ -68,8 +68,6 @@ _MOVES = frozenset({"cd", "pushd", "popd"})
 
 
 class Blocked(ToolError):
-    """What may not be done, as the model is told."""
-
     def __init__(self, by: str, reason: str, rules: Iterable[str] = (), hint: str = "") -> None:
         super().__init__(reason, "blocked")
         told = {"status": "blocked", "by": by, "reason": reason, "rules": list(rules)}
@@ -274,7 +272,6 @@ def online(ctx: ToolContext, sandbox: Sandbox) -> bool:
 
 
 def can_be_approved(ctx: ToolContext) -> bool:
-    """Whether there is any way to get leave in this run."""
     return ctx.asking.answerable or ctx.asking.unattended == "allow" or _mode(ctx) == "off"
 
 
@@ -338,7 +335,6 @@ async def _refuse_forbidden(ctx: ToolContext, texts: Sequence[str], hits: Sequen
 
 
 def _mentions(text: str, pattern: str) -> bool:
-    """Whether a pattern with `*` stands somewhere in a text, as words of its own."""
     if not pattern.strip(" *"):
         return bool(pattern.strip())
     parts = [r"\s+".join(map(re.escape, part.split(" "))) for part in pattern.strip(" *").split("*")]

@@ -98,7 +98,6 @@ def _scan(text: str) -> tuple[str, bool, bool]:
 
 
 def _without_trailing_commas(text: str) -> str:
-    """Commas before a closing bracket taken out, outside strings."""
     out = _STRING.split(text)
     return "".join(piece if i % 2 else re.sub(r",(\s*[}\]])", r"\1", piece) for i, piece in enumerate(out))
 
@@ -143,7 +142,6 @@ def check(args: dict[str, Any], schema: Mapping[str, Any]) -> tuple[dict[str, An
 
 
 def _coerced(value: Any, schema: Any) -> Any:
-    """A value as its schema wants it, where that loses nothing; what lies inside it likewise."""
     schema = schema if isinstance(schema, Mapping) else {}
     kind = schema.get("type")
     value = _scalar(value, kind)
@@ -204,7 +202,6 @@ def _validator(schema: str) -> Any:
 
 
 def _no_document(address: str) -> Any:
-    """Whoever wrote the schema is not to have the server fetch or read anything."""
     raise ValueError(f"{address[: limits.FAULT_CHARS_MAX]} is another document")
 
 

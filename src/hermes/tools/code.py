@@ -48,14 +48,12 @@ class ScriptChannel:
         self._server: asyncio.Server | None = None
 
     async def open(self, code: str) -> None:
-        """Lay everything out and wait for the script."""
         listening = await self._ctx.blocking(partial(_write_script, self._folder, code))
         self._server = await asyncio.start_unix_server(
             self._connected, sock=listening, limit=limits.CODE_CALL_BYTES_MAX
         )
 
     def hang_up(self) -> None:
-        """End the call that is under way; no other follows."""
         self._over = True
         if (calls := self._taken.get("calls")) is not None:
             calls.cancel()
@@ -76,7 +74,6 @@ class ScriptChannel:
         self._tasks.add(asyncio.create_task(self._serve(reader, writer)))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection of each kind; the script is the first to connect."""
         serve = asyncio.current_task()
         try:
             purpose = (await reader.readline()).decode("ascii", "replace").strip()

@@ -53,8 +53,6 @@ _TYPES = {
 
 
 class HasResources(Protocol):
-    """Whatever works in the world of a run."""
-
     @property
     def world(self) -> RunResources: ...
 
@@ -65,21 +63,18 @@ def _base(ctx: HasResources, paths: Paths) -> str:
 
 
 def resolve_path(ctx: HasResources, paths: Paths, path: str) -> str:
-    """A path as the guard is asked for it: what is relative begins where the session's shell is, `~` is its home."""
     if (shell := ctx.world.desk.shell) is not None and re.match(r"~(/|\Z)", path):
         path = shell.env.get("HOME", "~") + path[1:]
     return path if path.startswith(("/", "~")) or not path else os.path.join(_base(ctx, paths), path)
 
 
 def display_path(ctx: HasResources, paths: Paths, real: str | Path) -> str:
-    """A real path as the model is told it: short where it lies below the working folder."""
     text, base = str(real), _base(ctx, paths).rstrip("/") + "/"
     return whole_text(text.removeprefix(base))
 
 
 @contextlib.contextmanager
 def report_file_errors(ctx: ToolContext, paths: Paths, path: str) -> Iterator[None]:
-    """What goes wrong with a file, said so that the model knows what to do next."""
     try:
         yield
     except PathRefused as refused:
@@ -101,7 +96,6 @@ def report_file_errors(ctx: ToolContext, paths: Paths, path: str) -> Iterator[No
 
 
 def _similar_names(ctx: ToolContext, paths: Paths, path: str) -> list[str]:
-    """Names like the part of a path that is missing."""
     folder, wanted = os.path.split(os.path.normpath(resolve_path(ctx, paths, path)))
     names = None
     while names is None:
@@ -166,7 +160,6 @@ class Lines:
         return self._newlines + (self._last != b"\n")
 
     def skip_to(self, number: int) -> None:
-        """Pass everything before a line, or everything there is."""
         while (missing := number - 1 - self._newlines) > 0 and (block := self._file.read(limits.BLOCK_BYTES)):
             if block.count(b"\n") >= missing:
                 end = 0
@@ -186,11 +179,9 @@ class Lines:
         return line
 
     def ahead(self) -> bytes:
-        """Some of what comes next; it is not passed yet."""
         return self._file.peek()
 
     def finish(self) -> str:
-        """Pass what is left; the digest of all that was passed."""
         while block := self._file.read(limits.BLOCK_BYTES):
             self._took(block)
         return self._sha.hexdigest()
@@ -238,7 +229,6 @@ class LineRedactor:
         return (shown[: limits.LINE_CHARS_MAX] + " […]" if cut else shown), cut
 
     def text(self, text: str) -> str:
-        """A text with marks in the place of secrets."""
         kept = text.replace(MARK, "\ufdd0")  # what says so already is no secret of this file
         kept = self._secrets.mask(kept).replace(MARK, "«redacted:known»")
         if self._all:
@@ -269,7 +259,6 @@ def binary_refusal(path: str, kind: str, size: int, hint: str = "") -> ToolError
 
 
 def content_of(paths: Paths, real: str) -> tuple[bytes, os.stat_result] | None:
-    """A file's content, or None where it is too large to be changed as a whole."""
     with paths.open(real) as file:
         about = os.fstat(file.fileno())
         data = file.read(limits.WRITTEN_BYTES_MAX + 1)
@@ -299,7 +288,6 @@ class Change:
 
 
 def prepare_changes(changes: list[Change], value: Any) -> Prepared:
-    """The digests of every file before and after, for the record."""
     before = {whole_text(change.path): change.before for change in changes}
     after = {whole_text(change.path): change.after for change in changes}
     return Prepared({"before": before, "after": after}, value)
@@ -351,7 +339,6 @@ def stale_refusal(path: str, why: str) -> ToolError:
 
 
 async def reconcile(ctx: ToolContext, _: Args, started: Mapping[str, Any]) -> Reconciled:
-    """What became of changes that were cut off, by the digests on record."""
     before, after = started.get("before"), started.get("after")
     if not isinstance(before, dict) or not isinstance(after, dict) or not after:
         return "unclear"

@@ -22,14 +22,12 @@ def can_shrink() -> bool:
 
 
 def shrink_images(messages: Sequence[Message]) -> list[Message]:
-    """The conversation with inline images scaled down, and others asked for in low detail."""
     return [_map_images(message, _shrink) for message in messages]
 
 
 async def replace_by_descriptions(
     messages: Sequence[Message], describe: Callable[[Message], Awaitable[str]]
 ) -> list[Message]:
-    """The conversation with every image replaced by a description of it."""
     texts: dict[str, str] = {}
     for message in messages:
         for part in message["content"] if isinstance(message.get("content"), list) else ():
@@ -43,7 +41,6 @@ async def replace_by_descriptions(
 
 
 def hide_tool_images(messages: Sequence[Message]) -> list[Message]:
-    """The conversation with words in the place of images that tools have shown, for a model that sees none."""
     words = {"type": "text", "text": "[An image that you cannot be shown.]"}
     return [_map_images(m, lambda _: words) if m.get("role") == "tool" else m for m in messages]
 

@@ -159,7 +159,6 @@ def _shorten_list(found: list[str]) -> str:
 
 
 def _new_notices(servers: list[Server], offered: Mapping[str, ToolDef], told: dict[str, str]) -> list[Notice]:
-    """What is new to the session: servers that fail, tools that cannot be used, tools that have changed."""
     notices: list[Notice] = []
     for server in servers:
         failed = server.error if server.state in ("waiting", "down") else ""
@@ -179,8 +178,6 @@ def _new_notices(servers: list[Server], offered: Mapping[str, ToolDef], told: di
 
 
 class Server:
-    """One server: its connection, as it comes and goes, and the tools that it has."""
-
     def __init__(self, name: str, wanted: Mapping[str, Any], settings: Settings, servers: Servers) -> None:
         self.name, self.wanted = name, dict(wanted)
         self.state: State = "connecting"
@@ -232,7 +229,6 @@ class Server:
             await asyncio.sleep(min(limits.MCP_WAIT_S_MAX, limits.MCP_WAIT_S_MIN * 2 ** (failures - 1)))
 
     async def _connect(self) -> None:
-        """Connect, and stay so until the server is lost."""
         link = await self._servers.blocking(_load_client)
         if self.wanted["sandbox"] and self.wanted["command"]:
             await self._servers.blocking(bubblewrap.probe)
@@ -303,12 +299,10 @@ class Server:
         return made
 
     def _note(self, text: str) -> None:
-        """What the server says beside the protocol."""
         self._said = self._servers.secrets().redact(text).splitlines()[-1][:_WORDS_CHARS_MAX] if text else self._said
         log.info("MCP server %s: %s", self.name, text)
 
     def _words(self, error: BaseException) -> str:
-        """The first cause of a failure, in a line."""
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         if isinstance(error, TimeoutError):

@@ -63,8 +63,6 @@ class Lost(Exception):
 
 @asynccontextmanager
 async def connected(streams: Streams, changed: Callable[[], None], gone: Callable[[], None]) -> AsyncIterator[Client]:
-    """A client that has greeted its server, and tells when the server's tools have changed, and when it is gone."""
-
     async def heard(message: object) -> None:
         if isinstance(message, ToolListChangedNotification):
             changed()
@@ -151,7 +149,6 @@ def _without_output_schemas(result: Mapping[str, Any]) -> None:
 async def over_pipes(
     argv: Sequence[str], env: Mapping[str, str], note: Callable[[str], None], sandbox: Bubblewrap | None
 ) -> AsyncIterator[tuple[Any, Any]]:
-    """Streams to a process that is started now and gone at the end, with all that it has started."""
     start: Any = piped_process if sandbox is None else partial(sandboxed_process, sandbox)
     async with AsyncExitStack() as stack:
         process = await stack.enter_async_context(
@@ -218,8 +215,6 @@ async def over_http(
 
 
 class _Guarded(httpx2.AsyncBaseTransport):
-    """Requests of the SDK, carried out by the one way to URLs."""
-
     def __init__(self, guard: UrlGuard, note: Callable[[str], None]) -> None:
         self._guard, self._note = guard, note
 

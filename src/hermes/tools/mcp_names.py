@@ -43,7 +43,6 @@ class Fit(NamedTuple):
 
 
 def fit(server: str, listing: Iterable[Json]) -> tuple[list[Fit], dict[str, str]]:
-    """The tools of a list that can be offered, and why the others cannot; of two with the same name the first counts."""
     found: dict[str, Fit] = {}
     unfit: dict[str, str] = {}
     for tool in listing:
@@ -58,7 +57,6 @@ def fit(server: str, listing: Iterable[Json]) -> tuple[list[Fit], dict[str, str]
 
 
 def description(server: str, tool: str, text: object) -> str:
-    """The server's words about a tool, cut, and marked as its words."""
     said = text.strip() if isinstance(text, str) else ""
     if len(said) > limits.MCP_DESCRIPTION_CHARS_MAX:
         said = said[: limits.MCP_DESCRIPTION_CHARS_MAX - 1] + "…"
@@ -114,7 +112,6 @@ def needs_approval(mode: str, hints: Mapping[str, Any]) -> bool:
 
 
 def fit_into_window(costs: Iterable[tuple[str, int]], room: int) -> tuple[set[str], list[str]]:
-    """Which of the tools, each with its size, fit into the room, in their order; and which do not."""
     kept: set[str] = set()
     left: list[str] = []
     for name, size in costs:

@@ -68,14 +68,11 @@ class HeadAndTail:
         return max(0, self.total - self.chars_max)
 
     def text(self, more: str = "") -> str:
-        """All there is; a cut is named where it was made, with `more` about it."""
         mark = f"\n[… {self.cut} characters left out{more} …]\n" if self.cut else ""
         return f"{self._head}{mark}{self._tail}"
 
 
 class LiveOutput:
-    """What is shown while it comes: by the line, or what there is of one after a moment."""
-
     def __init__(self, emit: Callable[[str, str], None], stream: str) -> None:
         self._emit, self._stream = emit, stream
         self._room = limits.COMMAND_SHOWN_CHARS_MAX

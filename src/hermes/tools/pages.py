@@ -121,7 +121,7 @@ _HIDDEN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.I)
 
 
 class TimeUp(Exception):
-    """Reading took too long; what was read so far counts."""
+    pass
 
 
 def markdown(html: str, url: str) -> tuple[str, str, bool]:
@@ -153,8 +153,6 @@ def _parse(html: str, writer: _Writer) -> bool:
 
 
 class _Plain(HTMLParser):
-    """The parser of the standard library, for installations without the quick one."""
-
     def __init__(self, writer: _Writer) -> None:
         super().__init__()
         self._writer = writer
@@ -196,7 +194,6 @@ class _Writer:
         self._skipped, self._depth = "", 0
 
     def text(self) -> str:
-        """The main part, or everything where that says too little."""
         self._end_pre()
         self._end_block(ends_row=True)
         for name in (name for name in _MAIN if self._met[name] == 1):
@@ -300,7 +297,6 @@ class _Writer:
         return f"{self._lists[-1] - 1}. "
 
     def _take(self) -> str:
-        """What has been collected; a link that is still open goes on behind it."""
         text = "".join(self._inline)
         self._inline.clear()
         self._link = (0, self._link[1]) if self._link else None
@@ -339,7 +335,6 @@ def _is_hidden(attrs: Any) -> bool:
 
 
 def _absolute_url(base: str, href: str) -> str:
-    """A link in full; nothing for one within the page or to something that is no page."""
     if not href or href.startswith("#"):
         return ""
     try:

@@ -51,7 +51,6 @@ _GRAMMAR = (
 
 
 def find_blocks(lines: list[str], wanted: list[str], form: Callable[[str], str]) -> list[int]:
-    """Where lines stand one after the other in others, compared in a form."""
     want = [form(line) for line in wanted]
     # Knuth, Morris and Pratt: repeated lines would otherwise be compared once for each place where they could begin.
     shorter = [0] * len(want)
@@ -121,12 +120,10 @@ def _lines(text: str) -> list[str]:
 
 
 def _join_lines(lines: list[str], before: str) -> str:
-    """The text of lines; its end is like that of the text before."""
     return "\n".join(lines) + ("" if before and not before.endswith("\n") else "\n") if lines else ""
 
 
 def ambiguous_match(numbers: list[int], count: int) -> ToolError:
-    """The refusal to choose between places."""
     numbers = numbers[: limits.PLACES_TOLD_MAX]
     more = f" and {count - len(numbers)} more" if count > len(numbers) else ""
     hint = "Give more of the lines around it, or replace_all=true to change every place."
@@ -135,7 +132,6 @@ def ambiguous_match(numbers: list[int], count: int) -> ToolError:
 
 
 def no_match(why: str, lines: list[str], wanted: list[str]) -> ToolError:
-    """The refusal to guess, with the places that are most like it."""
     near = [{"line": at + 1, "text": "\n".join(lines[at : at + _NEAREST_LINES])} for at in nearest(lines, wanted)]
     hint = "Compare with the nearest places, or read the file again." if near else "Read the file again."
     if any("«redacted:" in line for line in wanted):
@@ -180,7 +176,6 @@ class Section:
 
 
 def parse_patch(patch: str) -> list[Section]:
-    """The sections of a patch, or a refusal that names the line."""
     sections: list[Section] = []
     for number, line in enumerate(patch.replace("\r\n", "\n").split("\n"), 1):
         section = sections[-1] if sections else None
@@ -250,7 +245,6 @@ class _LineIndex:
         self._by_level: dict[int, tuple[list[str], dict[str, list[int]]]] = {}
 
     def blocks(self, wanted: list[str], level: int, above: int) -> list[int]:
-        """Where lines stand one after the other from a line on, compared at a level."""
         if level not in self._by_level:
             formed, known = list(map(LEVELS[level][1], self.lines)), dict[str, list[int]]()
             for at, line in enumerate(formed):
@@ -271,7 +265,6 @@ class _LineIndex:
 
 
 def _locate_hunk(places: _LineIndex, old: list[str], hunk: Hunk, at: int) -> tuple[int, int]:
-    """Where a hunk belongs, behind the one before it, and the level at which it was found."""
     lines = places.lines
     numbered = next((int(m[1]) for text in hunk.anchors if (m := re.match(r"-(\d+)", text))), None)
     named = [anchor for anchor in hunk.anchors if not re.match(r"-\d+", anchor)]

@@ -75,7 +75,6 @@ class Background:
         return self.dropped + len(self.output)
 
     def say(self, text: str) -> None:
-        """More output; the oldest makes room."""
         self.output += text
         if (over := len(self.output) - BACKGROUND_OUTPUT_CHARS_MAX) > 0:
             self.output, self.dropped = self.output[over:], self.dropped + over
@@ -104,7 +103,6 @@ class Processes:
         return len(own) < BACKGROUND_MAX
 
     def end(self, session_ids: Collection[str]) -> None:
-        """End those of sessions that are gone. Nobody sees them any more, or hears of them."""
         for found in [one for one in self._known.values() if one.session_id in session_ids]:
             found.forgotten = True
             found.process.kill()
@@ -210,7 +208,6 @@ def _summary(found: Background) -> Answer:
 
 
 def _slice(found: Background, offset: int | None, limit: int) -> Answer:
-    """What it has said from an offset on, or last. What was dropped by then is named."""
     wanted = max(0, found.total - limit) if offset is None else min(offset, found.total)
     begin = max(wanted, found.dropped)
     text = found.output[begin - found.dropped :][:limit]

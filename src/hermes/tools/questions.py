@@ -32,8 +32,6 @@ class ApprovalRequest:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How a question for leave was decided, and by whom: `credential` is the key that answered, or else the surface."""
-
     choice: str
     by: str
     comment: str = ""
@@ -106,11 +104,9 @@ class Asking:
         return await self._decided(f"apr_{random_hex(8)}", choice, by, comment=comment, call_id=call_id)
 
     async def spent(self, usage: Mapping[str, Any]) -> None:
-        """Put on record what asking a model has cost."""
         await self.log.emit("usage", **usage)
 
     async def clarify(self, call_id: str, question: str, choices: Sequence[str]) -> str | None:
-        """The user's answer, or None when nobody gave one."""
         if not self.answerable:
             return None
         request_id = self._asked.pop(call_id, f"clr_{random_hex(8)}")

@@ -39,8 +39,6 @@ def _always(settings: Settings) -> str | None:
 
 @dataclass(slots=True)
 class ToolContext:
-    """All that a tool may know of the world around it."""
-
     run_id: str
     call_id: str
     session_id: str
@@ -67,7 +65,6 @@ class ToolContext:
 
     @property
     def redact(self) -> Callable[[str], str]:
-        """What takes secrets out of a text, as far as the settings want it."""
         return redaction(self.secrets, self.settings)
 
 
@@ -146,7 +143,6 @@ class Registry:
 
 
 def redaction(secrets: Secrets, settings: Settings) -> Callable[[str], str]:
-    """By value and by pattern, or by value only where the settings want no more."""
     return secrets.redact if settings.get("security.redact_secrets") else secrets.mask
 
 

@@ -103,7 +103,6 @@ class RunResources:
 
     @property
     def urls(self) -> UrlGuard:
-        """The one way to addresses."""
         if self._urls is None:
             outside = self.outside
             # Not a method of this object, which holds the guard: a cycle would wait for the collector.
@@ -113,7 +112,6 @@ class RunResources:
 
     @property
     def command_urls(self) -> UrlGuard:
-        """For the proxy of the session's sandbox, which outlives the run and has grants of its own for hosts."""
         return UrlGuard(self.outside.network, self.settings, self.secrets, self.outside.own_ports)
 
     def may_read(self, host: str) -> bool:
@@ -121,7 +119,6 @@ class RunResources:
 
     @property
     def egress(self) -> EgressProxy:
-        """The only way out of the session's sandbox. It is the session's: every turn gets the same one."""
         return self.desk.hosts.proxy(self)
 
     def is_foreign_file(self, real: str) -> bool:
@@ -131,11 +128,9 @@ class RunResources:
         return below(real, os.path.realpath(self.spill)) and self.has_foreign()
 
     def names_foreign_file(self, command: str) -> bool:
-        """Whether a command names such a file by its path."""
         return str(self.home.uploads) in command or (str(self.spill) in command and self.has_foreign())
 
     async def sandbox(self) -> Sandbox:
-        """The one way to run commands."""
         if self._sandbox is None:
             # A child works where its parent does, in the same sandbox.
             spec = self.engine.root_spec(self.spec)
@@ -152,7 +147,6 @@ class RunResources:
         return self._sandbox
 
     async def paths(self) -> Paths:
-        """The one way to files. With an isolated sandbox it leads exactly where commands can go."""
         if self._paths is None:
             sandbox = await self.sandbox()
             self._paths = await self.blocking(partial(self._guarded, sandbox))

@@ -25,14 +25,11 @@ def answer_chars_max(chars_max: int, window_tokens: int) -> int:
 
 
 def with_images(content: str, images: Sequence[str]) -> Content:
-    """The content of an answer's message: with images it is made of parts."""
     parts = [{"type": "image_url", "image_url": {"url": url}} for url in images]
     return [{"type": "text", "text": content}, *parts] if parts else content
 
 
 class ResultLimiter:
-    """Shapes the answers of one run. `folder` is where its long ones go."""
-
     def __init__(
         self,
         folder: Path,
@@ -46,7 +43,6 @@ class ResultLimiter:
         self._used = 0
 
     def begin_step(self) -> None:
-        """The answers of another message: they have room of their own."""
         self._used = 0
 
     async def shaped(self, answer: Answer, content: str, call_id: str, *, foreign: bool) -> tuple[str, str | None]:

@@ -58,7 +58,6 @@ def _skip_globstars(form: list[re.Pattern[str] | None], at: set[int]) -> set[int
 
 
 def _expand_braces(glob: str) -> list[str]:
-    """A glob without braces for each of the choices in it."""
     forms, braces = [glob], re.compile(r"(?<!\\)\{([^{}]*)\}")
     while braces.search(forms[0]):
         found = [(form, match) for form in forms if (match := braces.search(form))]
@@ -106,8 +105,6 @@ class Rule(NamedTuple):
 
 
 class Level(NamedTuple):
-    """A folder's own rules, by ignore file, and how many parts its path has."""
-
     parts: int
     rules: list[list[Rule]]
     has_git: bool
@@ -152,7 +149,6 @@ def ignored(levels: list[Level], parts: list[str], is_folder: bool) -> bool:
 
 
 def walk(root: str, hidden: bool) -> Iterator[str]:
-    """The files below a folder that are neither ignored nor hidden, in order."""
     above = _parts(root)
     levels = [level_of("/" + "/".join(above[:n])) for n in range(len(above))]
 

@@ -64,8 +64,6 @@ class PendingCall:
 
 @dataclass(frozen=True, slots=True)
 class PriorOutcome:
-    """What is known of a call that was cut off, and what it had said."""
-
     known: Reconciled
     output: str
 
@@ -226,7 +224,6 @@ class ToolRound:
             return "unclear"
 
     async def record_interrupted(self, calls: Sequence[ToolCall], out: list[Outcome]) -> None:
-        """Put on record that calls were cut off, without making any of them again."""
         for call in calls:
             before = self._before.get(call.id)
             work = self._settle(call)
@@ -415,7 +412,6 @@ _STATUSES: dict[str, Status] = {"blocked": "blocked", "timeout": "timeout", "int
 
 
 def _ignore_outcome(done: asyncio.Future[Any]) -> None:
-    """What a call that was given up ends with concerns nobody."""
     if not done.cancelled():
         done.exception()
 
@@ -463,8 +459,6 @@ def _scope_of(tool: ToolDef, args: Args) -> tuple[bool, frozenset[str]]:
 
 
 class _Conflicts:
-    """Which calls have last read and written what."""
-
     def __init__(self) -> None:
         self._alone: PendingCall | None = (
             None  # the last one that conflicts with all; what follows is counted from there
@@ -475,7 +469,6 @@ class _Conflicts:
         self._last: dict[str, tuple[PendingCall | None, list[PendingCall]]] = {}
 
     def take(self, work: PendingCall, reads: bool, scope: frozenset[str]) -> list[PendingCall]:
-        """The earlier calls that this one must wait for."""
         waits = [self._alone] if self._alone is not None else []
         if "*" in scope and not reads:
             waits += self._since

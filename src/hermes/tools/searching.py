@@ -55,7 +55,6 @@ class Search:
     complete: bool = True
 
     def begin(self, path: str) -> None:
-        """Look at where to search. Blocks."""
         paths = self.paths
         with report_file_errors(self.ctx, paths, path):
             real = str(paths.check(resolve_path(self.ctx, paths, path), "read"))
@@ -111,7 +110,6 @@ class Search:
         return any(re.search(r"(^|[/{,])\.", glob) for glob in self.globs)
 
     def _narrow(self, mode: str, names: list[str]) -> str:
-        """A glob that the walk itself can heed."""
         if names or (mode == "files" and self.ignore_case):
             return ""
         return next((glob for glob in self.globs if _SIMPLE_GLOB.fullmatch(glob) and glob != "*"), "")
@@ -234,7 +232,6 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
 
 
 def _hits_on_page(found: Listed, offset: int, limit: int) -> dict[str, tuple[int, int]]:
-    """Which of each file's hits are on a page."""
     wanted, before = {}, 0
     for path, count in found:
         first, end = max(0, offset - before), min(count, offset + limit - before)

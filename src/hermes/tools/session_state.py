@@ -41,7 +41,6 @@ class RunningCall:
 
     @property
     def hint(self) -> str:
-        """What to tell the model of a command that has failed; empty if nothing was refused."""
         return " ".join(self.refusals)
 
 
@@ -68,7 +67,6 @@ class HostGrants:
         return self._proxy
 
     def is_granted(self, host: str) -> bool:
-        """Whether nobody has to be asked, now or in a later call."""
         if self._settings is None:
             return False
         if self._settings.get("terminal.network", bool) or _key(host) in self._granted:
@@ -172,7 +170,6 @@ class SessionStates:
         self._desks: OrderedDict[tuple[str, str], SessionState] = OrderedDict()
 
     def notices(self, owner: str, session_id: str) -> list[str]:
-        """What is to be told in a session; one without a desk has nothing."""
         desk = self._desks.get((owner, session_id))
         return [] if desk is None else desk.notices
 
@@ -190,6 +187,5 @@ class SessionStates:
         return desk
 
     def drop(self, session_ids: Collection[str]) -> None:
-        """Forget the desks of sessions that are gone, whoever they belonged to."""
         for key in [key for key in self._desks if key[1] in session_ids]:
             del self._desks[key]

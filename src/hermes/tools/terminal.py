@@ -73,7 +73,6 @@ class Plan:
 
 
 async def sandbox_and_shell(ctx: ToolContext) -> tuple[Sandbox, Shell]:
-    """Where the commands of the session run, and how the last one has left its shell."""
     try:
         sandbox = await ctx.world.sandbox()
     except HermesError as error:
@@ -87,7 +86,6 @@ async def sandbox_and_shell(ctx: ToolContext) -> tuple[Sandbox, Shell]:
 
 
 def environment(ctx: ToolContext, shell: Shell) -> dict[str, str]:
-    """What a command of this call finds in its environment, whatever an earlier one has exported."""
     kept = {name: value for name, value in shell.env.items() if name != SESSION_KEY}
     key = {} if ctx.session_key is None else {SESSION_KEY: ctx.session_key}
     return {**kept, SESSION_ID: ctx.session_id, PLATFORM: ctx.world.spec.source, **key}

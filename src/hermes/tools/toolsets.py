@@ -32,7 +32,6 @@ def builtin() -> Registry:
 
 
 def _get_platform_tools(config: Mapping[str, Any], platform: str) -> set[str]:
-    """The toolsets of a surface, before any policy of a run."""
     chosen = (config.get("platform_toolsets") or {}).get(platform)
     if chosen is None:
         chosen = [name for name, surfaces in DEFAULTS.items() if not surfaces or platform in surfaces]
@@ -42,5 +41,4 @@ def _get_platform_tools(config: Mapping[str, Any], platform: str) -> set[str]:
 
 
 def of_servers(servers: Mapping[str, Any]) -> list[str]:
-    """The toolsets of the MCP servers that are configured and not turned off."""
     return [f"mcp:{name}" for name, server in servers.items() if (server or {}).get("enabled", True)]

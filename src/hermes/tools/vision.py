@@ -93,7 +93,6 @@ def _unreadable_image(why: str) -> ToolError:
 
 
 def data_url(data: bytes) -> str:
-    """An image as it is sent to a model. It blocks."""
     if len(data) > limits.IMAGE_BYTES_MAX:
         hint = "Use a smaller image, or a part of this one."
         raise ToolError(f"The image has more than {limits.IMAGE_BYTES_MAX} bytes.", "too_large", hint)
@@ -134,7 +133,6 @@ def fit_image(data: bytes) -> tuple[str, bytes]:
 
 
 def _scale(image: Any) -> bytes:
-    """The image as JPEG, upright and on white, no larger than it may be."""
     from PIL import Image, ImageOps
 
     image.thumbnail((limits.IMAGE_PIXELS_WIDE_MAX, limits.IMAGE_PIXELS_WIDE_MAX))

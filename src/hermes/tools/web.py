@@ -46,8 +46,6 @@ class SearchRequest(NamedTuple):
 
 
 class Backend(NamedTuple):
-    """A search service: the variable that names or opens it, how it is asked, and where its answer says what."""
-
     variable: str
     ask: Callable[[str, str, int], SearchRequest]
     results: tuple[str, ...]
@@ -77,7 +75,6 @@ BACKENDS = {
 
 
 def backend_of(settings: Settings) -> str | None:
-    """The backend that the settings choose, or the first that there is a variable for."""
     chosen = settings.get("web.search_backend")
     wanted = [chosen] if chosen else BACKENDS
     return next((name for name in wanted if (settings.variable(BACKENDS[name].variable) or "").strip()), None)
@@ -119,7 +116,6 @@ async def _search(ctx: ToolContext, args: Args) -> Answer:
 
 
 def _results(name: str, fetched: Fetched) -> list[Answer]:
-    """What a search server found; of its answer nothing is told but the results."""
     backend = BACKENDS[name]
     if fetched.status >= 400:
         hint = "Try again later." if fetched.status in (429, 500, 502, 503, 504) else ""
