@@ -62,15 +62,8 @@ def detaches(command: str) -> bool:
 def simple_forms(command: str, cwd: str = "/", facts: Facts | None = None) -> list[str]:
     """Each simple command, and each redirect that writes, in normal form; none when something is hidden."""
     judge = _CommandAnalyzer(cwd, facts or Facts((), "~", "~/.hermes")).begin(command)
-    return (
-        []
-        if judge.opaque
-        else [normal_form(*part) for stage in judge.stages for part in _split_stage(*stage) if any(part)]
-    )
-
-
-def _split_stage(argv: list[str], files: list[str]) -> list[tuple[list[str], list[str]]]:
-    return [(argv, []), *(([], [file]) for file in files)]
+    parts = [part for argv, files in judge.stages for part in ((argv, []), *(([], [file]) for file in files))]
+    return [] if judge.opaque else [normal_form(*part) for part in parts if any(part)]
 
 
 def _options(argv: list[str], values: str) -> tuple[set[str], dict[str, str], list[str]]:
@@ -94,10 +87,6 @@ def _options(argv: list[str], values: str) -> tuple[set[str], dict[str, str], li
                     at += len(arg) == number
                     break
     return seen, given, argv[at:]
-
-
-def _quote_all(argv: list[str]) -> str:
-    return " ".join(shlex.quote(plain(arg)) for arg in argv)
 
 
 def _is_recursive(argv: list[str], letters: str) -> bool:
@@ -137,9 +126,9 @@ class _CommandAnalyzer(Findings):
             self.files[path] = (
                 None if self.counts[NET] > net or old is None else old + (UNKNOWN if out is None else out)
             )
-            kept = path[0] == UNKNOWN or path.startswith(("/dev/", "/proc/")) or self.inner(path)
-            kept = kept or any(op.endswith(">>") for op, _ in redirects)
-            if not kept and (self.exists is None or self.exists(plain(path))):
+            spared = path[0] == UNKNOWN or path.startswith(("/dev/", "/proc/")) or self.inner(path)
+            spared = spared or any(op.endswith(">>") for op, _ in redirects)
+            if not spared and (self.exists is None or self.exists(plain(path))):
                 self.hit("delete")
         return None if any(">" in op for op, _ in redirects) else out
 
@@ -206,15 +195,15 @@ class _CommandAnalyzer(Findings):
         if needed := rules.DECODERS.get(name):
             self.count(DECODER, not _options(argv, "")[0].isdisjoint(needed.split()))
         self.count(DECODER, needed == "")
-        for words in (1, 2, 3):
-            if (wrapper := " ".join(argv[:words])) in rules.WRAPPERS:
-                return self.wrapped(wrapper, argv[words - 1 :], feed)
+        for count in (1, 2, 3):
+            if (wrapper := " ".join(argv[:count])) in rules.WRAPPERS:
+                return self.wrapped(wrapper, argv[count - 1 :], feed)
         return _KINDS.get(name, _CommandAnalyzer.others)(self, argv, feed)
 
     def wrapped(self, wrapper: str, argv: list[str], feed: str | None) -> str | None:
-        how = rules.WRAPPERS[wrapper].split()
+        traits = rules.WRAPPERS[wrapper].split()
         seen, given, rest = _options(argv, rules.WRAPPERS[wrapper])
-        rest = rest[next((int(word) for word in how if word.isdigit()), 0) :]
+        rest = rest[next((int(word) for word in traits if word.isdigit()), 0) :]
         if wrapper == "sudo" and feed is not None and seen & {"-S", "--stdin"}:
             self.hit("hard")
         if wrapper == "command" and seen & {"-v", "-V"}:
@@ -222,11 +211,11 @@ class _CommandAnalyzer(Findings):
         if wrapper == "sudo" and seen & {"-e", "--edit"}:
             return self.others(["sudoedit", *rest], feed)
         text = given.get("-S") or given.get("--split-string") if wrapper == "env" else None
-        if "c" in how:
+        if "c" in traits:
             at = next((i for i, arg in enumerate(argv) if re.match(r"-[a-z]*c$|--command", arg)), len(argv))
             text = " ".join(argv[at : at + 1]).partition("=")[2] or " ".join(argv[at + 1 : at + 2])
         mark, root = len(self.changes), self.root
-        while "env" in how and rest and (_ASSIGNMENT.match(rest[0]) or rest[0] == "-"):
+        while "env" in traits and rest and (_ASSIGNMENT.match(rest[0]) or rest[0] == "-"):
             name, _, value = rest.pop(0).partition("=")
             self.set(name, [plain(value)])
             self.exported.add(name)
@@ -235,8 +224,9 @@ class _CommandAnalyzer(Findings):
         if wrapper == "env" and (to := given.get("-C") or given.get("--chdir")):
             self.builtin("cd", ["cd", to])
         self.root = root or wrapper in rules.ROOT
-        if text or ("text" in how and rest):
-            out = self.enter(f"{plain(text)} {_quote_all(rest)}" if text else " ".join(map(plain, rest)), feed, [])
+        if text or ("text" in traits and rest):
+            quoted = shlex.join(map(plain, rest))
+            out = self.enter(f"{plain(text)} {quoted}" if text else " ".join(map(plain, rest)), feed, [])
         elif rest:
             out = self.enter(rest, feed)
         else:
@@ -474,8 +464,8 @@ class _CommandAnalyzer(Findings):
         outputs = rules.OUTPUTS.get(name, "").split()
         operands = [at for at, arg in enumerate(argv) if at and arg[:1] != "-"]
         in_place = name in rules.IN_PLACE and any(arg.startswith(("-i", "--in-place", "-pi")) for arg in argv)
-        how = "all" if in_place else rules.WRITES.get(name)
-        written = operands if how == "all" else operands[-1:] if how else []
+        writes = "all" if in_place else rules.WRITES.get(name)
+        written = operands if writes == "all" else operands[-1:] if writes else []
         base = ""
         for at, arg in enumerate(argv[1:], 1):
             if name == "tar" and (match := _TAR_FOLDER.fullmatch(f"{argv[at - 1]} {arg}")):

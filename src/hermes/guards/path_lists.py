@@ -163,8 +163,8 @@ def plain(text: str) -> str:
     """A path as it is looked up in a list: without case and invisible marks, which not every system tells apart."""
     if text.isascii():
         return text.lower()
-    kept = (char for char in unicodedata.normalize("NFC", text) if unicodedata.category(char) != "Cf")
-    return "".join(kept).casefold()
+    visible = (char for char in unicodedata.normalize("NFC", text) if unicodedata.category(char) != "Cf")
+    return "".join(visible).casefold()
 
 
 def below(path: str, folder: str) -> bool:

@@ -55,10 +55,10 @@ class Shell(ShellExpander):
 
     def follow(self, text: str, feed: str | None = None, args: Value = None, child: bool = True) -> str | None:
         """Follow a whole text, by a shell of its own or by this one; what it prints, when that is known."""
-        mark, kept, self.top = len(self.changes), (self.top, self.exported, self.vars["@"]), False
+        mark, before, self.top = len(self.changes), (self.top, self.exported, self.vars["@"]), False
         if child:
             self.spend(len(self.vars))
-            self.exported = set(kept[1])
+            self.exported = set(before[1])
             for name in self.vars.keys() - self.exported:
                 self.set(name, [] if self.complete else None)
         if args is not None or child:
@@ -69,7 +69,7 @@ class Shell(ShellExpander):
             self.hidden(str(error))
             return None
         finally:
-            self.top, exported, arguments = kept
+            self.top, exported, arguments = before
             if child:
                 self.undo(mark)
                 self.exported = exported
@@ -353,7 +353,7 @@ class Shell(ShellExpander):
                 declares = not argv or argv[0] in _DECLARE
         if self.i == start or self.s.startswith("(", self.i):
             raise Unparsable("a command is missing")
-        kept = [(name, self.vars.get(name)) for name, _ in assigns]
+        previous = [(name, self.vars.get(name)) for name, _ in assigns]
         for name, value in assigns:
             self.set(name, value)
             if argv:
@@ -362,7 +362,7 @@ class Shell(ShellExpander):
         self.spend(COMMAND_WORK)
         out = self.run(argv, redirects, [name for name, _ in assigns], feed)
         if not declares:
-            for name, value in kept:
+            for name, value in previous:
                 self.set(name, value)
         return out
 

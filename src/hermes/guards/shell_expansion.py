@@ -157,13 +157,13 @@ class ShellExpander:
         raise NotImplementedError
 
     def inside(self, text: str, work: Callable[[], T]) -> T:
-        kept = self.s, self.i, self.n, self.here, self.depth
+        before = self.s, self.i, self.n, self.here, self.depth
         self.s, self.i, self.n, self.here = text, 0, len(text), (-1, -1)
         try:
             self.deeper()
             return work()
         finally:
-            self.s, self.i, self.n, self.here, self.depth = kept
+            self.s, self.i, self.n, self.here, self.depth = before
 
     def deeper(self) -> None:
         self.depth += 1

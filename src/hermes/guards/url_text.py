@@ -120,8 +120,8 @@ def has_secret(url: str, secrets: Secrets) -> bool:
     if any(value in text.lower() for text in _readings(url) for value in values):
         return True
     for name, value in parse_qsl(urlsplit(url).query.replace(";", "&"), keep_blank_values=True):
-        words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
-        if _CREDENTIAL.search(words) or (words == "key" and _KEY_VALUE.fullmatch(value)):
+        parameter = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+        if _CREDENTIAL.search(parameter) or (parameter == "key" and _KEY_VALUE.fullmatch(value)):
             return True
     return False
 

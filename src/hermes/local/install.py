@@ -70,9 +70,9 @@ def _fetched(requirement: str, folder: Path) -> bytes:
     listed.write_text(requirement + "\n")
     rules = ["--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes", "--target", str(folder / "unpacked")]
     try:
-        if words := failure_message([*_installer(), *rules, "-r", str(listed)], os.environ, _PART_S_MAX):
+        if problem := failure_message([*_installer(), *rules, "-r", str(listed)], os.environ, _PART_S_MAX):
             name = requirement.split("=")[0]
-            raise NotInstalled(f"{name} could not be fetched: {words}", hint="the same again; what is there is kept")
+            raise NotInstalled(f"{name} could not be fetched: {problem}", hint="the same again; what is there is kept")
         found = list(folder.glob("unpacked/*/data/*.bin"))
         if len(found) != 1:
             raise NotInstalled(f"{requirement.split('=')[0]} does not hold one part of the model, but {len(found)}.")

@@ -329,8 +329,8 @@ def failure_message(argv: Sequence[str], env: Mapping[str, str], seconds: float,
         )
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
-    said = done.stderr.decode(errors="replace").strip()[-500:]
-    return "" if done.returncode == 0 else said or f"{argv[0]} ended with code {done.returncode}."
+    output = done.stderr.decode(errors="replace").strip()[-500:]
+    return "" if done.returncode == 0 else output or f"{argv[0]} ended with code {done.returncode}."
 
 
 async def wait_readable(fd: int, unless: asyncio.Future[int] | None = None) -> None:

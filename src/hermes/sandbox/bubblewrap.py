@@ -243,8 +243,8 @@ async def _try_sandbox(place: Place) -> str:
     sandbox = Bubblewrap(place)
     try:
         async with await sandbox.spawn(["true"]) as process:
-            said = b"".join([chunk async for chunk in process.chunks()]).decode(errors="replace").strip()
-            return "" if await process.wait() == 0 else said[-500:] or "The first command in it failed."
+            output = b"".join([chunk async for chunk in process.chunks()]).decode(errors="replace").strip()
+            return "" if await process.wait() == 0 else output[-500:] or "The first command in it failed."
     except SandboxError as error:
         return str(error)
     finally:

@@ -147,9 +147,9 @@ class Container:
 
     async def make(self, *options: str) -> None:
         options = ("--detach", "--rm", "--name", self.name, *options, str(self._keeper))
-        code, said = await _run_docker("run", *options, seconds=limits.CONTAINER_PULL_S_MAX)
+        code, output = await _run_docker("run", *options, seconds=limits.CONTAINER_PULL_S_MAX)
         if code:
-            raise SandboxError(f"The container could not be started: {said.strip()[-500:]}", hint="hermes doctor")
+            raise SandboxError(f"The container could not be started: {output.strip()[-500:]}", hint="hermes doctor")
 
     async def runs(self) -> bool:
         return (await _run_docker("inspect", "--format", "{{.State.Running}}", self.name))[1].strip() == "true"
@@ -264,8 +264,8 @@ def _home_label(home: Home) -> str:
 async def _run_docker(*arguments: str, seconds: float = limits.CONTAINER_CALL_S_MAX) -> tuple[int, str]:
     parts = _launch_docker(*arguments)
     async with Process(parts, Group(parts[0].pid), seconds) as process:
-        said = b"".join([chunk async for chunk in process.chunks()])
-        return await process.wait(), said.decode(errors="replace")
+        output = b"".join([chunk async for chunk in process.chunks()])
+        return await process.wait(), output.decode(errors="replace")
 
 
 async def sweep(home: Home) -> None:
@@ -275,8 +275,8 @@ async def sweep(home: Home) -> None:
         "--format",
         '{{.Names}} {{.Label "hermes.holder"}}',
     )
-    code, said = await _run_docker("ps", "--all", *wanted)
-    for name, _, holder in (line.partition(" ") for line in said.splitlines() if not code):
+    code, output = await _run_docker("ps", "--all", *wanted)
+    for name, _, holder in (line.partition(" ") for line in output.splitlines() if not code):
         if is_gone(holder):
             await _run_docker("rm", "--force", name)
 

@@ -344,7 +344,7 @@ class _Init:
         request = json.loads(data)
         try:
             if "signal" in request:
-                pid = self._pids().get(request["id"])
+                pid = next((pid for pid, number in self._commands.items() if number == request["id"]), None)
                 if pid is not None:
                     _kill(pid, request["signal"])
             else:
@@ -353,9 +353,6 @@ class _Init:
             for fd in fds:
                 os.close(fd)
         return True
-
-    def _pids(self) -> "dict[int, int]":
-        return {number: pid for pid, number in self._commands.items()}
 
     def _start(self, number: int, request: "dict[str, Any]", fds: "list[int]") -> None:
         try:

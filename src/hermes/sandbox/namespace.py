@@ -76,7 +76,9 @@ class Namespace:
                 enter(made.pid)
                 with _memory_file(plan) as fd:
                     await made._send(b"{}", [fd])
-                answer, fds = await made._receive()
+                await wait_readable(control.fileno())
+                data, fds, _, _ = socket.recv_fds(control, _PACKET_BYTES, 1)
+                answer = json.loads(data)
                 if "error" in answer:
                     raise SandboxError(f"The sandbox could not be built: {answer['error']}.", hint="hermes doctor")
                 made.listener = socket.socket(fileno=fds[0])
@@ -203,17 +205,12 @@ class Namespace:
                 self._running[number] = child = RemoteProcess(self, number, fds[0])
                 answer.set_result(child)
 
-    async def _receive(self) -> tuple[dict[str, Any], list[int]]:
-        await wait_readable(self._control.fileno())
-        data, fds, _, _ = socket.recv_fds(self._control, _PACKET_BYTES, 1)
-        return json.loads(data), list(fds)
-
     def _said(self) -> str:
         code = None
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._bwrap.wait(0.5)
-        said = (self._output.read(4096) or b"").decode(errors="replace").strip()[-500:]
-        return said or (f"it ended with code {code}" if code else "")
+        output = (self._output.read(4096) or b"").decode(errors="replace").strip()[-500:]
+        return output or (f"it ended with code {code}" if code else "")
 
 
 class RemoteProcess:

@@ -302,10 +302,10 @@ async def _respond(reader: asyncio.StreamReader, client: _Client, meter: _Meter)
             raise Refused(502, "Hermes: the server switched protocols without being asked to.")
         headers = [(name.strip(), value.strip()) for name, _, value in (line.partition(":") for line in lines)]
         skipped = hop_by_hop(headers)
-        kept = [line for line, (name, _) in zip(lines, headers, strict=True) if name.lower() not in skipped]
+        passed = [line for line, (name, _) in zip(lines, headers, strict=True) if name.lower() not in skipped]
         closing = ["Connection: close"] if status >= 200 else []
         client.answered = True
-        client.writer.write("\r\n".join([status_line, *kept, *closing, "", ""]).encode("latin-1"))
+        client.writer.write("\r\n".join([status_line, *passed, *closing, "", ""]).encode("latin-1"))
     await _copy(reader, client.writer, meter)
 
 

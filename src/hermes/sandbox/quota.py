@@ -95,8 +95,8 @@ class DiskQuota:
             self._free_then, self._measured_at = free, time.monotonic()
             self._measure()
         if self._used_bytes > self._quota_bytes:
-            used, most = self._used_bytes // _MB, self._quota_bytes // _MB
-            self.message = f"The sandbox uses {used} MB of disk, its quota is {most} MB. Ask the user to delete files."
+            used, quota = self._used_bytes // _MB, self._quota_bytes // _MB
+            self.message = f"The sandbox uses {used} MB of disk, its quota is {quota} MB. Ask the user to delete files."
         elif free < limits.DISK_FREE_BYTES_MIN:
             self.message = f"The disk has only {int(free) // _MB} MB left. Ask the user to make room."
         else:

@@ -179,8 +179,8 @@ class WorkspaceWatch:
             for root in self._roots:
                 self._enter(root, baseline=True)
             for path in self.covers:
-                for one in (path, os.path.dirname(path)):
-                    self._ids[one] = _identity(one)
+                for entry in (path, os.path.dirname(path)):
+                    self._ids[entry] = _identity(entry)
         if len(self.covers) > PROTECTED_PATHS_MAX:
             raise SandboxError(
                 f"The workspace has more than {PROTECTED_PATHS_MAX} protected files.", hint="a smaller one"
@@ -459,8 +459,8 @@ class WorkspaceWatch:
             if below(covered, before):
                 moved = path + covered.removeprefix(before)
                 self.covers[moved] = mode
-                for one in (moved, os.path.dirname(moved)):
-                    self._ids[one] = _identity(one)
+                for entry in (moved, os.path.dirname(moved)):
+                    self._ids[entry] = _identity(entry)
 
     def _cover(self, path: str) -> None:
         real = os.path.realpath(path)
@@ -576,7 +576,7 @@ class WorkspaceWatch:
         if text is None:
             self._rename(path, name, "not a plain file")
             return
-        checked = check_config(text, lambda value: self._is_inside(path, value))
+        checked = check_config(text, lambda value: any(below(_path_in(path, value), root) for root in self._roots))
         if not checked.removed:
             return
         with _opened(path, self._roots, force=True) as fd:
@@ -601,9 +601,6 @@ class WorkspaceWatch:
             for name in os.listdir(fd):
                 if not name.endswith(".sample") and SUFFIX not in name:
                     self._rename(hooks, name, "git hook")
-
-    def _is_inside(self, path: str, value: str) -> bool:
-        return any(below(_path_in(path, value), root) for root in self._roots)
 
     # ---- files
 

@@ -70,8 +70,8 @@ _MOVES = frozenset({"cd", "pushd", "popd"})
 class Blocked(ToolError):
     def __init__(self, by: str, reason: str, rules: Iterable[str] = (), hint: str = "") -> None:
         super().__init__(reason, "blocked")
-        told = {"status": "blocked", "by": by, "reason": reason, "rules": list(rules)}
-        self.answer = {**told, "hint": f"{_HINT} {hint}".strip(), "code": "blocked"}
+        answer = {"status": "blocked", "by": by, "reason": reason, "rules": list(rules)}
+        self.answer = {**answer, "hint": f"{_HINT} {hint}".strip(), "code": "blocked"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ async def command(ctx: ToolContext, command: str, cwd: str) -> None:
     sandbox = await ctx.world.sandbox()
     hits, forms = await ctx.blocking(partial(_check_command, ctx, sandbox, command, cwd))
     await _refuse_forbidden(ctx, [command, *forms], hits)
-    kept = rules_to_approve(
+    hits_to_approve = rules_to_approve(
         command,
         hits,
         forms,
@@ -105,26 +105,28 @@ async def command(ctx: ToolContext, command: str, cwd: str) -> None:
         network=online(ctx, sandbox),
         usual=_has_usual_path(ctx, sandbox),
     )
-    if hits and not kept:
+    if hits and not hits_to_approve:
         await ctx.asking.decide(ctx.call_id, "once", "rule", "It can do no harm outside its sandbox.")
-    if not kept or (_mode(ctx) == "off" and not hits):
+    if not hits_to_approve or (_mode(ctx) == "off" and not hits):
         return
-    pieces = [_pieces(hit, forms) for hit in kept]
+    pieces = [_pieces(hit, forms) for hit in hits_to_approve]
     moves = any(form.split(" ", 1)[0] in _MOVES for form in forms)
-    details = [hit.detail if found and not moves else command for hit, found in zip(kept, pieces, strict=True)]
-    rules = tuple(dict.fromkeys(hit.rule for hit in kept))
-    matter = PermissionRequest(
+    details = [
+        hit.detail if found and not moves else command for hit, found in zip(hits_to_approve, pieces, strict=True)
+    ]
+    rules = tuple(dict.fromkeys(hit.rule for hit in hits_to_approve))
+    request = PermissionRequest(
         "command",
         command,
         _explain(rules),
         rules,
-        keys=frozenset(f"command {cwd} {hit.rule} {text}" for hit, text in zip(kept, details, strict=True)),
+        keys=frozenset(f"command {cwd} {hit.rule} {text}" for hit, text in zip(hits_to_approve, details, strict=True)),
         # What comes from the network, and where a command goes, no pattern can tell.
         patterns=() if moves or "remote" in rules else _patterns(ctx, pieces),
         allowed=all(_is_allowed(found, ctx.settings.get("command_allowlist")) for found in pieces),
         cwd=cwd,
     )
-    await _request_permission(ctx, matter)
+    await _request_permission(ctx, request)
 
 
 async def script(ctx: ToolContext, code: str, cwd: str) -> None:
@@ -209,9 +211,9 @@ async def hosts(ctx: ToolContext, urls: Iterable[str]) -> None:
         if ctx.world.may_read(host):
             continue
         reason = f"Neither the user nor the settings have named {host}."
-        matter = PermissionRequest("host", "\n".join(named), reason, keys=frozenset({f"host {host}"}), hint=_HOST_HINT)
+        request = PermissionRequest("host", "\n".join(named), reason, keys=frozenset({f"host {host}"}), hint=_HOST_HINT)
         try:
-            await _request_permission(ctx, matter)
+            await _request_permission(ctx, request)
             ctx.world.hosts.add(host)
         except Blocked as refusal:
             refusals.append(refusal)
@@ -278,7 +280,7 @@ def can_be_approved(ctx: ToolContext) -> bool:
 # ---- the order
 
 
-async def _request_permission(ctx: ToolContext, matter: PermissionRequest) -> str:
+async def _request_permission(ctx: ToolContext, request: PermissionRequest) -> str:
     """From the modes to the question; returns the choice that allows it, or raises Blocked."""
     asking, granted, mode = ctx.asking, ctx.world.desk.granted, _mode(ctx)
 
@@ -287,27 +289,27 @@ async def _request_permission(ctx: ToolContext, matter: PermissionRequest) -> st
 
     if mode == "off":
         return await at_once("rule", "Approvals are off.")
-    if matter.allowed or (matter.keys and matter.keys <= granted):
+    if request.allowed or (request.keys and request.keys <= granted):
         return await at_once("rule", "It has been allowed before.")
-    review = await _review(ctx, matter) if mode == "smart" and matter.cwd else None
-    reason, choices = matter.reason, ["once", "deny"]
+    review = await _review(ctx, request) if mode == "smart" and request.cwd else None
+    reason, choices = request.reason, ["once", "deny"]
     if review is not None and review["decision"] == "approve":
         return await at_once("reviewer", review["reason"])
     if review is not None:
         reason = f"{reason} The reviewer says: {review['reason']}"
     if review is None or review["decision"] != "deny":
-        choices[1:1] = [*(["session"] if matter.keys else []), *(["always"] if _may_write(ctx, matter) else [])]
+        choices[1:1] = [*(["session"] if request.keys else []), *(["always"] if _may_write(ctx, request) else [])]
     # Whoever answers must see what will be done: only known values are hidden, and nothing is invisible.
-    subject = visible(ctx.secrets.mask(matter.subject))
-    request = ApprovalRequest(
-        ctx.call_id, matter.kind, subject, visible(reason), matter.rules, tuple(choices), review, matter.keys
+    subject = visible(ctx.secrets.mask(request.subject))
+    question = ApprovalRequest(
+        ctx.call_id, request.kind, subject, visible(reason), request.rules, tuple(choices), review, request.keys
     )
-    decision = await asking.approve(request, granted)
+    decision = await asking.approve(question, granted)
     if not decision.allowed:
-        words = (_REFUSED.get(decision.by, ""), decision.comment, reason)
-        raise Blocked(decision.by, " ".join(text for text in words if text), matter.rules, matter.hint)
+        sentences = (_REFUSED.get(decision.by, ""), decision.comment, reason)
+        raise Blocked(decision.by, " ".join(text for text in sentences if text), request.rules, request.hint)
     if decision.choice == "always":
-        await ctx.blocking(partial(_write_allowlist, ctx, matter.setting, matter.patterns, decision.credential))
+        await ctx.blocking(partial(_write_allowlist, ctx, request.setting, request.patterns, decision.credential))
     return decision.choice
 
 
@@ -315,9 +317,9 @@ def _mode(ctx: ToolContext) -> str:
     return "off" if ctx.world.yolo else ctx.asking.mode
 
 
-def _may_write(ctx: ToolContext, matter: PermissionRequest) -> bool:
+def _may_write(ctx: ToolContext, request: PermissionRequest) -> bool:
     """Whether `always` can be offered: there is something to write, and the caller may change the configuration."""
-    return bool(matter.patterns) and (ctx.world.spec.source == "cli" or ctx.owner == "default")
+    return bool(request.patterns) and (ctx.world.spec.source == "cli" or ctx.owner == "default")
 
 
 def _explain(rules: Iterable[str]) -> str:
@@ -391,10 +393,10 @@ def _write_allowlist(ctx: ToolContext, setting: str, patterns: Sequence[str], by
 # ---- the reviewer
 
 
-async def _review(ctx: ToolContext, matter: PermissionRequest) -> dict[str, str] | None:
+async def _review(ctx: ToolContext, request: PermissionRequest) -> dict[str, str] | None:
     """What a model thinks of it, without having seen the output of any tool; None where there is none that counts."""
-    action = {"kind": matter.kind, "action": visible(ctx.secrets.mask(matter.subject)), "cwd": matter.cwd}
-    action |= {"rules": _explain(matter.rules), "user_message": text_of(ctx.world.spec.user_message)}
+    action = {"kind": request.kind, "action": visible(ctx.secrets.mask(request.subject)), "cwd": request.cwd}
+    action |= {"rules": _explain(request.rules), "user_message": text_of(ctx.world.spec.user_message)}
     message = {"role": "user", "content": json.dumps(action, ensure_ascii=False)}
     try:
         async with asyncio.timeout(ctx.settings.get("auxiliary.approval.timeout")):
@@ -406,8 +408,8 @@ async def _review(ctx: ToolContext, matter: PermissionRequest) -> dict[str, str]
     text, usage = got
     await ctx.asking.spent(usage)
     try:
-        said = json.loads(_FENCE.sub(r"\1", text.strip()))
-        decision, reason = said["decision"], said["reason"]
+        verdict = json.loads(_FENCE.sub(r"\1", text.strip()))
+        decision, reason = verdict["decision"], verdict["reason"]
     except (ValueError, TypeError, LookupError):
         return None
     if decision not in ("approve", "deny", "unsure") or not isinstance(reason, str):

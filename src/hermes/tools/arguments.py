@@ -9,12 +9,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 from urllib.parse import unquote
 
 from hermes.core import limits
 from hermes.core.text import whole_text
 
+Json = dict[str, Any]
+Schema = Mapping[str, Any]
 _ANCHORS, _REFERENCES = ("$anchor", "$dynamicAnchor"), ("$ref", "$dynamicRef", "$recursiveRef")
 # A string that does not end takes the rest: it would otherwise be read again from every quote in it.
 _STRING = re.compile(r'("(?:[^"\\]++|\\.?)*+(?:"|\Z))', re.S)
@@ -28,7 +30,7 @@ class Parsed:
     """`ok` with a value; `cut` when it ends too early to be trusted; `broken` with where and why."""
 
     state: Literal["ok", "cut", "broken"]
-    value: dict[str, Any] | None = None
+    value: Json | None = None
     fault: str = ""
 
 
@@ -54,7 +56,7 @@ def parse(text: str) -> Parsed:
         return Parsed("broken", fault=fault)
 
 
-def _object(value: Any) -> Parsed:
+def _object(value: object) -> Parsed:
     if isinstance(value, dict):
         return Parsed("ok", value)
     if isinstance(value, str):  # a doubly encoded object
@@ -134,7 +136,7 @@ def _letters(name: str) -> str:
     return "".join(filter(str.isalnum, name.lower()))
 
 
-def check(args: dict[str, Any], schema: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+def check(args: Json, schema: Schema) -> tuple[Json, str]:
     """The arguments, coerced where that loses nothing, and what is wrong with them (empty: nothing)."""
     args = _coerced(args, schema)
     faults = schema_faults(args, schema)
@@ -153,7 +155,7 @@ def _coerced(value: Any, schema: Any) -> Any:
     return whole_text(value) if isinstance(value, str) else value
 
 
-def _scalar(value: Any, kind: Any) -> Any:
+def _scalar(value: object, kind: object) -> object:
     if isinstance(value, str):
         text = value.strip()
         if kind == "integer" and re.fullmatch(r"[+-]?\d{1,18}", text):
@@ -176,7 +178,7 @@ def _scalar(value: Any, kind: Any) -> Any:
     return value
 
 
-def schema_faults(value: Any, schema: Mapping[str, Any]) -> list[str]:
+def schema_faults(value: object, schema: Schema) -> list[str]:
     validator = _validator(json.dumps(schema, sort_keys=True))
     faults = []
     for error in validator.iter_errors(value):
@@ -201,11 +203,11 @@ def _validator(schema: str) -> Any:
     return jsonschema_rs.validator_for(json.loads(schema), retriever=_no_document, pattern_options=steps)
 
 
-def _no_document(address: str) -> Any:
+def _no_document(address: str) -> NoReturn:
     raise ValueError(f"{address[: limits.FAULT_CHARS_MAX]} is another document")
 
 
-def schema_problem(schema: Mapping[str, Any]) -> str:
+def schema_problem(schema: Schema) -> str:
     """Why nothing can be checked by a schema, as the end of a sentence; empty where it can."""
     try:
         if _unfolded_nodes(schema) > limits.SCHEMA_UNFOLDED_NODES_MAX:
@@ -220,19 +222,19 @@ def schema_problem(schema: Mapping[str, Any]) -> str:
     return ""
 
 
-def _unfolded_nodes(schema: Mapping[str, Any]) -> int:
+def _unfolded_nodes(schema: Schema) -> int:
     """How many parts a schema has with its references followed, each as often as it is made; a recursive one once."""
     anchors = {"": schema}
     sizes: dict[int, int] = {}
 
-    def collect(node: Any) -> None:
+    def collect(node: Schema | list[Any]) -> None:
         for item in node.values() if isinstance(node, Mapping) else node:
             if isinstance(item, Mapping | list):
                 collect(item)
         if isinstance(node, Mapping):
             anchors.update((node[name], node) for name in _ANCHORS if isinstance(node.get(name), str))
 
-    def size(node: Any) -> int:
+    def size(node: object) -> int:
         if not isinstance(node, Mapping | list):
             return 1
         if id(node) not in sizes:
@@ -260,6 +262,6 @@ def _unfolded_nodes(schema: Mapping[str, Any]) -> int:
     return size(schema)
 
 
-def _type_name(value: Any) -> str:
+def _type_name(value: object) -> str:
     names = {"NoneType": "null", "list": "an array", "str": "a string", "bool": "a boolean", "int": "a number"}
     return names.get(type(value).__name__, "a number")

@@ -50,7 +50,9 @@ class ScriptChannel:
     async def open(self, code: str) -> None:
         listening = await self._ctx.blocking(partial(_write_script, self._folder, code))
         self._server = await asyncio.start_unix_server(
-            self._connected, sock=listening, limit=limits.CODE_CALL_BYTES_MAX
+            lambda *streams: self._tasks.add(asyncio.create_task(self._serve(*streams))),
+            sock=listening,
+            limit=limits.CODE_CALL_BYTES_MAX,
         )
 
     def hang_up(self) -> None:
@@ -69,9 +71,6 @@ class ScriptChannel:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._ctx.blocking(partial(shutil.rmtree, self._folder, ignore_errors=True))
-
-    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._tasks.add(asyncio.create_task(self._serve(reader, writer)))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         serve = asyncio.current_task()

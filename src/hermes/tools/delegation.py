@@ -40,14 +40,14 @@ class Child:
         self._asked: dict[str, dict[str, Any]] = {}
         self._open: dict[str, asyncio.Task[None]] = {}
 
-    async def work(self, slots: asyncio.Semaphore, told: set[tuple[str, str]]) -> Answer:
+    async def work(self, slots: asyncio.Semaphore, recorded: set[tuple[str, str]]) -> Answer:
         """The task's outcome; what goes wrong with it is part of that."""
         try:
             async with slots:
-                await self._begin(told)
-                return await self._follow(told)
+                await self._begin(recorded)
+                return await self._follow(recorded)
         except asyncio.CancelledError:
-            await self._let_go(told)
+            await self._let_go(recorded)
             raise
         except (StoreError, LogEnded):
             raise
@@ -65,9 +65,9 @@ class Child:
         control = Control("cancel", {"reason": reason}, by=by or "parent")
         return await self._engine.control(self.run_id, control) != "unknown"
 
-    async def _begin(self, told: set[tuple[str, str]]) -> None:
+    async def _begin(self, recorded: set[tuple[str, str]]) -> None:
         self._begun = True
-        if ("subagent.started", self.run_id) not in told:
+        if ("subagent.started", self.run_id) not in recorded:
             goal = self._ctx.secrets.redact(self._task["goal"])[:GOAL_SHOWN_CHARS_MAX]
             await self._tell("subagent.started", goal=goal)
         if await self._engine.get(self.run_id) is None:
@@ -109,14 +109,14 @@ class Child:
             workdir=spec.workdir,
         )
 
-    async def _follow(self, told: set[tuple[str, str]]) -> Answer:
+    async def _follow(self, recorded: set[tuple[str, str]]) -> Answer:
         while True:
             async with aclosing(self._engine.batches(self.run_id, self._seen)) as batches:
                 async for batch in batches:
                     for event in batch:
                         self._seen = event.seq
                         if event.final:
-                            return await self._outcome(event, told)
+                            return await self._outcome(event, recorded)
                         await self._take(event)
                     for approval_id in self._asked.keys() - self._open.keys():
                         await self._ask(approval_id)
@@ -154,20 +154,20 @@ class Child:
         who = (by, surface, str(answer.pop("credential", "")))
         await self._engine.control(self.run_id, Control("approve", {**answer, "id": approval_id}, *who))
 
-    async def _outcome(self, end: Event, told: set[tuple[str, str]]) -> Answer:
+    async def _outcome(self, end: Event, recorded: set[tuple[str, str]]) -> Answer:
         data, status = end.data, _STATUS[end.type]
         row_id = data.get("row") or data.get("partial_row")
         row = await self._engine.row(self.run_id, row_id) if row_id is not None else None
         text = row.content if row is not None and isinstance(row.content, str) else ""
         usage = dict(data.get("usage") or {})
-        if ("subagent.finished", self.run_id) not in told:
+        if ("subagent.finished", self.run_id) not in recorded:
             steps = data.get("steps") or 0
             await self._tell("subagent.finished", status=status, chars=len(text), usage=usage, steps=steps)
             self._ctx.world.spend({**usage, "calls": steps})
-        most = self._ctx.settings.get("delegation.max_summary_chars")
-        if len(text) > most:
+        chars_max = self._ctx.settings.get("delegation.max_summary_chars")
+        if len(text) > chars_max:
             note = f"\n[… cut: {len(text)} characters in all]"
-            text = text[: most - len(note)] + note
+            text = text[: chars_max - len(note)] + note
         answer: Answer = {"status": status, "summary": text, "child_run_id": self.run_id, "usage": usage}
         if status == "failed":
             answer["error"] = data.get("error") or "The subagent failed."
@@ -176,7 +176,7 @@ class Child:
     async def _tell(self, kind: str, **data: Any) -> None:
         await self._parent.log.emit(kind, call_id=self._ctx.call_id, child_run_id=self.run_id, **data)
 
-    async def _let_go(self, told: set[tuple[str, str]]) -> None:
+    async def _let_go(self, recorded: set[tuple[str, str]]) -> None:
         """The parent is to stop: so is the child, for the same reason. One that will be taken up again waits for that."""
         stop, spec = self._parent.controls.stop, self._parent.spec
         waits = stop.reason == "server_shutdown" and spec.persist and spec.on_detach == "continue"
@@ -185,7 +185,7 @@ class Child:
         with suppress(TimeoutError, StoreError, LogEnded):
             async with asyncio.timeout(CLOSE_S_MAX):
                 if await self.cancel(stop.reason, stop.by):
-                    await self._follow(told)
+                    await self._follow(recorded)
 
 
 def _children(ctx: ToolContext, args: Args) -> list[Child]:
@@ -210,9 +210,9 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
     ctx.world.has_foreign()
     ids = {child.run_id for child in children}
     events = await ctx.world.engine.durable(ctx.run_id)
-    told = {(event.type, event.data["child_run_id"]) for event in events if event.data.get("child_run_id") in ids}
+    recorded = {(event.type, event.data["child_run_id"]) for event in events if event.data.get("child_run_id") in ids}
     slots = asyncio.Semaphore(ctx.settings.get("delegation.max_concurrent_children"))
-    works = [asyncio.create_task(child.work(slots, told)) for child in children]
+    works = [asyncio.create_task(child.work(slots, recorded)) for child in children]
     try:
         await asyncio.wait(works)
     except asyncio.CancelledError:

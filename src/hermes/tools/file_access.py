@@ -229,11 +229,11 @@ class LineRedactor:
         return (shown[: limits.LINE_CHARS_MAX] + " […]" if cut else shown), cut
 
     def text(self, text: str) -> str:
-        kept = text.replace(MARK, "\ufdd0")  # what says so already is no secret of this file
-        kept = self._secrets.mask(kept).replace(MARK, "«redacted:known»")
+        masked = text.replace(MARK, "\ufdd0")  # what says so already is no secret of this file
+        masked = self._secrets.mask(masked).replace(MARK, "«redacted:known»")
         if self._all:
-            kept = self._secrets.redact(kept).replace(MARK, "«redacted:credential»")
-        return kept.replace("\ufdd0", MARK)
+            masked = self._secrets.redact(masked).replace(MARK, "«redacted:credential»")
+        return masked.replace("\ufdd0", MARK)
 
 
 def refuse_redaction_marks(*texts: str) -> None:
@@ -307,8 +307,8 @@ def commit(ctx: ToolContext, paths: Paths, changes: list[Change]) -> None:
         left = [change.path for change in reversed(done) if not _undone(paths, change)]
         if left:
             names = ", ".join(display_path(ctx, paths, path) for path in left)
-            said = f"The change failed half-way, and could not be undone in: {names}."
-            raise ToolError(said, "tool_crashed", "Look at these files and tell the user.") from None
+            message = f"The change failed half-way, and could not be undone in: {names}."
+            raise ToolError(message, "tool_crashed", "Look at these files and tell the user.") from None
         raise
     seen = ctx.world.desk.seen
     for change in changes:

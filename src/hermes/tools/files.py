@@ -165,7 +165,7 @@ async def _prepare_write(ctx: ToolContext, args: Args) -> Prepared:
         change = Change(real, before, data)
         return prepare_changes([change], (paths, change, answer))
 
-    return await ctx.blocking(look)  # type: ignore[no-any-return]
+    return await ctx.blocking(look)
 
 
 def _counts(old: bytes | None, new: bytes) -> Answer:

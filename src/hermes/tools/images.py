@@ -41,8 +41,8 @@ async def replace_by_descriptions(
 
 
 def hide_tool_images(messages: Sequence[Message]) -> list[Message]:
-    words = {"type": "text", "text": "[An image that you cannot be shown.]"}
-    return [_map_images(m, lambda _: words) if m.get("role") == "tool" else m for m in messages]
+    note = {"type": "text", "text": "[An image that you cannot be shown.]"}
+    return [_map_images(m, lambda _: note) if m.get("role") == "tool" else m for m in messages]
 
 
 def remove_images(messages: Sequence[Message]) -> list[Message]:

@@ -31,6 +31,7 @@ from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, 
 from hermes.tools.vision import data_url
 
 if TYPE_CHECKING:
+    from hermes.core.threads import RunBlocking
     from hermes.guards.network import Network
     from hermes.guards.secrets import Secrets
     from hermes.settings.config import Settings
@@ -75,7 +76,7 @@ class Servers:
         network: Network,
         secrets: Callable[[], Secrets],
         own_ports: Callable[[], Collection[int]],
-        blocking: Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]],
+        blocking: RunBlocking,
     ) -> None:
         self.network, self.secrets, self.own_ports, self.blocking = network, secrets, own_ports, blocking
         self.taken: dict[str, str] = {}
@@ -121,7 +122,12 @@ class Servers:
         ]
 
     async def offered(
-        self, tools: Mapping[str, ToolDef], sets: Collection[str], settings: Settings, window: int, told: dict[str, str]
+        self,
+        tools: Mapping[str, ToolDef],
+        sets: Collection[str],
+        settings: Settings,
+        window: int,
+        known: dict[str, str],
     ) -> tuple[dict[str, ToolDef], list[Notice]]:
         """The tools of a turn with those of its servers, as many as fit, and what is to be said about them.
 
@@ -135,11 +141,13 @@ class Servers:
             await asyncio.wait(fresh, timeout=max(0.0, max(fresh.values()) - time.monotonic()))
         found = {tool.name: tool for server in servers for tool in server.tools.values() if tool.name not in tools}
         room = int(window * limits.MCP_WINDOW_SHARE) - sum(map(_size, tools.values()))
-        kept, left = names.fit_into_window(((name, _size(found[name])) for name in sorted(found)), room)
-        notices = _new_notices(servers, {name: found[name] for name in kept}, told)
-        if left:
-            notices.append(("mcp_tools_left_out", f"Too large for the window, and not offered: {_shorten_list(left)}."))
-        every = {**tools, **{name: found[name] for name in kept}}
+        fitting, left_out = names.fit_into_window(((name, _size(found[name])) for name in sorted(found)), room)
+        notices = _new_notices(servers, {name: found[name] for name in fitting}, known)
+        if left_out:
+            notices.append(
+                ("mcp_tools_left_out", f"Too large for the window, and not offered: {_shorten_list(left_out)}.")
+            )
+        every = {**tools, **{name: found[name] for name in fitting}}
         return dict(sorted(every.items())), notices
 
     async def close(self) -> None:
@@ -158,22 +166,22 @@ def _shorten_list(found: list[str]) -> str:
     return ", ".join(found[:_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
-def _new_notices(servers: list[Server], offered: Mapping[str, ToolDef], told: dict[str, str]) -> list[Notice]:
+def _new_notices(servers: list[Server], offered: Mapping[str, ToolDef], known: dict[str, str]) -> list[Notice]:
     notices: list[Notice] = []
     for server in servers:
         failed = server.error if server.state in ("waiting", "down") else ""
-        if told.get(f"server {server.name}", "") != failed and failed:
+        if known.get(f"server {server.name}", "") != failed and failed:
             notices.append(("mcp_unavailable", f"The MCP server {server.name!r} is not available: {failed}"))
-        told[f"server {server.name}"] = failed
+        known[f"server {server.name}"] = failed
         unfit = "; ".join(f"{tool}: {why}" for tool, why in server.unfit.items())
-        if unfit and told.get(f"unfit {server.name}") != unfit:
+        if unfit and known.get(f"unfit {server.name}") != unfit:
             notices.append(("mcp_tools_unfit", f"Not offered of {server.name!r}: {unfit[:1000]}."))
-        told[f"unfit {server.name}"] = unfit
+        known[f"unfit {server.name}"] = unfit
     now = {name: json.dumps([tool.description, tool.parameters]) for name, tool in offered.items()}
-    changed = [name for name in sorted(now) if told.get(name, now[name]) != now[name]]
+    changed = [name for name in sorted(now) if known.get(name, now[name]) != now[name]]
     if changed:
         notices.append(("mcp_tools_changed", f"Their servers have changed these tools: {_shorten_list(changed)}."))
-    told |= now
+    known |= now
     return notices
 
 
@@ -351,18 +359,18 @@ class Server:
 
     async def _call(self, raw: str, ctx: ToolContext, args: Args) -> Answer:
         result = await self._asked(lambda client: client.call_tool(raw, args))
-        told, blobs = names.answer(result["content"], result.get("structuredContent"))
+        answer, blobs = names.answer(result["content"], result.get("structuredContent"))
         if result.get("isError"):
-            text = str(told.get("text") or told.get("structured") or "it does not say why")
+            text = str(answer.get("text") or answer.get("structured") or "it does not say why")
             raise ToolError(f"{raw} of {self.name!r} failed: {text[:10_000]}", "tool_crashed", _OTHERWISE)
-        return await _store_blobs(ctx, told, blobs)
+        return await _store_blobs(ctx, answer, blobs)
 
     async def _read_resource(self, ctx: ToolContext, args: Args) -> Answer:
         uri = args.get("uri")
         if not uri:
             listed = await self._asked(lambda client: client.list_resources())
-            told, _ = names.answer(listed["resources"])
-            return told or {"resources": [], "note": "The server lists no resources."}
+            answer, _ = names.answer(listed["resources"])
+            return answer or {"resources": [], "note": "The server lists no resources."}
         result = await self._asked(lambda client: client.read_resource(uri))
         return await _store_blobs(ctx, *names.answer(result["contents"]))
 
@@ -380,12 +388,14 @@ class Server:
             call.cancel()
             raise
         except link.MCPError as error:
-            words = self._words(error)
+            message = self._words(error)
             if error.code == link.CONNECTION_CLOSED or error.message == link.FORGOTTEN:
                 self._leave()
                 raise self._unavailable("was lost while it worked on this call, which may have taken effect") from None
             code = "invalid_arguments" if error.code == link.INVALID_PARAMS else "tool_crashed"
-            raise ToolError(f"The MCP server {self.name!r} refuses: {words}", code, _OTHERWISE, foreign=True) from None
+            raise ToolError(
+                f"The MCP server {self.name!r} refuses: {message}", code, _OTHERWISE, foreign=True
+            ) from None
         except Exception as error:  # noqa: BLE001  (a server that does not keep to the protocol)
             log.warning("the MCP server %s gave an answer that cannot be used: %s", self.name, self._words(error))
             raise self._unavailable("gave an answer that cannot be used") from None
@@ -402,12 +412,12 @@ class Server:
         assert self._client is not None
         return self._client
 
-    def _unavailable(self, words: str) -> ToolError:
+    def _unavailable(self, problem: str) -> ToolError:
         hint = "Go on without it, or try once more later; tell the user if the work needs it."
-        return ToolError(f"The MCP server {self.name!r} {words}.", "mcp_unavailable", hint, foreign=True)
+        return ToolError(f"The MCP server {self.name!r} {problem}.", "mcp_unavailable", hint, foreign=True)
 
 
-async def _store_blobs(ctx: ToolContext, told: dict[str, Any], blobs: list[names.Blob]) -> Answer:
+async def _store_blobs(ctx: ToolContext, answer: dict[str, Any], blobs: list[names.Blob]) -> Answer:
     """The answer, with what is no text in files beside it; the model is shown what it can see of that."""
     files: list[dict[str, Any]] = []
     for number, blob in enumerate(blobs):
@@ -421,8 +431,8 @@ async def _store_blobs(ctx: ToolContext, told: dict[str, Any], blobs: list[names
                 ctx.images.append(await ctx.blocking(partial(data_url, blob.data)))
                 files[-1]["shown"] = True
     if files:
-        told["files"] = files
-    return told or {"note": "The tool has answered with nothing."}
+        answer["files"] = files
+    return answer or {"note": "The tool has answered with nothing."}
 
 
 def _load_client() -> Any:

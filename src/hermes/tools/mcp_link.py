@@ -87,8 +87,8 @@ async def tools(client: Client) -> list[dict[str, Any]]:
 
 async def watch(client: Client) -> None:
     """Hear of changes also from servers that tell only those who listen. It lasts as long as they let it."""
-    told = client.server_capabilities.tools
-    if told is not None and told.list_changed:
+    capability = client.server_capabilities.tools
+    if capability is not None and capability.list_changed:
         with suppress(RuntimeError, MCPError):
             async with client.listen(tools_list_changed=True) as events:
                 async for _ in events:
@@ -231,8 +231,8 @@ class _Guarded(httpx2.AsyncBaseTransport):
             raise httpx2.ConnectError(str(error), request=request) from error
         if opened.status >= 400:
             self._note(f"It answered a {request.method} with status {opened.status}.")
-        told = [(name, value) for name, value in opened.headers.items() if name.lower() not in _NOT_TOLD]
-        return httpx2.Response(opened.status, headers=told, stream=_Body(opening, opened))
+        headers = [(name, value) for name, value in opened.headers.items() if name.lower() not in _NOT_TOLD]
+        return httpx2.Response(opened.status, headers=headers, stream=_Body(opening, opened))
 
 
 class _Body(httpx2.AsyncByteStream):

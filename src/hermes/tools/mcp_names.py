@@ -48,20 +48,20 @@ def fit(server: str, listing: Iterable[Json]) -> tuple[list[Fit], dict[str, str]
     for tool in listing:
         name, hints = str(tool.get("name")), tool.get("annotations")
         try:
-            told = description(server, name, tool.get("description")), schema(tool.get("inputSchema"))
+            offer = description(server, name, tool.get("description")), schema(tool.get("inputSchema"))
         except Unfit as why:
             unfit[name[: limits.MCP_NAME_CHARS_MAX]] = str(why)
         else:
-            found.setdefault(name, Fit(name, *told, hints if isinstance(hints, dict) else {}))
+            found.setdefault(name, Fit(name, *offer, hints if isinstance(hints, dict) else {}))
     return list(found.values()), unfit
 
 
 def description(server: str, tool: str, text: object) -> str:
-    said = text.strip() if isinstance(text, str) else ""
-    if len(said) > limits.MCP_DESCRIPTION_CHARS_MAX:
-        said = said[: limits.MCP_DESCRIPTION_CHARS_MAX - 1] + "…"
+    quote = text.strip() if isinstance(text, str) else ""
+    if len(quote) > limits.MCP_DESCRIPTION_CHARS_MAX:
+        quote = quote[: limits.MCP_DESCRIPTION_CHARS_MAX - 1] + "…"
     begin = f"The tool {tool!r} of the MCP server {server!r}"
-    return f"{begin}, which says of it: {fenced(said, 'that server')}" if said else f"{begin}."
+    return f"{begin}, which says of it: {fenced(quote, 'that server')}" if quote else f"{begin}."
 
 
 def schema(given: object) -> Json:
@@ -112,15 +112,15 @@ def needs_approval(mode: str, hints: Mapping[str, Any]) -> bool:
 
 
 def fit_into_window(costs: Iterable[tuple[str, int]], room: int) -> tuple[set[str], list[str]]:
-    kept: set[str] = set()
-    left: list[str] = []
+    fitting: set[str] = set()
+    left_out: list[str] = []
     for name, size in costs:
         if size <= room:
-            kept.add(name)
+            fitting.add(name)
             room -= size
         else:
-            left.append(name)
-    return kept, left
+            left_out.append(name)
+    return fitting, left_out
 
 
 class Blob(NamedTuple):

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import codecs
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hermes.core import limits
 from hermes.core.home import make_private_folder, private_opener
 from hermes.sandbox.quota import note_spill
 
 if TYPE_CHECKING:
+    from hermes.core.threads import RunBlocking
     from hermes.guards.secrets import Secrets
 
 # A sequence that moves the cursor or sets colours; one that holds a text, to its end; any other.
@@ -112,9 +113,7 @@ class LiveOutput:
 class Spill:
     """A file for the whole of a text, up to a limit, without what `redact` takes out of its lines."""
 
-    def __init__(
-        self, path: Path, blocking: Callable[[Callable[[], Any]], Awaitable[Any]], redact: Callable[[str], str]
-    ) -> None:
+    def __init__(self, path: Path, blocking: RunBlocking, redact: Callable[[str], str]) -> None:
         self.path, self._blocking, self._redact = path, blocking, redact
         self.begun, self.whole = False, True
         self._room, self._held = limits.COMMAND_OUTPUT_BYTES_KEPT, ""

@@ -127,8 +127,8 @@ def ambiguous_match(numbers: list[int], count: int) -> ToolError:
     numbers = numbers[: limits.PLACES_TOLD_MAX]
     more = f" and {count - len(numbers)} more" if count > len(numbers) else ""
     hint = "Give more of the lines around it, or replace_all=true to change every place."
-    said = f"That occurs {count} times, at the lines {', '.join(map(str, numbers))}{more}."
-    return ToolError(said, "ambiguous_match", hint, lines=numbers)
+    message = f"That occurs {count} times, at the lines {', '.join(map(str, numbers))}{more}."
+    return ToolError(message, "ambiguous_match", hint, lines=numbers)
 
 
 def no_match(why: str, lines: list[str], wanted: list[str]) -> ToolError:
@@ -209,8 +209,8 @@ def parse_patch(patch: str) -> list[Section]:
 
 
 def _syntax_error(number: int, line: str) -> ToolError:
-    said = f"Line {number} of the patch is not understood: {line[:80]!r}."
-    return ToolError(said, "invalid_arguments", f"A patch looks so:\n{_GRAMMAR}")
+    message = f"Line {number} of the patch is not understood: {line[:80]!r}."
+    return ToolError(message, "invalid_arguments", f"A patch looks so:\n{_GRAMMAR}")
 
 
 def apply_hunks(text: str, hunks: list[Hunk]) -> tuple[str, str]:
@@ -220,18 +220,18 @@ def apply_hunks(text: str, hunks: list[Hunk]) -> tuple[str, str]:
     at, level = 0, 0
     for hunk in (hunk for hunk in hunks if hunk.rows):
         old = [line for sign, line in hunk.rows if sign != "+"]
-        start, how = _locate_hunk(places, old, hunk, at)
-        level = max(level, how)
+        start, match_level = _locate_hunk(places, old, hunk, at)
+        level = max(level, match_level)
         here = lines[start : start + len(old)]
         added = [line for sign, line in hunk.rows if sign == "+"]
-        new = iter(reindent(added, old, here) if LEVELS[how][0] == "indentation" else added)
-        kept = iter(here)
+        new = iter(reindent(added, old, here) if LEVELS[match_level][0] == "indentation" else added)
+        context = iter(here)
         out += lines[at:start]
         for sign, _ in hunk.rows:
             if sign == "+":
                 out.append(next(new))
             else:
-                line = next(kept)
+                line = next(context)
                 out += [line] if sign != "-" else []
         at = start + len(old)
     return _join_lines([*out, *lines[at:]], text), LEVELS[level][0]
@@ -259,8 +259,8 @@ class _LineIndex:
             return [start for start in starts if formed[start : start + len(want)] == want]
         self._compared += len(formed)
         if self._compared > limits.REPEATED_LINES_MAX:
-            said = "The patch changes too many places that look alike."
-            raise ToolError(said, "too_large", "Apply it in several smaller patches.")
+            message = "The patch changes too many places that look alike."
+            raise ToolError(message, "too_large", "Apply it in several smaller patches.")
         return [start for start in find_blocks(formed, want, str) if start >= above]
 
 
@@ -365,7 +365,7 @@ async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
     named = [real[path] for s in sections for path in (s.path, s.move) if path]
     if len(set(named)) < len(named):
         raise ToolError("A file is named twice in the patch.", "invalid_arguments", "Put its hunks into one section.")
-    return await ctx.blocking(lambda: _plan(ctx, paths, args, sections, real))  # type: ignore[no-any-return]
+    return await ctx.blocking(lambda: _plan(ctx, paths, args, sections, real))
 
 
 def _plan(ctx: ToolContext, paths: Paths, args: Args, sections: list[Section], real: dict[str, str]) -> Prepared:

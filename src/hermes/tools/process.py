@@ -103,25 +103,24 @@ class Processes:
         return len(own) < BACKGROUND_MAX
 
     def end(self, session_ids: Collection[str]) -> None:
-        for found in [one for one in self._known.values() if one.session_id in session_ids]:
+        for found in [process for process in self._known.values() if process.session_id in session_ids]:
             found.forgotten = True
             found.process.kill()
             if found.task is not None:
-                found.task.add_done_callback(partial(self._drop, found.id))
+                found.task.add_done_callback(partial(self._known.pop, found.id))  # with the task as default
 
     async def end_run(self, run_id: str) -> None:
         """End those that a stopped run has started, and wait until they are gone. Its session is not told of them."""
         found = [
-            one for one in self._known.values() if run_id in one.run_ids and not one.keep and not one.ended.is_set()
+            process
+            for process in self._known.values()
+            if run_id in process.run_ids and not process.keep and not process.ended.is_set()
         ]
-        for one in found:
-            one.stopped = True
-            one.process.interrupt()
-        for one in found:
-            await one.ended.wait()
-
-    def _drop(self, process_id: str, _: object) -> None:
-        self._known.pop(process_id, None)
+        for process in found:
+            process.stopped = True
+            process.process.interrupt()
+        for process in found:
+            await process.ended.wait()
 
     def add(
         self, ctx: ToolContext, command: str, process: Process, sandbox: Sandbox, *, notify: bool, keep: bool
@@ -161,7 +160,7 @@ async def _follow(made: Background, readable: OutputDecoder, tell: Callable[[str
         await tell(f"[The background process {made.id} has ended with exit code {made.exit_code}.]")
 
 
-async def _tell(engine: RunEngine, desk: SessionState, owner: str, session_id: str, run_id: str, words: str) -> None:
+async def _tell(engine: RunEngine, desk: SessionState, owner: str, session_id: str, run_id: str, text: str) -> None:
     """To the turn that runs in the session, like words of the user; or as a notice of its next turn."""
     if engine.draining:
         return
@@ -169,9 +168,9 @@ async def _tell(engine: RunEngine, desk: SessionState, owner: str, session_id: s
         runs = await engine.list(owner=owner, session_id=session_id)
         later = [record.spec.run_id for record in runs if not record.state.ended]
         for running in (run_id, *later):
-            if await engine.control(running, Control("steer", {"text": words}, by="process")) == "applied":
+            if await engine.control(running, Control("steer", {"text": text}, by="process")) == "applied":
                 return
-    desk.notices.append(words)
+    desk.notices.append(text)
 
 
 # ---- the tool
@@ -202,9 +201,9 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
 
 
 def _summary(found: Background) -> Answer:
-    told = {"session_id": found.id, "state": found.state, "exit_code": found.exit_code, "pid": found.process.pid}
+    summary = {"session_id": found.id, "state": found.state, "exit_code": found.exit_code, "pid": found.process.pid}
     seconds = (found.ended_at or time.time()) - found.began_at
-    return {**told, "command": found.command[:PREVIEW_CHARS_MAX], "seconds": round(seconds, 3)}
+    return {**summary, "command": found.command[:PREVIEW_CHARS_MAX], "seconds": round(seconds, 3)}
 
 
 def _slice(found: Background, offset: int | None, limit: int) -> Answer:

@@ -13,6 +13,7 @@ from hermes.core.limits import TOOL_TIMEOUT_S
 if TYPE_CHECKING:
     from hermes.core.home import Home
     from hermes.core.stream_parts import ToolCall
+    from hermes.core.threads import RunBlocking
     from hermes.guards.secrets import Secrets
     from hermes.settings.config import Settings
     from hermes.tools.questions import Asking
@@ -49,7 +50,7 @@ class ToolContext:
     secrets: Secrets
     asking: Asking
     emit: Callable[[str, str], None]
-    blocking: Callable[[Callable[[], Any]], Awaitable[Any]]
+    blocking: RunBlocking
     last_answer: Callable[[str, str], Answer | None]
     world: RunResources
     # Whether the model can be shown images, and what a call shows it beside its answer, as data URLs.

@@ -20,6 +20,7 @@ from hermes.tools.process import Processes
 if TYPE_CHECKING:
     from hermes.core.home import Home
     from hermes.core.spec import RunSpec
+    from hermes.core.threads import RunBlocking
     from hermes.guards.network import Network
     from hermes.guards.secrets import Secrets
     from hermes.runs.engine import RunEngine
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 SAFE_ROOT = "HERMES_WRITE_SAFE_ROOT"
 YOLO = "HERMES_YOLO_MODE"
-Blocking = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class RunResources:
     store: Any
     desk: SessionState
     outside: ProcessResources
-    blocking: Blocking
+    blocking: RunBlocking
     window_tokens: int
     ask_model: Callable[..., Awaitable[Any]]
     toolsets: frozenset[str] = frozenset()

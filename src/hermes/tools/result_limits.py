@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from hermes.core.ids import random_hex
 from hermes.core.limits import FRAMED_CHARS_MIN, SPILL_PREVIEW_CHARS, SPILLED_CHARS_MIN
 from hermes.core.message_marks import foreign_frame
 from hermes.core.spec import Content
+from hermes.core.threads import RunBlocking
 from hermes.sandbox.quota import write_spill
 from hermes.tools.registry import Answer
 
@@ -35,7 +35,7 @@ class ResultLimiter:
         folder: Path,
         chars_max: int,
         window_tokens: int,
-        blocking: Callable[[Callable[[], Any]], Awaitable[Any]],
+        blocking: RunBlocking,
     ) -> None:
         self._max = answer_chars_max(chars_max, window_tokens)
         self._folder, self._blocking = folder, blocking
@@ -53,9 +53,9 @@ class ResultLimiter:
             whole = _as_lines(answer)
             await self._blocking(partial(write_spill, path, whole.encode("utf-8", "replace")))
             spilled = str(path)
-            told = {"spilled": {"path": spilled, "chars": len(whole), "lines": whole.count("\n")}}
+            summary = {"spilled": {"path": spilled, "chars": len(whole), "lines": whole.count("\n")}}
             hint = "The answer was too long. This is its beginning; read_file and search_files can read all of it."
-            content = json.dumps({**told, "begins": whole[:SPILL_PREVIEW_CHARS], "hint": hint}, ensure_ascii=False)
+            content = json.dumps({**summary, "begins": whole[:SPILL_PREVIEW_CHARS], "hint": hint}, ensure_ascii=False)
         self._used += len(content)
         if foreign and len(content) >= FRAMED_CHARS_MIN:
             content = foreign_frame(content, self._mark)

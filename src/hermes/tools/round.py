@@ -137,8 +137,8 @@ class ToolRound:
 
         async def take(work: PendingCall, earlier: Sequence[PendingCall]) -> None:
             nonlocal left
-            for one in earlier:
-                await one.done.wait()
+            for other in earlier:
+                await other.done.wait()
             try:
                 async with self._slots:
                     await self._carry_out(work, steer_last)
@@ -278,8 +278,8 @@ class ToolRound:
             return
         work.repeated = before is not None
         status, answer, effect = await self._guarded(work.tool, work)
-        told = "\n".join([render(answer), *work.images])
-        if hint := self._guard.hint(work.tool.name, work.args, status, effect, told):
+        shown = "\n".join([render(answer), *work.images])
+        if hint := self._guard.hint(work.tool.name, work.args, status, effect, shown):
             answer["hint"] = f"{answer['hint']} {hint}" if answer.get("hint") else hint
         await self._finish(work, status, answer, began, steer=steer)
 
@@ -309,8 +309,8 @@ class ToolRound:
 
     def _crash(self, tool: ToolDef, error: Exception) -> Answer:
         log.error("tool %s fell over: %s", tool.name, self.redact(traceback.format_exc()))
-        said = self.redact(f"{tool.name} failed: {type(error).__name__}: {error}")
-        return {"error": said, "code": "tool_crashed", "hint": _CRASHED}
+        message = self.redact(f"{tool.name} failed: {type(error).__name__}: {error}")
+        return {"error": message, "code": "tool_crashed", "hint": _CRASHED}
 
     async def _prepared(self, tool: ToolDef, ctx: ToolContext, work: PendingCall) -> Prepared | tuple[Status, Answer]:
         """What comes before a call begins; or how it ends without having begun."""
@@ -350,8 +350,8 @@ class ToolRound:
             return _refusal(refusal, work)
         except Exception as error:  # noqa: BLE001  (told to the model, and in the log)
             if isinstance(error, TimeoutError) and limit.expired():
-                said = f"{tool.name} took longer than {tool.timeout_s:g} s."
-                return "timeout", {"error": said, "code": "timeout", "hint": _SLOW}
+                message = f"{tool.name} took longer than {tool.timeout_s:g} s."
+                return "timeout", {"error": message, "code": "timeout", "hint": _SLOW}
             return "error", self._crash(tool, error)
 
     async def _in_thread(self, tool: ToolDef, ctx: ToolContext, args: Args) -> Answer:
@@ -390,18 +390,20 @@ class ToolRound:
             if work.parent is None:
                 content, spilled = await self.results.shaped(shown, content, work.call.id, foreign=work.foreign)
         content = without_steer(content)
-        words = steer()
-        if words:
-            content = f"{content}\n\n{words}"
+        steering = steer()
+        if steering:
+            content = f"{content}\n\n{steering}"
         event = self.log.event("tool.finished", call_id=work.call.id, name=name, status=status, code=code, row=None)
         event.data |= {"duration_ms": round((time.monotonic() - began) * 1000), "chars": len(content)}
         event.data |= {"spilled": spilled, "repeated": work.repeated, "parent_call_id": work.parent}
         event.data |= {"foreign": True} if work.foreign else {}
-        told = with_images(content, work.images if status == "ok" else ())
-        row = Row(self.transcript_id, "tool", told, self.log.run_id, tool_call_id=work.call.id, tool_name=name)
+        message_content = with_images(content, work.images if status == "ok" else ())
+        row = Row(
+            self.transcript_id, "tool", message_content, self.log.run_id, tool_call_id=work.call.id, tool_name=name
+        )
         row.announced_in = ((event, "row"),)
         # From here on the commit goes through, also when this task is cancelled while it waits for it.
-        work.outcome = Outcome(work.call, status, told, name, code, work.refusal is not None, bool(words))
+        work.outcome = Outcome(work.call, status, message_content, name, code, work.refusal is not None, bool(steering))
         rows = [row] if work.parent is None else []
         event.data |= {} if rows else {"content": content[: limits.RESULT_SHOWN_CHARS_MAX]}
         # What has changed nothing can be read again; what was done is on record at once.

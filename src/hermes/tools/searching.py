@@ -69,21 +69,20 @@ class Search:
             raise binary_refusal(path, kind, size)
         self.root, self.name = os.path.split(real)
 
-    async def listed(self, mode: str, names: list[str], most: int = 0) -> Listed:
+    async def listed(self, mode: str, names: list[str], hits_max: int = 0) -> Listed:
         """Paths with a number each: how many lines match, or which line does."""
         where = await self.ctx.world.sandbox()
         if isinstance(where, NoSandbox):
             where = Local(where.place)  # it runs our own search only, below what the guard lets be read
         if Path(self.root).is_relative_to(self.ctx.world.spill):
             where = Local(where.place)  # what was spilled is not shown to commands, but this run may read it
-        for argv in (self._rg(mode, names, most), [where.python, *self._stand_in(mode, names, most)]):
+        for argv in (self._rg(mode, names, hits_max), [where.python, *self._stand_in(mode, names, hits_max)]):
             try:
                 code, output = await self._output(where, argv)
             except SandboxError:
                 continue
             if code in (0, 1, 2) and (not output or output.startswith(b"./")):
-                found: Listed = await self.ctx.blocking(partial(_parse_listing, output))
-                return found
+                return await self.ctx.blocking(partial(_parse_listing, output))
             if output.startswith(b"!"):
                 hint = r"It is a regular expression; a backslash makes a character plain, as in \( or \[."
                 why = output[1:].decode(errors="replace")
@@ -91,18 +90,18 @@ class Search:
         hint = "Where commands run there must be rg or python3; tell the user, or use other commands."
         raise ToolError("Nothing that searches can be started.", "tool_unavailable", hint)
 
-    def _rg(self, mode: str, names: list[str], most: int) -> list[str]:
+    def _rg(self, mode: str, names: list[str], hits_max: int) -> list[str]:
         argv = [*_RG.split(), *_RG_MODES[mode].split(), *(["--hidden"] if self._hidden else [])]
         if glob := self._narrow(mode, names):  # as a type: given as a glob it would undo ignore files
             argv += ["--type-add", f"wanted:{glob}", "--type", "wanted"]
         if mode != "files":
             argv += [*_RG_TEXT.split(), *(["--ignore-case"] if self.ignore_case else [])]
-            argv += [*(["--max-count", str(most)] if most else []), "--regexp", self.pattern]
+            argv += [*(["--max-count", str(hits_max)] if hits_max else []), "--regexp", self.pattern]
         return [*argv, "--", *([f"./{name}" for name in names] or ["./"])]
 
-    def _stand_in(self, mode: str, names: list[str], most: int) -> list[str]:
+    def _stand_in(self, mode: str, names: list[str], hits_max: int) -> list[str]:
         wanted = {"mode": mode, "pattern": self.pattern if mode != "files" else "", "ignore_case": self.ignore_case}
-        wanted |= {"paths": names, "most": most, "hidden": self._hidden, "glob": self._narrow(mode, names)}
+        wanted |= {"paths": names, "most": hits_max, "hidden": self._hidden, "glob": self._narrow(mode, names)}
         return ["-I", "-S", "-c", _source(), json.dumps(wanted)]
 
     @property
@@ -214,7 +213,7 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
     await ctx.blocking(partial(search.begin, args.get("path", ".")))
     names = [search.name] if search.name else []
     listed = await search.listed("count" if content else "files", names)
-    found: Listed = await ctx.blocking(partial(search.let_through, listed, content=content))
+    found = await ctx.blocking(partial(search.let_through, listed, content=content))
     matches: list[Any] = []
     if content and mode == "content":
         total, wanted = sum(count for _, count in found), _hits_on_page(found, offset, limit)

@@ -86,19 +86,19 @@ async def sandbox_and_shell(ctx: ToolContext) -> tuple[Sandbox, Shell]:
 
 
 def environment(ctx: ToolContext, shell: Shell) -> dict[str, str]:
-    kept = {name: value for name, value in shell.env.items() if name != SESSION_KEY}
+    inherited = {name: value for name, value in shell.env.items() if name != SESSION_KEY}
     key = {} if ctx.session_key is None else {SESSION_KEY: ctx.session_key}
-    return {**kept, SESSION_ID: ctx.session_id, PLATFORM: ctx.world.spec.source, **key}
+    return {**inherited, SESSION_ID: ctx.session_id, PLATFORM: ctx.world.spec.source, **key}
 
 
 async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
     command, background = args["command"], args.get("background", False)
-    most = ctx.settings.get("terminal.max_timeout", float)
+    seconds_max = ctx.settings.get("terminal.max_timeout", float)
     seconds: float | None = args.get("timeout")
     if seconds is None and not background:
-        seconds = min(most, ctx.settings.get("terminal.timeout", float))
-    if seconds is not None and seconds > most and not background:
-        raise ToolError(f"A command may take {most:g} s.", "invalid_arguments", _IN_BACKGROUND)
+        seconds = min(seconds_max, ctx.settings.get("terminal.timeout", float))
+    if seconds is not None and seconds > seconds_max and not background:
+        raise ToolError(f"A command may take {seconds_max:g} s.", "invalid_arguments", _IN_BACKGROUND)
     if await ctx.blocking(partial(detaches, command)):
         raise ToolError("The command leaves something running behind it.", "invalid_arguments", _IN_BACKGROUND)
     sandbox, shell = await sandbox_and_shell(ctx)

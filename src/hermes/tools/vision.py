@@ -50,10 +50,8 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
 
 
 async def _bytes(ctx: ToolContext, place: str) -> bytes:
-    data: bytes
     if place[:5].lower() == "data:":
-        data = await ctx.blocking(partial(_decode_data_url, place))
-        return data
+        return await ctx.blocking(partial(_decode_data_url, place))
     if _is_url(place):
         try:
             fetched = await ctx.world.urls.fetch(place, kinds=IMAGES, bytes_max=limits.IMAGE_BYTES_MAX)
@@ -65,8 +63,7 @@ async def _bytes(ctx: ToolContext, place: str) -> bytes:
             raise ToolError(f"The server answered with the status {fetched.status}.", "fetch_failed", hint)
         return fetched.data
     paths = await ctx.world.paths()
-    data = await ctx.blocking(partial(_read_image_file, ctx, paths, place))
-    return data
+    return await ctx.blocking(partial(_read_image_file, ctx, paths, place))
 
 
 def _decode_data_url(url: str) -> bytes:

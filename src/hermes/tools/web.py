@@ -58,8 +58,10 @@ def _searxng(address: str, query: str, limit: int) -> SearchRequest:
 
 
 def _brave(key: str, query: str, limit: int) -> SearchRequest:
-    words = urlencode({"q": query, "count": limit, "text_decorations": "false"})
-    return SearchRequest(f"https://api.search.brave.com/res/v1/web/search?{words}", {"X-Subscription-Token": key})
+    query_string = urlencode({"q": query, "count": limit, "text_decorations": "false"})
+    return SearchRequest(
+        f"https://api.search.brave.com/res/v1/web/search?{query_string}", {"X-Subscription-Token": key}
+    )
 
 
 def _tavily(key: str, query: str, limit: int) -> SearchRequest:
@@ -129,7 +131,7 @@ def _results(name: str, fetched: Fetched) -> list[Answer]:
     except (ValueError, AttributeError, TypeError, RecursionError):
         hint = "Tell the user to check the search server; it has to answer in JSON."
         raise ToolError(f"{name} answered with something that is no list of results.", "backend_failed", hint) from None
-    told = [
+    results = [
         {
             "title": _snippet(entry.get("title")),
             "url": str(entry.get("url") or ""),
@@ -138,7 +140,7 @@ def _results(name: str, fetched: Fetched) -> list[Answer]:
         }
         for entry in entries
     ]
-    return [entry for entry in told if str(entry["url"]).startswith(("http://", "https://"))]
+    return [entry for entry in results if str(entry["url"]).startswith(("http://", "https://"))]
 
 
 def _snippet(value: Any) -> str:
@@ -187,20 +189,20 @@ async def _extract(ctx: ToolContext, args: Args) -> Answer:
 async def _page(ctx: ToolContext, url: str, limit: int) -> Answer:
     from hermes.tools import pages
 
-    told: Answer = {"url": url, "final_url": None, "status": None, "title": "", "content": ""}
-    told |= {"truncated": False, "spill": None, "error": None}
+    answer: Answer = {"url": url, "final_url": None, "status": None, "title": "", "content": ""}
+    answer |= {"truncated": False, "spill": None, "error": None}
     try:
         fetched = await ctx.world.urls.fetch(url)
-        told |= {"final_url": fetched.final_url, "status": fetched.status}
+        answer |= {"final_url": fetched.final_url, "status": fetched.status}
         if fetched.status >= 400:
             fault = f"The server answered with the status {fetched.status}. {_NEXT['fetch_failed']}"
-            told |= {"error": fault, "code": "fetch_failed"}
-        told |= await ctx.blocking(partial(_render_page, ctx, fetched, limit))
+            answer |= {"error": fault, "code": "fetch_failed"}
+        answer |= await ctx.blocking(partial(_render_page, ctx, fetched, limit))
     except FetchFailed as failed:
-        told |= {"error": f"{failed} {_HINTS.get(failed.rule) or _NEXT[failed.code]}", "code": failed.code}
+        answer |= {"error": f"{failed} {_HINTS.get(failed.rule) or _NEXT[failed.code]}", "code": failed.code}
     except pages.Unreadable as failed:
-        told |= {"error": told["error"] or str(failed), "code": failed.code}
-    return told
+        answer |= {"error": answer["error"] or str(failed), "code": failed.code}
+    return answer
 
 
 def _render_page(ctx: ToolContext, fetched: Fetched, limit: int) -> Answer:
