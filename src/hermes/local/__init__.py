@@ -19,7 +19,7 @@ _CONTEXTS = ((12 << 30, 16_384), (3 << 30, 8_192), (0, 4_096))
 
 
 def model_file(home: Home, settings: Settings) -> Path | None:
-    named = settings.get("model.path") or settings.variable("HERMES_LOCAL_MODEL") or ""
+    named = settings.model.path or settings.variable("HERMES_LOCAL_MODEL") or ""
     if named == OFF:
         return None
     if named:
@@ -28,7 +28,7 @@ def model_file(home: Home, settings: Settings) -> Path | None:
 
 
 def context(settings: Settings) -> int:
-    wanted = settings.get("local.context")
+    wanted = settings.local.context
     if wanted != "auto":
         return int(wanted)
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -341,7 +341,7 @@ def proxy_env(port: int = PROXY_PORT) -> dict[str, str]:
 
 
 def network_of(settings: Settings, backend: str) -> str:
-    every_host = settings.get("terminal.network", bool)
+    every_host = settings.terminal.network
     if backend in PROXIED:
         return "HTTP and HTTPS to " + ("every public host" if every_host else "hosts that the user grants")
     return "with network" if every_host else "without network"
