@@ -36,7 +36,7 @@ class Session:
 
     @property
     def hosts(self) -> HostGrants:
-        return self.desk.house.app.services.desks.of("default", "s1").hosts
+        return self.desk.house.app.services.session_states.of("default", "s1").hosts
 
     async def begin(self, call: Call = WAITING, **fields: Any) -> Running:
         """A turn whose command has begun to run."""

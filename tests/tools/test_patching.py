@@ -238,7 +238,7 @@ async def test_bytes_that_are_not_meant_stay(filing: Filing, data: bytes) -> Non
 async def test_a_changed_file_is_known_only_if_it_was_before(filing: Filing) -> None:
     path = filing.put("f", "a\nb\n")
     await change(filing, "f", "a", "c")
-    assert str(path) not in filing.world.desk.seen
+    assert str(path) not in filing.resources.session.seen
     await filing.call(files.READ, path="f")
     await change(filing, "f", "b", "d")
     assert "code" not in await filing.call(files.WRITE, path="f", content="x")

@@ -174,7 +174,7 @@ async def test_the_turn_that_runs_is_told(desk: Desk, server: ModelServer) -> No
 async def test_later_it_is_a_notice_of_the_next_turn(desk: Desk) -> None:
     one = await started(desk, "until [ -e go ]; do sleep 0.01; done", notify_on_complete=True)
     (desk.workspace / "go").touch()
-    on_desk = desk.house.app.services.desks.of("default", "s1")
+    on_desk = desk.house.app.services.session_states.of("default", "s1")
     async with asyncio.timeout(SURELY_S):
         while not on_desk.notices:
             await asyncio.sleep(0.01)

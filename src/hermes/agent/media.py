@@ -109,23 +109,23 @@ def _found(text: str, at: int, last: bool) -> tuple[int, str]:
 class MediaExporter:
     """Makes of the files that a turn's tools may read what its client can show."""
 
-    def __init__(self, live: LiveRun, services: Services, world: Callable[[], RunResources]) -> None:
-        self._live, self._services, self._world = live, services, world
+    def __init__(self, live: LiveRun, services: Services, resources: Callable[[], RunResources]) -> None:
+        self._live, self._services, self._resources = live, services, resources
 
     @property
-    def world(self) -> RunResources:
+    def resources(self) -> RunResources:
         """What the turn's tools can reach."""
-        return self._world()
+        return self._resources()
 
     def end(self) -> None:
         """No more files are asked for."""
-        del self._world
+        del self._resources
 
     async def made(self, path: str) -> str | None:
         """An inline image, or a link to a copy; None where the file is not to be had."""
         spec = self._live.spec
         try:
-            paths = await self.world.paths()
+            paths = await self.resources.paths()
             name, taken = await self._services.files.call(partial(self._taken, paths, path))
             if isinstance(taken, str):
                 return f"![{name}]({taken})"

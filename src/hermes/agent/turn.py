@@ -87,12 +87,12 @@ class Services:
     mcp: Servers
     lately: BurstCache
     learnt: RouteHealth = field(default_factory=RouteHealth)
-    desks: SessionStates = field(default_factory=SessionStates)
+    session_states: SessionStates = field(default_factory=SessionStates)
     jitter: Callable[[], float] = random.random
 
     def forget(self, session_ids: Collection[str]) -> None:
         """Let go of what the process has of sessions that are gone: their state, and their background processes."""
-        self.desks.drop(session_ids)
+        self.session_states.drop(session_ids)
         self.outside.processes.end(session_ids)
 
 

@@ -59,4 +59,4 @@ def _lines(facts: dict[str, str], runtime: str | None) -> list[str]:
 def _tried(settings: Settings) -> str:
     from hermes.sandbox.choose import choose_backend
 
-    return choose_backend(settings).told
+    return choose_backend(settings).description

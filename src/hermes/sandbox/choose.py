@@ -44,7 +44,7 @@ class Choice(NamedTuple):
         return f"commands have no sandbox here ({self.failure.rstrip('.')}): {INSTALL}" if self.name == "none" else None
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         return f"{self.name} ({self.failure})" if self.failure else self.name
 
 
@@ -167,7 +167,7 @@ class Sandboxes:
 
     async def start(self, settings: Settings) -> Choice:
         chosen = await asyncio.to_thread(choose_backend, settings)
-        await asyncio.to_thread(remember_choice, settings, chosen.told)
+        await asyncio.to_thread(remember_choice, settings, chosen.description)
         if chosen.name == "docker":
             await docker.sweep(self._home)
         return chosen

@@ -94,7 +94,7 @@ class PermissionRequest:
 
 async def command(ctx: ToolContext, command: str, cwd: str) -> None:
     """Leave to run a command there."""
-    sandbox = await ctx.world.sandbox()
+    sandbox = await ctx.resources.sandbox()
     hits, forms = await ctx.blocking(partial(_check_command, ctx, sandbox, command, cwd))
     await _refuse_forbidden(ctx, [command, *forms], hits)
     hits_to_approve = rules_to_approve(
@@ -131,7 +131,7 @@ async def command(ctx: ToolContext, command: str, cwd: str) -> None:
 
 async def script(ctx: ToolContext, code: str, cwd: str) -> None:
     """Leave to run a script. Where nothing keeps it apart, somebody has to have seen the whole of it."""
-    sandbox = await ctx.world.sandbox()
+    sandbox = await ctx.resources.sandbox()
     hits, _ = await ctx.blocking(partial(_check_command, ctx, sandbox, f"python3 -c {shlex.quote(code)}", cwd))
     await _refuse_forbidden(ctx, [code], hits)
     if sandbox.isolated:
@@ -146,19 +146,19 @@ async def script(ctx: ToolContext, code: str, cwd: str) -> None:
 
 async def folder(ctx: ToolContext, folder: Path) -> None:
     """Leave to write below a folder outside the workspace: for the rest of the turn, or for the session."""
-    paths = await ctx.world.paths()
+    paths = await ctx.resources.paths()
     reason = "It lies outside the workspace."
     choice = await _request_permission(
         ctx, PermissionRequest("write", str(folder), reason, keys=frozenset({f"write {folder}"}))
     )
     paths.grant(folder)
     if choice == "session":
-        ctx.world.granted(folder)
+        ctx.resources.granted(folder)
 
 
 async def reserved(ctx: ToolContext, entries: Sequence[Path], details: str = "") -> None:
     """Leave to write reserved names: what git, an editor, a shell or another agent of the user takes orders from."""
-    paths = await ctx.world.paths()
+    paths = await ctx.resources.paths()
     subject = "\n".join(map(str, entries))
     reason = f"The user's own tools may run what is written there.{details}"
     choice = await _request_permission(
@@ -166,7 +166,7 @@ async def reserved(ctx: ToolContext, entries: Sequence[Path], details: str = "")
     )
     for entry in entries:
         paths.grant_reserved(entry)
-        ctx.world.granted_reserved(entry, session=choice == "session")
+        ctx.resources.granted_reserved(entry, session=choice == "session")
 
 
 async def set_aside(ctx: ToolContext, sandbox: Sandbox, *, ask: bool) -> dict[str, Any]:
@@ -205,16 +205,16 @@ async def hosts(ctx: ToolContext, urls: Iterable[str]) -> None:
     asked: dict[str, list[str]] = {}
     for url in dict.fromkeys(urls):
         with contextlib.suppress(FetchFailed):  # whoever opens it is told
-            asked.setdefault(ctx.world.urls.check(url, any_host=True).host, []).append(url)
+            asked.setdefault(ctx.resources.urls.check(url, any_host=True).host, []).append(url)
     refusals: list[Blocked] = []
     for host, named in asked.items():
-        if ctx.world.may_read(host):
+        if ctx.resources.may_read(host):
             continue
         reason = f"Neither the user nor the settings have named {host}."
         request = PermissionRequest("host", "\n".join(named), reason, keys=frozenset({f"host {host}"}), hint=_HOST_HINT)
         try:
             await _request_permission(ctx, request)
-            ctx.world.hosts.add(host)
+            ctx.resources.hosts.add(host)
         except Blocked as refusal:
             refusals.append(refusal)
     if refusals and len(refusals) == len(asked):
@@ -226,7 +226,7 @@ async def write(ctx: ToolContext, kind: str, subject: str, *, wanted: bool, reas
     has read text from outside."""
     if wanted:
         await permission(ctx, kind, subject, reason)
-    elif ctx.world.has_foreign():
+    elif ctx.resources.has_foreign():
         await permission(
             ctx, kind, subject, "Text from outside has been read in this conversation and may be behind it."
         )
@@ -260,7 +260,7 @@ def rules_to_approve(
 
 def _has_usual_path(ctx: ToolContext, sandbox: Sandbox) -> bool:
     """Whether no command has changed where the names of commands are looked up."""
-    shell = ctx.world.desk.shell
+    shell = ctx.resources.session.shell
     return shell is None or shell.env.get("PATH") == sandbox.place.env.get("PATH")
 
 
@@ -268,7 +268,7 @@ def online(ctx: ToolContext, sandbox: Sandbox) -> bool:
     """Whether commands reach the network, or may yet be granted a host of it."""
     if not sandbox.isolated or sandbox.place.network:
         return True
-    is_granted = any(key.startswith(HOST_KEY) for key in ctx.world.desk.granted)
+    is_granted = any(key.startswith(HOST_KEY) for key in ctx.resources.session.granted)
     has_hosts = is_granted or bool(ctx.settings.terminal.allowed_hosts) or can_be_approved(ctx)
     return has_hosts and sandbox.name in PROXIED
 
@@ -282,7 +282,7 @@ def can_be_approved(ctx: ToolContext) -> bool:
 
 async def _request_permission(ctx: ToolContext, request: PermissionRequest) -> str:
     """From the modes to the question; returns the choice that allows it, or raises Blocked."""
-    asking, granted, mode = ctx.asking, ctx.world.desk.granted, _mode(ctx)
+    asking, granted, mode = ctx.asking, ctx.resources.session.granted, _mode(ctx)
 
     async def at_once(by: str, comment: str) -> str:
         return (await asking.decide(ctx.call_id, "once", by, comment)).choice
@@ -314,12 +314,12 @@ async def _request_permission(ctx: ToolContext, request: PermissionRequest) -> s
 
 
 def _mode(ctx: ToolContext) -> str:
-    return "off" if ctx.world.yolo else ctx.asking.mode
+    return "off" if ctx.resources.yolo else ctx.asking.mode
 
 
 def _may_write(ctx: ToolContext, request: PermissionRequest) -> bool:
     """Whether `always` can be offered: there is something to write, and the caller may change the configuration."""
-    return bool(request.patterns) and (ctx.world.spec.source == "cli" or ctx.owner == "default")
+    return bool(request.patterns) and (ctx.resources.spec.source == "cli" or ctx.owner == "default")
 
 
 def _explain(rules: Iterable[str]) -> str:
@@ -354,10 +354,10 @@ def _mentions(text: str, pattern: str) -> bool:
 
 
 def _check_command(ctx: ToolContext, sandbox: Sandbox, command: str, cwd: str) -> tuple[list[Hit], list[str]]:
-    place, desk = sandbox.place, ctx.world.desk
-    env = desk.shell.env if desk.shell is not None else place.env
+    place, session = sandbox.place, ctx.resources.session
+    env = session.shell.env if session.shell is not None else place.env
     own = [place.private] if sandbox.isolated else []  # the HOME of commands there
-    workspace = tuple(str(path) for path in (place.workspace, *place.rw, *desk.folders, *own))
+    workspace = tuple(str(path) for path in (place.workspace, *place.rw, *session.folders, *own))
     facts = Facts(workspace, env.get("HOME") or str(place.user_home), str(ctx.home.path), env)
     return check(command, cwd, facts, os.path.exists), simple_forms(command, cwd, facts)
 
@@ -396,11 +396,11 @@ def _write_allowlist(ctx: ToolContext, setting: str, patterns: Sequence[str], by
 async def _review(ctx: ToolContext, request: PermissionRequest) -> dict[str, str] | None:
     """What a model thinks of it, without having seen the output of any tool; None where there is none that counts."""
     action = {"kind": request.kind, "action": visible(ctx.secrets.mask(request.subject)), "cwd": request.cwd}
-    action |= {"rules": _explain(request.rules), "user_message": text_of(ctx.world.spec.user_message)}
+    action |= {"rules": _explain(request.rules), "user_message": text_of(ctx.resources.spec.user_message)}
     message = {"role": "user", "content": json.dumps(action, ensure_ascii=False)}
     try:
         async with asyncio.timeout(ctx.settings.auxiliary.approval.timeout):
-            got = await ctx.world.ask_model("approval", _REVIEW, [message], REVIEW_TOKENS_MAX)
+            got = await ctx.resources.ask_model("approval", _REVIEW, [message], REVIEW_TOKENS_MAX)
     except TimeoutError:
         return None
     if got is None:

@@ -151,7 +151,7 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
     argv = [sandbox.python, "-u", "-B", str(folder / "hermes_tools.py"), shell.cwd, json.dumps(names)]
     try:
         await booth.open(args["code"])
-        async with ctx.world.desk.hosts.call(ctx) as call:
+        async with ctx.resources.session.hosts.call(ctx) as call:
             process, _ = await start_process(
                 sandbox.spawn(argv, env=environment(ctx, shell), seconds=limits.CODE_S_MAX)
             )

@@ -31,7 +31,7 @@ class Child:
 
     def __init__(self, ctx: ToolContext, parent: LiveRun, number: int, task: Mapping[str, str]) -> None:
         self._ctx, self._parent, self._number, self._task = ctx, parent, number, task
-        self._engine = ctx.world.engine
+        self._engine = ctx.resources.engine
         place = f"{ctx.run_id}\0{parent.log.step}\0{ctx.call_id}\0{number}"
         self._id = hashlib.sha256(place.encode()).hexdigest()[:32]
         self.run_id = f"run_{self._id}"
@@ -91,7 +91,7 @@ class Child:
             route=route,
             sampling=spec.sampling,
             reasoning=spec.reasoning,
-            toolsets=ctx.world.toolsets - WITHOUT,
+            toolsets=ctx.resources.toolsets - WITHOUT,
             disabled_toolsets=spec.disabled_toolsets | WITHOUT,
             tool_policy=spec.tool_policy,
             allowed_models=spec.allowed_models,
@@ -163,7 +163,7 @@ class Child:
         if ("subagent.finished", self.run_id) not in recorded:
             steps = data.get("steps") or 0
             await self._tell("subagent.finished", status=status, chars=len(text), usage=usage, steps=steps)
-            self._ctx.world.spend({**usage, "calls": steps})
+            self._ctx.resources.spend({**usage, "calls": steps})
         chars_max = self._ctx.settings.delegation.max_summary_chars
         if len(text) > chars_max:
             note = f"\n[… cut: {len(text)} characters in all]"
@@ -192,7 +192,7 @@ def _children(ctx: ToolContext, args: Args) -> list[Child]:
     tasks = args.get("tasks") or ([args] if args.get("goal") else [])
     if not tasks or (args.get("tasks") and args.get("goal")):
         raise ToolError("Give either `goal` or `tasks`.", "invalid_arguments")
-    parent = ctx.world.engine.live(ctx.run_id)
+    parent = ctx.resources.engine.live(ctx.run_id)
     if parent is None or parent.spec.parent is not None:
         raise ToolError("A subagent cannot delegate.", "tool_unavailable", "Do the work yourself.")
     texts = [task.get(name) or "" for task in (args, *tasks) for name in ("goal", "context")]
@@ -206,10 +206,10 @@ def _children(ctx: ToolContext, args: Args) -> list[Child]:
 async def _run(ctx: ToolContext, args: Args) -> Answer:
     children = _children(ctx, args)
     # Children ask for what the user has not named, and know what the conversation has seen.
-    ctx.world.named_hosts()
-    ctx.world.has_foreign()
+    ctx.resources.named_hosts()
+    ctx.resources.has_foreign()
     ids = {child.run_id for child in children}
-    events = await ctx.world.engine.durable(ctx.run_id)
+    events = await ctx.resources.engine.durable(ctx.run_id)
     recorded = {(event.type, event.data["child_run_id"]) for event in events if event.data.get("child_run_id") in ids}
     slots = asyncio.Semaphore(ctx.settings.delegation.max_concurrent_children)
     works = [asyncio.create_task(child.work(slots, recorded)) for child in children]
@@ -225,7 +225,7 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
 
 async def _reconcile(ctx: ToolContext, args: Args, _: Mapping[str, Any]) -> Reconciled:
     """A call that was cut off goes on with its children; where its run is not to go on, neither are they."""
-    parent = ctx.world.engine.live(ctx.run_id)
+    parent = ctx.resources.engine.live(ctx.run_id)
     if parent is None or parent.resumption is None or parent.resumption.verdict == "go_on":
         return "not_done"
     for child in _children(ctx, args):

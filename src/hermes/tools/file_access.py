@@ -54,16 +54,16 @@ _TYPES = {
 
 class HasResources(Protocol):
     @property
-    def world(self) -> RunResources: ...
+    def resources(self) -> RunResources: ...
 
 
 def _base(ctx: HasResources, paths: Paths) -> str:
-    shell = ctx.world.desk.shell
+    shell = ctx.resources.session.shell
     return str(paths.cwd) if shell is None else shell.cwd
 
 
 def resolve_path(ctx: HasResources, paths: Paths, path: str) -> str:
-    if (shell := ctx.world.desk.shell) is not None and re.match(r"~(/|\Z)", path):
+    if (shell := ctx.resources.session.shell) is not None and re.match(r"~(/|\Z)", path):
         path = shell.env.get("HOME", "~") + path[1:]
     return path if path.startswith(("/", "~")) or not path else os.path.join(_base(ctx, paths), path)
 
@@ -202,7 +202,7 @@ class Lines:
 
 def content_chars_max(ctx: ToolContext) -> int:
     """How many characters of files an answer has room for; a longer one would be spilled."""
-    share = int(ctx.world.window_tokens * limits.BYTES_PER_TOKEN * limits.READ_WINDOW_SHARE)
+    share = int(ctx.resources.window_tokens * limits.BYTES_PER_TOKEN * limits.READ_WINDOW_SHARE)
     return min(ctx.settings.file_read_max_chars, max(limits.SPILLED_CHARS_MIN, share))
 
 
@@ -310,7 +310,7 @@ def commit(ctx: ToolContext, paths: Paths, changes: list[Change]) -> None:
             message = f"The change failed half-way, and could not be undone in: {names}."
             raise ToolError(message, "tool_crashed", "Look at these files and tell the user.") from None
         raise
-    seen = ctx.world.desk.seen
+    seen = ctx.resources.session.seen
     for change in changes:
         if change.after is None:
             seen.pop(change.path, None)
@@ -342,10 +342,10 @@ async def reconcile(ctx: ToolContext, _: Args, started: Mapping[str, Any]) -> Re
     before, after = started.get("before"), started.get("after")
     if not isinstance(before, dict) or not isinstance(after, dict) or not after:
         return "unclear"
-    paths = await ctx.world.paths()
+    paths = await ctx.resources.paths()
     now: dict[str, str | None] = await ctx.blocking(lambda: {path: paths.digest(path) for path in after})
     if now not in (before, after):
         return "unclear"
     # Either way it is as this session knows it.
-    ctx.world.desk.seen.update({path: digest for path, digest in now.items() if digest is not None})
+    ctx.resources.session.seen.update({path: digest for path, digest in now.items() if digest is not None})
     return "done" if now == after else "not_done"

@@ -40,7 +40,7 @@ from hermes.tools.vision import data_url
 
 
 async def _paths(ctx: ToolContext, _: Args) -> Prepared:
-    return Prepared(value=await ctx.world.paths())
+    return Prepared(value=await ctx.resources.paths())
 
 
 def _read(ctx: ToolContext, args: Args) -> Answer:
@@ -48,7 +48,7 @@ def _read(ctx: ToolContext, args: Args) -> Answer:
     path = args["path"]
     with report_file_errors(ctx, paths, path):
         real = str(paths.check(resolve_path(ctx, paths, path), "read"))
-        ctx.foreign = ctx.world.is_foreign_file(real)
+        ctx.foreign = ctx.resources.is_foreign_file(real)
         with paths.open(real) as file:
             size, head = os.fstat(file.fileno()).st_size, file.read(SNIFFED_BYTES)
             kind = type_of(head, real)
@@ -88,7 +88,7 @@ def _slice(ctx: ToolContext, args: Args, file: BufferedReader, size: int, real: 
         replaced = replaced or ("\ufffd" in text and "\ufffd".encode() not in raw)
     total = None
     if size <= limits.SEEN_BYTES_MAX:
-        ctx.world.desk.seen[real], total = lines.finish(), lines.last
+        ctx.resources.session.seen[real], total = lines.finish(), lines.last
     answer: Answer = {"content": "\n".join(content), "total_lines": total, "truncated": more}
     answer["next_offset"] = offset + len(content) if more else None
     notes = [
@@ -138,16 +138,16 @@ async def _prepare_write(ctx: ToolContext, args: Args) -> Prepared:
     if len(content) > limits.WRITTEN_BYTES_MAX or len(content.encode()) > limits.WRITTEN_BYTES_MAX:
         hint = "Write it in parts, or make it with a command."
         raise ToolError(f"That is more than {limits.WRITTEN_BYTES_MAX} bytes.", "too_large", hint)
-    paths = await ctx.world.paths()
+    paths = await ctx.resources.paths()
     real = await writable(ctx, paths, path)
 
     def look() -> Prepared:
         with report_file_errors(ctx, paths, path):
             before, old = paths.digest(real), None
-            if before is not None and not args.get("overwrite") and ctx.world.desk.seen.get(real) != before:
+            if before is not None and not args.get("overwrite") and ctx.resources.session.seen.get(real) != before:
                 why = (
                     "was not read in this session"
-                    if real not in ctx.world.desk.seen
+                    if real not in ctx.resources.session.seen
                     else "has changed since it was read"
                 )
                 raise stale_refusal(path, why)
@@ -180,7 +180,7 @@ def _write(ctx: ToolContext, args: Args) -> Answer:
     paths, change, answer = ctx.prepared
     with report_file_errors(ctx, paths, args["path"]):
         commit(ctx, paths, [change])
-    ctx.world.desk.seen[change.path] = change.after
+    ctx.resources.session.seen[change.path] = change.after
     return answer  # type: ignore[no-any-return]
 
 

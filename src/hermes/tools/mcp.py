@@ -422,7 +422,7 @@ async def _store_blobs(ctx: ToolContext, answer: dict[str, Any], blobs: list[nam
     for number, blob in enumerate(blobs):
         kind = "".join(filter(str.isalnum, blob.media_type.partition("/")[2]))[:8] or "bin"
         call = "".join(char if char.isalnum() else "_" for char in ctx.call_id)[:64]
-        path = ctx.world.spill / f"{call}-{number}.{kind}"
+        path = ctx.resources.spill / f"{call}-{number}.{kind}"
         await ctx.blocking(partial(write_spill, path, blob.data))
         files.append({"path": str(path), "media_type": blob.media_type, "bytes": len(blob.data)})
         if ctx.sees_images and blob.media_type.startswith("image/") and len(ctx.images) < limits.MCP_IMAGES_MAX:

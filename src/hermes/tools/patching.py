@@ -360,7 +360,7 @@ async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
     sections = [Section("Update", args["path"])] if single else parse_patch(args["patch"])
     rows = [row for section in sections for hunk in section.hunks for row in hunk.rows]
     refuse_redaction_marks(args["new_string"] if single else "\n".join(line for sign, line in rows if sign == "+"))
-    paths = await ctx.world.paths()
+    paths = await ctx.resources.paths()
     real = {path: await writable(ctx, paths, path) for s in sections for path in (s.path, s.move) if path}
     named = [real[path] for s in sections for path in (s.path, s.move) if path]
     if len(set(named)) < len(named):

@@ -129,9 +129,13 @@ class Processes:
         made = Background(f"proc_{secrets.token_hex(4)}", ctx.owner, ctx.session_id, command, process, sandbox)
         self._known[made.id] = made
         # Only what outlives the turn: nothing here leads to its conversation.
-        world = ctx.world
-        made.run_ids, made.keep = frozenset({ctx.run_id, world.engine.root_spec(world.spec).run_id}), keep
-        tell = partial(_tell, world.engine, world.desk, ctx.owner, ctx.session_id, ctx.run_id) if notify else None
+        resources = ctx.resources
+        made.run_ids, made.keep = frozenset({ctx.run_id, resources.engine.root_spec(resources.spec).run_id}), keep
+        tell = (
+            partial(_tell, resources.engine, resources.session, ctx.owner, ctx.session_id, ctx.run_id)
+            if notify
+            else None
+        )
         made.task = asyncio.create_task(_follow(made, OutputDecoder(ctx.secrets), tell))
         return made
 
@@ -160,7 +164,7 @@ async def _follow(made: Background, readable: OutputDecoder, tell: Callable[[str
         await tell(f"[The background process {made.id} has ended with exit code {made.exit_code}.]")
 
 
-async def _tell(engine: RunEngine, desk: SessionState, owner: str, session_id: str, run_id: str, text: str) -> None:
+async def _tell(engine: RunEngine, session: SessionState, owner: str, session_id: str, run_id: str, text: str) -> None:
     """To the turn that runs in the session, like words of the user; or as a notice of its next turn."""
     if engine.draining:
         return
@@ -170,7 +174,7 @@ async def _tell(engine: RunEngine, desk: SessionState, owner: str, session_id: s
         for running in (run_id, *later):
             if await engine.control(running, Control("steer", {"text": text}, by="process")) == "applied":
                 return
-    desk.notices.append(text)
+    session.notices.append(text)
 
 
 # ---- the tool
@@ -179,7 +183,7 @@ _LOST = "Nothing is known of it here: it ended when the server did, or was never
 
 
 async def _run(ctx: ToolContext, args: Args) -> Answer:
-    processes, action = ctx.world.processes, args["action"]
+    processes, action = ctx.resources.processes, args["action"]
     if action == "list":
         return {"processes": [_summary(found) for found in processes.of(ctx.owner, ctx.session_id)]}
     if not args.get("session_id"):
@@ -194,7 +198,7 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
         await found.ended.wait()
     elif action == "wait":
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(args.get("timeout", PROCESS_WAIT_S)), ctx.world.desk.hosts.call(ctx):
+            async with asyncio.timeout(args.get("timeout", PROCESS_WAIT_S)), ctx.resources.session.hosts.call(ctx):
                 await found.ended.wait()
     ctx.foreign = found.foreign
     return {**_summary(found), **_slice(found, args.get("offset"), args.get("limit", PROCESS_SLICE_CHARS))}

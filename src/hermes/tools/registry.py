@@ -52,7 +52,7 @@ class ToolContext:
     emit: Callable[[str, str], None]
     blocking: RunBlocking
     last_answer: Callable[[str, str], Answer | None]
-    world: RunResources
+    resources: RunResources
     # Whether the model can be shown images, and what a call shows it beside its answer, as data URLs.
     sees_images: bool = False
     images: list[str] = field(default_factory=list)

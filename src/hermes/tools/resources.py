@@ -58,7 +58,7 @@ class RunResources:
     settings: Settings
     secrets: Secrets
     store: Any
-    desk: SessionState
+    session: SessionState
     outside: ProcessResources
     blocking: RunBlocking
     window_tokens: int
@@ -83,18 +83,18 @@ class RunResources:
     @property
     def yolo(self) -> bool:
         """Whether the user wants to be asked about nothing, in this session or this process."""
-        return self.desk.yolo or self.outside.yolo
+        return self.session.yolo or self.outside.yolo
 
     def granted(self, folder: Path) -> None:
         """The session may write there. What was made without knowing that is made anew."""
-        self.desk.folders.append(folder)
+        self.session.folders.append(folder)
         self._sandbox = self._paths = None
 
     def granted_reserved(self, path: Path, *, session: bool) -> None:
         """The user has allowed a reserved name to be written: no sandbox sets it aside."""
         self.outside.sandboxes.grant(path)
         if session:
-            self.desk.reserved.append(path)
+            self.session.reserved.append(path)
             self._sandbox = self._paths = None
 
     @property
@@ -106,7 +106,7 @@ class RunResources:
         if self._urls is None:
             outside = self.outside
             # Not a method of this object, which holds the guard: a cycle would wait for the collector.
-            may_read = partial(_may_read, self.settings, self.hosts, self.desk.granted, self.named_hosts)
+            may_read = partial(_may_read, self.settings, self.hosts, self.session.granted, self.named_hosts)
             self._urls = UrlGuard(outside.network, self.settings, self.secrets, outside.own_ports, may_read)
         return self._urls
 
@@ -115,11 +115,11 @@ class RunResources:
         return UrlGuard(self.outside.network, self.settings, self.secrets, self.outside.own_ports)
 
     def may_read(self, host: str) -> bool:
-        return _may_read(self.settings, self.hosts, self.desk.granted, self.named_hosts, host)
+        return _may_read(self.settings, self.hosts, self.session.granted, self.named_hosts, host)
 
     @property
     def egress(self) -> EgressProxy:
-        return self.desk.hosts.proxy(self)
+        return self.session.hosts.proxy(self)
 
     def is_foreign_file(self, real: str) -> bool:
         """Whether a file came from outside: an upload, or an answer that was too long, where such came from outside."""
@@ -141,7 +141,7 @@ class RunResources:
             find = partial(workspace_of, self.home, self.settings, spec.owner, spec.session_key, workdir, here)
             workspace = await self.blocking(find)
             self._sandbox = await self.outside.sandboxes.of(
-                self.settings, folder_id or spec.folder_id, workspace, granted=self.desk.reserved
+                self.settings, folder_id or spec.folder_id, workspace, granted=self.session.reserved
             )
             self._sandbox.egress = self.egress
         return self._sandbox
@@ -168,9 +168,9 @@ class RunResources:
             isolated=sandbox.isolated,
             safe_root=tuple(Path(root) for root in safe.split(os.pathsep) if root),
         )
-        for folder in self.desk.folders:
+        for folder in self.session.folders:
             paths.grant(folder)
-        for path in self.desk.reserved:
+        for path in self.session.reserved:
             paths.grant_reserved(path)
         return paths
 

@@ -58,7 +58,7 @@ class Search:
         paths = self.paths
         with report_file_errors(self.ctx, paths, path):
             real = str(paths.check(resolve_path(self.ctx, paths, path), "read"))
-            self.ctx.foreign = self.ctx.world.is_foreign_file(real)
+            self.ctx.foreign = self.ctx.resources.is_foreign_file(real)
             try:
                 with paths.open(real) as file:
                     size, kind = os.fstat(file.fileno()).st_size, type_of(file.read(SNIFFED_BYTES), real)
@@ -71,10 +71,10 @@ class Search:
 
     async def listed(self, mode: str, names: list[str], hits_max: int = 0) -> Listed:
         """Paths with a number each: how many lines match, or which line does."""
-        where = await self.ctx.world.sandbox()
+        where = await self.ctx.resources.sandbox()
         if isinstance(where, NoSandbox):
             where = Local(where.place)  # it runs our own search only, below what the guard lets be read
-        if Path(self.root).is_relative_to(self.ctx.world.spill):
+        if Path(self.root).is_relative_to(self.ctx.resources.spill):
             where = Local(where.place)  # what was spilled is not shown to commands, but this run may read it
         for argv in (self._rg(mode, names, hits_max), [where.python, *self._stand_in(mode, names, hits_max)]):
             try:
@@ -159,7 +159,7 @@ class Search:
             return False
         return True
 
-    def told(self, path: str) -> str:
+    def display_path(self, path: str) -> str:
         return display_path(self.ctx, self.paths, os.path.join(self.root, path))
 
     def hits(self, numbers: dict[str, list[int]], context: int) -> list[Answer]:
@@ -178,7 +178,7 @@ class Search:
             except (PathRefused, OSError):  # it has changed meanwhile
                 continue
             for number in (number for number in wanted if number in texts):
-                hit: Answer = {"path": self.told(path), "line": number, "text": texts[number]}
+                hit: Answer = {"path": self.display_path(path), "line": number, "text": texts[number]}
                 if context:
                     hit["before"] = [texts[n] for n in range(number - context, number) if n in texts]
                     hit["after"] = [texts[n] for n in range(number + 1, number + context + 1) if n in texts]
@@ -208,7 +208,7 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
     content = args.get("target", "content") == "content"
     globs = [g for g in (args.get("file_glob"), None if content else args["pattern"]) if g]
     deadline = asyncio.get_running_loop().time() + limits.SEARCH_FILES_S_MAX
-    paths = await ctx.world.paths()
+    paths = await ctx.resources.paths()
     search = Search(ctx, paths, args["pattern"], globs or ["*"], args.get("ignore_case", False), deadline)
     await ctx.blocking(partial(search.begin, args.get("path", ".")))
     names = [search.name] if search.name else []
@@ -226,7 +226,7 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
     else:
         total, page = len(found), found[offset : offset + limit]
         counted = content and mode == "count"
-        matches = [{"path": search.told(p), "count": n} if counted else search.told(p) for p, n in page]
+        matches = [{"path": search.display_path(p), "count": n} if counted else search.display_path(p) for p, n in page]
     return _answer(search, matches, total, offset)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hermes.core.limits import DESKS_MAX, EGRESS_REFUSALS_SHOWN_MAX
+from hermes.core.limits import EGRESS_REFUSALS_SHOWN_MAX, SESSION_STATES_MAX
 from hermes.guards.url_text import domain_suffix
 from hermes.runs.writer import LogEnded
 from hermes.sandbox.proxy import EgressProxy
@@ -59,9 +59,13 @@ class HostGrants:
         self._settings: Settings | None = None
         self._granted: set[str] = set()
 
-    def proxy(self, world: RunResources) -> EgressProxy:
+    def proxy(self, resources: RunResources) -> EgressProxy:
         """The proxy of the session's sandbox, from now on with the guard and the settings of this turn."""
-        self._guard, self._settings, self._granted = world.command_urls, world.settings, world.desk.granted
+        self._guard, self._settings, self._granted = (
+            resources.command_urls,
+            resources.settings,
+            resources.session.granted,
+        )
         if self._proxy is None:
             self._proxy = EgressProxy(self._current_guard, self.authorize, self._note_refusal)
         return self._proxy
@@ -76,8 +80,8 @@ class HostGrants:
     @asynccontextmanager
     async def call(self, ctx: ToolContext) -> AsyncIterator[RunningCall]:
         """While the commands of a tool call run. Its open questions end with it, and so does what was granted once."""
-        self.proxy(ctx.world)
-        turn_id = ctx.world.engine.root_spec(ctx.world.spec).run_id
+        self.proxy(ctx.resources)
+        turn_id = ctx.resources.engine.root_spec(ctx.resources.spec).run_id
         if turn_id != self._turn_id:
             self._turn_id, self._denied = turn_id, set()
         call = RunningCall(ctx)
@@ -149,8 +153,8 @@ _INHERITED = ("granted", "folders", "reserved", "hosts", "yolo")
 
 @dataclass(slots=True)
 class SessionState:
-    """One session's. `seen` has the digest of each file as it was last read or written, by its real path; `told` is what
-    it knows of its MCP servers."""
+    """`seen` has the digest of each file as it was last read or written, by its real path;
+    `mcp_known` is what it has been told of its MCP servers."""
 
     shell: Shell | None = None
     seen: dict[str, str] = field(default_factory=dict)
@@ -159,33 +163,33 @@ class SessionState:
     reserved: list[Path] = field(default_factory=list)
     hosts: HostGrants = field(default_factory=HostGrants)
     yolo: bool = False
-    told: dict[str, str] = field(default_factory=dict)
+    mcp_known: dict[str, str] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
 
 
 class SessionStates:
-    """The desks of a process, each of one owner's session; those that nobody has used for long are cleared first."""
+    """The states of the sessions in this process; those that were not used for longest are dropped first."""
 
     def __init__(self) -> None:
-        self._desks: OrderedDict[tuple[str, str], SessionState] = OrderedDict()
+        self._states: OrderedDict[tuple[str, str], SessionState] = OrderedDict()
 
     def notices(self, owner: str, session_id: str) -> list[str]:
-        desk = self._desks.get((owner, session_id))
-        return [] if desk is None else desk.notices
+        session = self._states.get((owner, session_id))
+        return [] if session is None else session.notices
 
     def of(self, owner: str, session_id: str, parent_id: str | None = None) -> SessionState:
-        """The desk of a session. A child's has the leave that was given to its parent, and shares what is given later."""
+        """The state of a session. A child shares the grants of its parent, also those given later."""
         key = (owner, session_id)
-        desk = self._desks.get(key)
-        if desk is None:
-            above = self._desks.get((owner, parent_id)) if parent_id is not None else None
+        session = self._states.get(key)
+        if session is None:
+            above = self._states.get((owner, parent_id)) if parent_id is not None else None
             given = {name: getattr(above, name) for name in _INHERITED} if above is not None else {}
-            desk = self._desks[key] = SessionState(**given)
-        self._desks.move_to_end(key)
-        while len(self._desks) > DESKS_MAX:
-            self._desks.popitem(last=False)
-        return desk
+            session = self._states[key] = SessionState(**given)
+        self._states.move_to_end(key)
+        while len(self._states) > SESSION_STATES_MAX:
+            self._states.popitem(last=False)
+        return session
 
     def drop(self, session_ids: Collection[str]) -> None:
-        for key in [key for key in self._desks if key[1] in session_ids]:
-            del self._desks[key]
+        for key in [key for key in self._states if key[1] in session_ids]:
+            del self._states[key]

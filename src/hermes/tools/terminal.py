@@ -74,21 +74,21 @@ class Plan:
 
 async def sandbox_and_shell(ctx: ToolContext) -> tuple[Sandbox, Shell]:
     try:
-        sandbox = await ctx.world.sandbox()
+        sandbox = await ctx.resources.sandbox()
     except HermesError as error:
         raise ToolError(f"No command can be run: {error}", "tool_unavailable", "Tell the user.") from None
     if isinstance(sandbox, NoSandbox):
         raise ToolError("No command can be run.", "tool_unavailable", f"Tell the user: {INSTALL}.")
-    desk = ctx.world.desk
-    if desk.shell is None:
-        desk.shell = await ctx.blocking(partial(shell_in, sandbox))
-    return sandbox, desk.shell
+    session = ctx.resources.session
+    if session.shell is None:
+        session.shell = await ctx.blocking(partial(shell_in, sandbox))
+    return sandbox, session.shell
 
 
 def environment(ctx: ToolContext, shell: Shell) -> dict[str, str]:
     inherited = {name: value for name, value in shell.env.items() if name != SESSION_KEY}
     key = {} if ctx.session_key is None else {SESSION_KEY: ctx.session_key}
-    return {**inherited, SESSION_ID: ctx.session_id, PLATFORM: ctx.world.spec.source, **key}
+    return {**inherited, SESSION_ID: ctx.session_id, PLATFORM: ctx.resources.spec.source, **key}
 
 
 async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
@@ -102,7 +102,7 @@ async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
     if await ctx.blocking(partial(detaches, command)):
         raise ToolError("The command leaves something running behind it.", "invalid_arguments", _IN_BACKGROUND)
     sandbox, shell = await sandbox_and_shell(ctx)
-    if background and not ctx.world.processes.make_room(ctx.owner):
+    if background and not ctx.resources.processes.make_room(ctx.owner):
         raise ToolError(
             f"{BACKGROUND_MAX} of your processes run already.", "limit_reached", "End one of them with process."
         )
@@ -128,7 +128,7 @@ def _is_foreign(ctx: ToolContext, sandbox: Sandbox, command: str, *, background:
         online = approvals.online(ctx, sandbox) and not proxied and not is_read_only(command)
     else:
         online = goes_online(command)
-    return online or ctx.world.names_foreign_file(command)
+    return online or ctx.resources.names_foreign_file(command)
 
 
 def _resolve_path(path: str, shell: Shell) -> str:
@@ -155,16 +155,18 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
     began = time.monotonic()
     try:
         argv = await ctx.blocking(partial(shell.argv, plan.text, remember=not background))
-        async with ctx.world.desk.hosts.call(ctx) as call:
+        async with ctx.resources.session.hosts.call(ctx) as call:
             process, stopped = await start_process(
                 plan.sandbox.spawn(argv, env=environment(ctx, shell), seconds=plan.seconds)
             )
             if background and not stopped:
                 notify, keep = args.get("notify_on_complete", False), args.get("keep", False)
-                made = ctx.world.processes.add(ctx, args["command"], process, plan.sandbox, notify=notify, keep=keep)
+                made = ctx.resources.processes.add(
+                    ctx, args["command"], process, plan.sandbox, notify=notify, keep=keep
+                )
                 made.foreign, ctx.foreign = plan.foreign, False  # nothing of its output is in this answer
                 return {"status": "started", "session_id": made.id, "pid": process.pid, "cwd": shell.cwd}
-            spill = Spill(ctx.world.spill / f"{folder_name(ctx.call_id)}-output.txt", ctx.blocking, ctx.redact)
+            spill = Spill(ctx.resources.spill / f"{folder_name(ctx.call_id)}-output.txt", ctx.blocking, ctx.redact)
             chars_max = min(ctx.settings.tool_output.max_bytes, output_chars_max(ctx))
             captured = CapturedOutput(chars_max, ctx.secrets, ctx.emit, spill=spill)
             code = await follow_process(process, captured)
@@ -198,7 +200,7 @@ def _network_hint(sandbox: Sandbox, command: str) -> str:
 
 def output_chars_max(ctx: ToolContext) -> int:
     """How long output may be that is to fit into an answer: what is cut here is not cut once more on its way."""
-    return answer_chars_max(ctx.settings.tool_output.max_chars, ctx.world.window_tokens) * 3 // 4
+    return answer_chars_max(ctx.settings.tool_output.max_chars, ctx.resources.window_tokens) * 3 // 4
 
 
 async def start_process(starting: Awaitable[Process]) -> tuple[Process, bool]:

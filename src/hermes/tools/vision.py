@@ -38,7 +38,7 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
     data = await _bytes(ctx, args["image_url"].strip())
     image = {"type": "image_url", "image_url": {"url": await ctx.blocking(partial(data_url, data))}}
     content = [{"type": "text", "text": args["question"]}, image]
-    got = await ctx.world.ask_model(
+    got = await ctx.resources.ask_model(
         "vision", _SYSTEM, [{"role": "user", "content": content}], limits.IMAGE_ANSWER_TOKENS_MAX
     )
     if got is None:
@@ -54,7 +54,7 @@ async def _bytes(ctx: ToolContext, place: str) -> bytes:
         return await ctx.blocking(partial(_decode_data_url, place))
     if _is_url(place):
         try:
-            fetched = await ctx.world.urls.fetch(place, kinds=IMAGES, bytes_max=limits.IMAGE_BYTES_MAX)
+            fetched = await ctx.resources.urls.fetch(place, kinds=IMAGES, bytes_max=limits.IMAGE_BYTES_MAX)
         except FetchFailed as failed:
             code = "too_large" if failed.rule == "too_large" else failed.code
             raise ToolError(str(failed), code, "Use another image, or tell the user.") from None
@@ -62,7 +62,7 @@ async def _bytes(ctx: ToolContext, place: str) -> bytes:
             hint = "Check the address, or use another image."
             raise ToolError(f"The server answered with the status {fetched.status}.", "fetch_failed", hint)
         return fetched.data
-    paths = await ctx.world.paths()
+    paths = await ctx.resources.paths()
     return await ctx.blocking(partial(_read_image_file, ctx, paths, place))
 
 

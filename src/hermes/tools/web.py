@@ -109,7 +109,7 @@ async def _search(ctx: ToolContext, args: Args) -> Answer:
         headers["Content-Type"] = "application/json"
         body = json.dumps(asked.body).encode()
     try:
-        fetched = await ctx.world.urls.fetch(asked.url, trusted=True, headers=headers, body=body)
+        fetched = await ctx.resources.urls.fetch(asked.url, trusted=True, headers=headers, body=body)
     except FetchFailed as failed:
         hint = f"Tell the user to check {backend.variable}, or try again later."
         raise ToolError(f"{name} could not be asked: {failed}", "backend_failed", hint) from None
@@ -192,7 +192,7 @@ async def _page(ctx: ToolContext, url: str, limit: int) -> Answer:
     answer: Answer = {"url": url, "final_url": None, "status": None, "title": "", "content": ""}
     answer |= {"truncated": False, "spill": None, "error": None}
     try:
-        fetched = await ctx.world.urls.fetch(url)
+        fetched = await ctx.resources.urls.fetch(url)
         answer |= {"final_url": fetched.final_url, "status": fetched.status}
         if fetched.status >= 400:
             fault = f"The server answered with the status {fetched.status}. {_NEXT['fetch_failed']}"
@@ -225,7 +225,7 @@ def _render_page(ctx: ToolContext, fetched: Fetched, limit: int) -> Answer:
 
 def _spill_page(ctx: ToolContext, url: str, text: str) -> str | None:
     name = hashlib.sha256(f"{ctx.call_id}\0{url}".encode("utf-8", "replace")).hexdigest()[:16]
-    path = ctx.world.spill / f"page-{name}.md"
+    path = ctx.resources.spill / f"page-{name}.md"
     data = text.encode("utf-8", "replace")[: limits.PAGE_SPILLED_BYTES_MAX]
     try:
         write_spill(path, data.decode("utf-8", "ignore"))
