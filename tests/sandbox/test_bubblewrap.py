@@ -122,7 +122,7 @@ async def test_a_link_in_place_of_hooks_leads_nowhere(
             (place.workspace / swapped).symlink_to(target)
         return found
 
-    monkeypatch.setattr(bubblewrap, "plan", swap)
+    monkeypatch.setattr(bubblewrap, "plan_mounts", swap)
     sandbox = wrapped()
     with pytest.raises(SandboxError, match="could not be built"):
         await sh(sandbox, "true")
