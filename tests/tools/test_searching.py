@@ -44,7 +44,7 @@ class LocalWithoutRipgrep(NoRipgrep, Local):
 def filing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Filing]:
     """A workspace on a machine with ripgrep, and one without."""
     made = Filing(tmp_path)
-    made.world.make = Local if request.param == "rg" else LocalWithoutRipgrep
+    made.resources.make = Local if request.param == "rg" else LocalWithoutRipgrep
     yield made
     made.threads.close()
 
