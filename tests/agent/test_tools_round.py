@@ -507,7 +507,7 @@ async def test_what_a_tool_says_that_was_stopped_twice_is_no_complaint() -> None
 
     threads = Threads(1)
     rounds = object.__new__(ToolRound)
-    rounds._threads = threads
+    rounds.threads = threads
     ctx: Any = SimpleNamespace(cancelled=threading.Event())
     work = asyncio.create_task(rounds._in_thread(tool("look", look), ctx, {}))
     await until(began.is_set)
@@ -528,7 +528,7 @@ async def test_what_a_tool_says_that_was_stopped_twice_is_no_complaint() -> None
 async def test_a_blocking_tool_that_ignores_its_end_is_given_up(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tool_round, "STUBBORN_S_MAX", 0.1)
+    monkeypatch.setattr(tool_round.limits, "STUBBORN_S_MAX", 0.1)
     release = threading.Event()
 
     def deaf(_: Any, __: Json) -> Json:
@@ -801,7 +801,7 @@ async def test_a_blocking_tool_may_print_from_its_thread(house: House, server: M
 async def test_what_a_tool_prints_after_it_was_given_up_is_dropped(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tool_round, "STUBBORN_S_MAX", 0.05)
+    monkeypatch.setattr(tool_round.limits, "STUBBORN_S_MAX", 0.05)
     release, over = threading.Event(), threading.Event()
 
     def deaf(ctx: Any, _: Json) -> Json:

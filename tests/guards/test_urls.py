@@ -25,8 +25,7 @@ from guards.stage import ELSEWHERE, WORLD, WORLD_6, Stage, certificate, serving
 from hermes.core.home import Home
 from hermes.core.threads import Threads
 from hermes.guards import network as network_module
-from hermes.guards.addresses import kinds
-from hermes.guards.network import Network
+from hermes.guards.network import Network, address_kinds
 from hermes.guards.secrets import Secrets
 from hermes.guards.url_text import parse
 from hermes.guards.urls import DOCUMENTS, FETCHED_BYTES_MAX, IMAGES, FetchFailed, UrlGuard, UrlRefused
@@ -220,7 +219,7 @@ TEREDO_CLIENT = f"2001:0:808:808:0:0:{0xFFFF ^ 0x7F00:x}:{0xFFFF ^ 1:x}"
 async def test_no_name_leads_to_an_address_that_is_not_global(
     stage: Stage, tmp_path: Path, address: str, kind: str
 ) -> None:
-    assert kinds(address)[0] == kind
+    assert address_kinds(address)[0] == kind
     for answers in ([address], [WORLD, address], [address, WORLD_6], [WORLD] * 20 + [address]):
         stage.answers["page.test"] = [answers]
         assert await why("http://page.test/", guard_of(stage, tmp_path)) == kind
@@ -233,7 +232,7 @@ async def test_no_name_leads_to_an_address_that_is_not_global(
     "2001:4860:4860::8888 2a00::1".split(),
 )
 def test_addresses_of_the_world_are_fine(address: str) -> None:
-    assert kinds(address) == []
+    assert address_kinds(address) == []
 
 
 def spellings(address: IPv4Address) -> list[str]:
@@ -313,7 +312,7 @@ def test_no_spelling_of_an_inner_address_is_let_through(
     tmp_path_factory: pytest.TempPathFactory, address: IPv4Address, port: str, lifted: bool
 ) -> None:
     # What is private may be allowed; what is link-local, and the metadata services, may not.
-    lifted = lifted and bool({"metadata", "link_local"}.intersection(kinds(str(address))))
+    lifted = lifted and bool({"metadata", "link_local"}.intersection(address_kinds(str(address))))
     guard = guard_of(Libc(Threads(1)), tmp_path_factory.getbasetemp(), security__allow_private_urls=lifted)
 
     async def all_refused() -> None:
@@ -628,7 +627,7 @@ async def test_a_body_goes_to_no_other_server(
 
     async with serving(answer) as port:
         stage.servers |= {WORLD: port, ELSEWHERE: port}
-        rule = await why("http://page.test/", guard_of(stage, tmp_path), method="POST", body=b"text")
+        rule = await why("http://page.test/", guard_of(stage, tmp_path), body=b"text")
     assert (rule or seen[0]) == outcome
 
 

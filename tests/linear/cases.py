@@ -28,7 +28,7 @@ from hermes.core.errors import HermesError
 from hermes.core.events import Event
 from hermes.core.spec import RunSpec
 from hermes.core.stream_parts import Text, ToolDelta
-from hermes.guards import commands, exfiltration, hosts, injection, path_lists, read_only, snippets, url_text
+from hermes.guards import commands, exfiltration, injection, path_lists, read_only, snippets, url_text
 from hermes.guards.findings import Facts
 from hermes.guards.secrets import Secrets, redact_tree
 from hermes.guards.url_text import UrlRefused
@@ -51,9 +51,9 @@ from hermes.settings import files as config_files
 from hermes.settings import splice as config_splice
 from hermes.store import codec, digests, rows, search
 from hermes.store.sessions import SessionDB
-from hermes.tools import arguments, html_to_markdown, images, mcp_names, patching, rg_fallback
+from hermes.tools import arguments, images, mcp_names, pages, patching, rg_fallback
 from hermes.tools import skill_files as skills
-from hermes.tools.output_buffer import Ends, Readable
+from hermes.tools.output_buffer import HeadAndTail, OutputDecoder
 from hermes.tools.registry import ToolError, render
 from hermes.tools.result_limits import ResultLimiter
 
@@ -333,7 +333,7 @@ for one in TAGS:
         large=100_000,
     )
 texts("links in a message", "agent.media_tags", media_tags.strip_rendered_media, TAGS, large=300_000)
-case("images that are not seen", "tools.images", talk, images.unseen, size=60, large=20_000)
+case("images that are not seen", "tools.images", talk, images.hide_tool_images, size=60, large=20_000)
 texts(
     "a steer in a result",
     "core.message_marks",
@@ -399,7 +399,7 @@ texts(
 texts(
     "SQL",
     "guards.snippets",
-    snippets.destroys,
+    snippets.is_destructive_sql,
     ["drop ", "table ", "delete from ", "--", "/*", "'", ";", "where "],
     large=200_000,
 )
@@ -409,14 +409,14 @@ texts(
 )  # fmt: skip
 texts(
     "hosts in a text",
-    "guards.hosts",
-    hosts.hosts_in,
+    "guards.url_text",
+    url_text.hosts_in,
     ["a.b ", "http://", "a.", "www.", ".", "//a@", "a.b:1/"],
     large=200_000,
 )
 KNOWN = Secrets(["kn0wn-value-of-the-process"])
 texts(
-    "a URL", "guards.url_text guards.addresses", lambda said: (url_text.parse(said), url_text.has_secret(said, KNOWN)),
+    "a URL", "guards.url_text guards.network", lambda said: (url_text.parse(said), url_text.has_secret(said, KNOWN)),
     ["http://a/", "%", "%2", "%25", "http://[", "@", "a.", "?a=b&", "/..", "#", "\\", "://"], "http://a.b/", large=200_000,
 )  # fmt: skip
 texts(
@@ -800,25 +800,31 @@ case(
     large=50_000,
 )
 case("a large schema", "tools.arguments", lambda n: {"type": "object", "properties": {f"p{at}": {"type": "string"} for at in range(n)}},
-     arguments.unusable, large=20_000)  # fmt: skip
+     arguments.schema_problem, large=20_000)  # fmt: skip
 texts("the name of a tool", "tools.arguments", lambda said: arguments.settle_name(said, ["read_file", "todo"]),
       ["a", "_", "functions.", "read_file", ":0", "-tool"], large=100_000)  # fmt: skip
 LINES = ["a\n", "  a\n", "\n", "a b\n", "}\n"]
-texts("a replacement", "tools.patching", lambda said: patching.replaced(said, "a\n", "b\n", True), LINES, large=100_000)
-texts("a replacement that fits nowhere", "tools.patching", lambda said: patching.replaced(said, "a\n" * 20 + "z", "b", False), LINES,
+texts(
+    "a replacement",
+    "tools.patching",
+    lambda said: patching.replace_text(said, "a\n", "b\n", True),
+    LINES,
+    large=100_000,
+)
+texts("a replacement that fits nowhere", "tools.patching", lambda said: patching.replace_text(said, "a\n" * 20 + "z", "b", False), LINES,
       large=20_000)  # fmt: skip
-texts("a patch", "tools.patching", patching.parsed, ["*** Update File: a\n@@\n-a\n+b\n", "*** Add File: a\n+a\n", "@@\n", "-a\n", "+a\n", "*** "],
+texts("a patch", "tools.patching", patching.parse_patch, ["*** Update File: a\n@@\n-a\n+b\n", "*** Add File: a\n+a\n", "@@\n", "-a\n", "+a\n", "*** "],
       "*** Begin Patch\n*** Update File: a\n@@\n", large=100_000)  # fmt: skip
 case("a difference", "tools.patching", lambda n: ([f"{at}\n" for at in range(n)], [f"{at + at % 3}\n" for at in range(n)]),
-     lambda both: patching.difference(*both, ("a", "b")), large=4_000, linear=False)  # fmt: skip
+     lambda both: patching.unified_diff(*both, ("a", "b")), large=4_000, linear=False)  # fmt: skip
 case("a difference of equal lines", "tools.patching", lambda n: (["a\n"] * n, ["a\n", "b\n"] * (n // 2)),
-     lambda both: patching.difference(*both, ("a", "b")), large=4_000, linear=False)  # fmt: skip
+     lambda both: patching.unified_diff(*both, ("a", "b")), large=4_000, linear=False)  # fmt: skip
 case("hunks of a patch", "tools.patching", lambda n: ("".join(f"line {at}\n" for at in range(n)), "*** Update File: a\n" + "".join(
     f"@@\n-line {at}\n+other {at}\n" for at in range(0, n, 10)
-)), lambda both: patching.patched(both[0], patching.parsed(both[1])[0].hunks), large=100_000)  # fmt: skip
+)), lambda both: patching.apply_hunks(both[0], patching.parse_patch(both[1])[0].hunks), large=100_000)  # fmt: skip
 case("hunks of equal lines", "tools.patching", lambda n: ("a\n" * n, "*** Update File: a\n" + "".join(
     f"@@ -{at + 1},1 +{at + 1},1 @@\n-a\n+b\n" for at in range(n)
-)), lambda both: patching.patched(both[0], patching.parsed(both[1])[0].hunks), large=100_000, linear=False)  # fmt: skip
+)), lambda both: patching.apply_hunks(both[0], patching.parse_patch(both[1])[0].hunks), large=100_000, linear=False)  # fmt: skip
 case("a glob", "tools.rg_fallback", lambda n: ("**/" * 20 + "*a*b*c", ["a"] * n),
      lambda both: rg_fallback.Glob(both[0]).matches(both[1]), large=20_000)  # fmt: skip
 texts(
@@ -833,8 +839,8 @@ HTML = ["<p>a", "<div>", "</div>", "<a href='b'>c</a>", "<li>", "<ul><li>", "<ta
         "<pre>", "a ", "\n", "<b>", "<h1>a</h1>", "<br>", "<img src=a>"]  # fmt: skip
 texts(
     "a page",
-    "tools.html_to_markdown tools.pages",
-    lambda said: html_to_markdown.markdown(said, "http://a/"),
+    "tools.pages",
+    lambda said: pages.markdown(said, "http://a/"),
     HTML,
     large=60_000,
 )
@@ -855,7 +861,7 @@ case(
 
 
 def captured(pieces: Iterable[bytes]) -> None:
-    readable, ends = Readable(KNOWN), Ends(1_000)
+    readable, ends = OutputDecoder(KNOWN), HeadAndTail(1_000)
     for piece in pieces:
         ends.add(readable.feed(piece))
     ends.add(readable.feed(b"", end=True))

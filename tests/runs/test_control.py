@@ -124,7 +124,7 @@ async def test_a_stop_while_a_blocking_tool_runs_is_seen_by_it(house: House, ser
 async def test_a_stop_does_not_wait_for_a_tool_that_will_not_end(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tool_round, "STUBBORN_S_MAX", 0.1)
+    monkeypatch.setattr(tool_round.limits, "STUBBORN_S_MAX", 0.1)
     release = threading.Event()
 
     def look(_: Any, __: Any) -> Json:

@@ -113,7 +113,7 @@ async def test_a_link_in_place_of_hooks_leads_nowhere(
     (secret / "key").write_text("planted")
     (secret / "config").write_text("planted")
     target = {".git": secret, ".git/hooks": secret / "hooks", ".git/config": secret / "config"}[swapped]
-    planned = mounts.plan
+    planned = mounts.plan_mounts
 
     def swap(where: Place, covers: dict[str, mounts.Mode] | None = None) -> list[mounts.Mount]:
         found = planned(where, covers)
@@ -122,7 +122,7 @@ async def test_a_link_in_place_of_hooks_leads_nowhere(
             (place.workspace / swapped).symlink_to(target)
         return found
 
-    monkeypatch.setattr(bubblewrap, "plan", swap)
+    monkeypatch.setattr(bubblewrap, "plan_mounts", swap)
     sandbox = wrapped()
     with pytest.raises(SandboxError, match="could not be built"):
         await sh(sandbox, "true")

@@ -13,7 +13,7 @@ from hermes.core.home import Home
 from hermes.core.ids import folder_name
 from hermes.sandbox import bubblewrap, choose, docker
 from hermes.sandbox.base import SandboxError
-from hermes.sandbox.choose import Choice, Sandboxes, child_env, choice, workspace_of
+from hermes.sandbox.choose import Choice, Sandboxes, child_env, choose_backend, workspace_of
 from hermes.settings import config
 from hermes.settings.config import Settings
 
@@ -48,10 +48,10 @@ def test_the_backend(
     monkeypatch.setattr(bubblewrap, "probe", lambda: bubblewrap_fails)
     monkeypatch.setattr(docker, "probe", lambda image: docker_fails)
     if isinstance(expected, Choice):
-        assert choice(settings(home, backend=wanted)) == expected
+        assert choose_backend(settings(home, backend=wanted)) == expected
         return
     with pytest.raises(ConfigError) as caught:
-        choice(settings(home, backend=wanted))
+        choose_backend(settings(home, backend=wanted))
     assert str(caught.value).startswith(expected)
     assert caught.value.exit_code == 78
 
@@ -168,7 +168,7 @@ async def test_the_probe_is_made_once_and_off_the_loop(home: Home, monkeypatch: 
             seen.append(False)
         return Choice("local", isolated=False)
 
-    monkeypatch.setattr(choose, "choice", looked)
+    monkeypatch.setattr(choose, "choose_backend", looked)
     await Sandboxes(home).start(settings(home))
     await Sandboxes(home).of(settings(home), "s1", home.path)
     assert seen[:2] == [False, False]  # then the answer is known

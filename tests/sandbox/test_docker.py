@@ -130,7 +130,7 @@ async def test_killing_one_command_leaves_the_others_of_its_container(fake_docke
 
 
 async def test_an_idle_container_is_removed(fake_docker: Path, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(docker, "CONTAINER_IDLE_S_MAX", 0.0)
+    monkeypatch.setattr(docker.limits, "CONTAINER_IDLE_S_MAX", 0.0)
     sandbox = Docker(place, "image", "s1")
     await sh(sandbox, "true")
     async with asyncio.timeout(60):
@@ -150,7 +150,7 @@ async def test_what_a_dead_process_left_is_swept(fake_docker: Path, place: Place
         "hermes-other": (other, f"{host}:999999999:1.00"),
     }
     for name, (home, holder) in cases.items():
-        record = {"inner": 999999999, "outer": 0, "labels": {"hermes.core.home": home, "hermes.holder": holder}}
+        record = {"inner": 999999999, "outer": 0, "labels": {"hermes.home": home, "hermes.holder": holder}}
         (fake_docker / f"{name}.json").write_text(json.dumps(record))
     await docker.sweep(place.home)
     assert containers(fake_docker) == ["hermes-away", "hermes-live", "hermes-other"]

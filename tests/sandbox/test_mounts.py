@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from hermes.sandbox.base import SandboxError
-from hermes.sandbox.mounts import Place, plan, resolved
+from hermes.sandbox.mounts import Place, plan_mounts, resolve_root
 
 
 def told(place: Place, **changes: object) -> dict[str, str]:
     base = place.home.path.parent
-    found = plan(replace(place, **changes))  # type: ignore[arg-type]
+    found = plan_mounts(replace(place, **changes))  # type: ignore[arg-type]
     assert [mount.path for mount in found] == sorted(mount.path for mount in found)
     return {mount.path.removeprefix(f"{base}/"): mount.mode for mount in found}
 
@@ -79,7 +79,7 @@ def test_links_do_not_widen_anything(place: Place, project: Path, tmp_path: Path
 def test_no_workspace(place: Place) -> None:
     for folder in ("/", "/no/such/folder", str(place.home.path)):
         with pytest.raises(SandboxError):
-            plan(replace(place, workspace=Path(folder)))
+            plan_mounts(replace(place, workspace=Path(folder)))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_no_link_that_a_command_may_have_made_leads_to_a_root(tmp_path: Path, pa
         (base / folder).mkdir(parents=True)
     (base / "link").symlink_to("outside")
     (base / "ws/link").symlink_to("../outside")
-    assert resolved(base / path, [str(base / "ws")]) == (None if real is None else str(base / real))
+    assert resolve_root(base / path, [str(base / "ws")]) == (None if real is None else str(base / real))
 
 
 def test_a_workspace_that_has_become_a_link_is_none(place: Place, tmp_path: Path) -> None:
@@ -107,4 +107,4 @@ def test_a_workspace_that_has_become_a_link_is_none(place: Place, tmp_path: Path
     (tmp_path / "outside").mkdir()
     work.symlink_to("outside")
     with pytest.raises(SandboxError, match="cannot be the workspace"):
-        plan(replace(place, workspace=work))
+        plan_mounts(replace(place, workspace=work))

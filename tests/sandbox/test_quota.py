@@ -44,8 +44,8 @@ class Watched:
 
 @pytest.fixture
 async def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watched]:
-    monkeypatch.setattr(quota_module, "DISK_LOOK_S", 0.02)
-    monkeypatch.setattr(quota_module, "DISK_MEASURED_S", 0.0)
+    monkeypatch.setattr(quota_module.limits, "DISK_LOOK_S", 0.02)
+    monkeypatch.setattr(quota_module.limits, "DISK_MEASURED_S", 0.0)
     (tmp_path / "own").mkdir()
     fill(tmp_path / "shared" / "old", 30)
     made = Watched(DiskQuota(20, [tmp_path / "own"], [tmp_path / "shared"]))
@@ -140,8 +140,8 @@ def test_oldest_spill_files_make_room_for_new_ones(tmp_path: Path) -> None:
 
 
 def test_spill_folder_stays_within_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quota_module, "SPILL_BYTES_MAX", 200_000)
-    monkeypatch.setattr(quota_module, "SPILL_TRIM_BYTES", 50_000)
+    monkeypatch.setattr(quota_module.limits, "SPILL_BYTES_MAX", 200_000)
+    monkeypatch.setattr(quota_module.limits, "SPILL_TRIM_BYTES", 50_000)
     fill(tmp_path / "left-by-an-earlier-process" / "a", 1)
     for number in range(40):
         write_spill(tmp_path / f"run{number % 4}" / f"{number}.txt", b"x" * 20_000)

@@ -27,7 +27,7 @@ from tools.turns import unframed
 
 from .canaries import Canaries
 
-TOOLS = (*files.TOOLS, patching.TOOL, searching.TOOL, vision.TOOL, *web_tools.TOOLS)
+TOOLS = (files.READ, files.WRITE, patching.TOOL, searching.TOOL, vision.TOOL, web_tools.SEARCH, web_tools.EXTRACT)
 _PLAIN_S = 20
 
 

@@ -71,7 +71,7 @@ _WORK = {
     "names of functions": "list(rules_of('check_' * 100_000 + 'spawn' * 100_000))",
     "newlines for sed": """check("sed '" + chr(10) * 90_000 + "' f", "/ws", FACTS)""",
     "cut arguments of a long word": """parse('{"a": ' + 'a' * 500_000 + chr(1))""",
-    "a block of equal lines": "blocks(['a'] * 600_000, ['a'] * 200_000, str)",
+    "a block of equal lines": "find_blocks(['a'] * 600_000, ['a'] * 200_000, str)",
     "a wrong value that looks like a fault": "fault_of('Invalid enum value ' + ' - at `$' * 500_000)",
     "a long word in a job": "exfiltrates('.ssh/' * 200_000)",
     "many words in a job": "exfiltrates('send passwords $KEY .ssh/a.pub b@c.d ' * 20_000)",
@@ -96,9 +96,9 @@ from hermes.guards.exfiltration import exfiltrates
 from hermes.guards.snippets import literals_of, rules_of
 from hermes.store.rows import _origins, in_call_order, row_of_message
 from hermes.store.sessions import SessionDB
-from hermes.server.request_bodies import Body, _told as fault_of
+from hermes.server.request_bodies import Body, field_error as fault_of
 from hermes.tools.arguments import parse
-from hermes.tools.patching import blocks
+from hermes.tools.patching import find_blocks
 from guards.test_commands import FACTS
 
 def talk(count):

@@ -24,8 +24,7 @@ from hermes.guards.secrets import Secrets
 from hermes.guards.urls import UrlGuard
 from hermes.sandbox import proxy as proxy_module
 from hermes.sandbox import proxy_messages
-from hermes.sandbox.proxy import EgressProxy
-from hermes.sandbox.proxy_env import proxy_env
+from hermes.sandbox.proxy import EgressProxy, proxy_env
 from hermes.settings import config
 
 SECRET = "correct-horse-9"
@@ -431,7 +430,7 @@ async def test_head_that_does_not_arrive_is_408(rig: Rig, monkeypatch: pytest.Mo
 
 
 async def test_silent_server_is_504(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proxy_module, "EGRESS_IDLE_S_MAX", 0.05)
+    monkeypatch.setattr(proxy_module.limits, "EGRESS_IDLE_S_MAX", 0.05)
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
@@ -442,7 +441,7 @@ async def test_silent_server_is_504(rig: Rig, monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_idle_tunnel_is_closed_on_both_sides(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proxy_module, "EGRESS_IDLE_S_MAX", 0.05)
+    monkeypatch.setattr(proxy_module.limits, "EGRESS_IDLE_S_MAX", 0.05)
     closed = asyncio.Event()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -483,7 +482,7 @@ async def test_client_that_goes_away_ends_the_question(rig: Rig) -> None:
 
 
 async def test_connections_past_the_limit_wait_for_a_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proxy_module, "EGRESS_CONNECTIONS_MAX", 2)
+    monkeypatch.setattr(proxy_module.limits, "EGRESS_CONNECTIONS_MAX", 2)
     go = asyncio.Event()
     async with rigged(tmp_path) as rig:
         rig.granted.clear()

@@ -15,7 +15,7 @@ from agent.conftest import MakeHouse
 from agent.house import Json, Running
 from guards.stage import WORLD, Stage, serving
 from hermes.settings.config import load
-from hermes.tools.egress import HostGrants
+from hermes.tools.session_state import HostGrants
 from support.model_server import Call, ModelServer
 from tools.commanding import SURELY_S, Desk
 
@@ -36,7 +36,7 @@ class Session:
 
     @property
     def hosts(self) -> HostGrants:
-        return self.desk.house.app.services.desks.of("default", "s1").hosts
+        return self.desk.house.app.services.session_states.of("default", "s1").hosts
 
     async def begin(self, call: Call = WAITING, **fields: Any) -> Running:
         """A turn whose command has begun to run."""

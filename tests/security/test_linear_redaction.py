@@ -149,12 +149,12 @@ _CHILD = """
 import sys
 from hermes.guards.injection import fenced
 from hermes.guards.secrets import Secrets, redact_tree
-from hermes.tools.file_access import Shower
+from hermes.tools.file_access import LineRedactor
 from types import SimpleNamespace
 
 value, chars = sys.argv[1], int(sys.argv[2])
 known = Secrets([value])
-shower = Shower(SimpleNamespace(secrets=known, settings={"security.redact_secrets": True}))
+shower = LineRedactor(SimpleNamespace(secrets=known, settings=SimpleNamespace(security=SimpleNamespace(redact_secrets=True))))
 for line in sys.stdin.read().split("\\0"):
     text = line * (chars // len(line))
     known.redact(text)

@@ -15,11 +15,11 @@ from hermes.cli.tools_command import _list, verdict
 from hermes.guards.commands import Facts, check, simple_forms
 from hermes.guards.read_only import is_read_only
 from hermes.sandbox import bubblewrap, docker
-from hermes.sandbox.choose import choice
+from hermes.sandbox.choose import choose_backend
 from hermes.server.discovery import _sandbox as capabilities_sandbox
 from hermes.settings import config
 from hermes.tools import files, searching
-from hermes.tools.approvals import counted
+from hermes.tools.approvals import rules_to_approve
 from support.model_server import Call, ModelServer
 from tools.commanding import SURELY_S, Desk
 
@@ -49,7 +49,7 @@ def test_command_that_may_change_something(command: str) -> None:
     assert not is_read_only(command)
     facts = Facts(("/w",), "/home/u", "/home/u/.hermes")
     hits = check(command, "/w", facts)
-    assert counted(command, hits, simple_forms(command, "/w", facts), isolated=False, network=True)
+    assert rules_to_approve(command, hits, simple_forms(command, "/w", facts), isolated=False, network=True)
 
 
 async def under_way_answered(desk: Desk, command: str, choice: str) -> Json:
@@ -126,7 +126,7 @@ def settings_of(house: House, **terminal: Any) -> config.Settings:
 def test_auto_never_falls_back_to_local_silently(
     house: House, no_bubblewrap: None, terminal: Json, name: str, isolated: bool
 ) -> None:
-    chosen = choice(settings_of(house, **terminal))
+    chosen = choose_backend(settings_of(house, **terminal))
     assert (chosen.name, chosen.isolated, chosen.reason is not None) == (name, isolated, name == "none")
     if chosen.reason is not None:
         assert "no namespaces" in chosen.reason
@@ -137,7 +137,7 @@ async def test_tools_that_run_commands_are_not_offered(
     make_house: MakeHouse, server: ModelServer, no_bubblewrap: None
 ) -> None:
     desk = Desk(make_house, server, "auto")
-    desk.offer(*files.TOOLS, searching.TOOL)
+    desk.offer(files.READ, files.WRITE, searching.TOOL)
     desk.workspace.mkdir(parents=True, exist_ok=True)
     [answer] = await asked_all(desk, Call("write_file", {"path": "a.txt", "content": "word"}))
     assert answer["created"]
@@ -162,7 +162,7 @@ async def test_file_tools_stay_in_the_workspace(
     make_house: MakeHouse, server: ModelServer, no_bubblewrap: None, tmp_path: Path, tool: str
 ) -> None:
     desk = Desk(make_house, server, "auto")
-    desk.offer(*files.TOOLS)
+    desk.offer(files.READ, files.WRITE)
     (tmp_path / "outside.txt").write_text("mark")
     more = {"content": "x", "overwrite": True} if tool == "write_file" else {}
     [answer] = await asked_all(desk, Call(tool, {"path": str(tmp_path / "outside.txt"), **more}))
@@ -174,7 +174,7 @@ async def test_call_of_a_tool_that_is_not_offered_runs_nothing(
     make_house: MakeHouse, server: ModelServer, no_bubblewrap: None
 ) -> None:
     desk = Desk(make_house, server, "auto")
-    desk.offer(*files.TOOLS)
+    desk.offer(files.READ, files.WRITE)
     for name, given in (("terminal", {"command": "touch made"}), ("execute_code", {"code": "open('made', 'w')"})):
         [answer] = await asked_all(desk, Call(name, given))
         assert answer["code"] == "unknown_tool"

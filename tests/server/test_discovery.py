@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 import hermes
-from hermes.sandbox.choose import choice
+from hermes.sandbox.choose import choose_backend
 from hermes.server import readiness, status
 from hermes.server.routes import ROUTES
 from hermes.store.sessions import SessionDB
@@ -320,7 +320,7 @@ async def test_capabilities(api: Api) -> None:
     assert body["auth"] == {"type": "bearer", "required": True, "owner": "default", "scopes": scopes}
     runtime = body["runtime"]
     assert "API-server host" in runtime.pop("description")
-    chosen = choice(api.app.settings)
+    chosen = choose_backend(api.app.settings)
     sandbox = {"backend": chosen.name, "isolated": chosen.isolated}
     assert runtime == {
         "mode": "server_agent",

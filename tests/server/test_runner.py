@@ -25,7 +25,7 @@ from hermes.core.errors import ConfigError, HermesError
 from hermes.core.home import Home, is_served
 from hermes.core.spec import RunSpec
 from hermes.logs import logging_to
-from hermes.sandbox.choose import choice
+from hermes.sandbox.choose import choose_backend
 from hermes.server import runner
 from hermes.server.runner import GatewayRunner, raise_file_limit
 from hermes.server.startup_checks import bind, is_loopback, resolved
@@ -97,7 +97,7 @@ async def test_the_ready_line_names_version_address_model_auth_sandbox_and_store
         pass
     printed = capsys.readouterr().out
     auth = "open: hermes gateway key makes a key"
-    sandbox = choice(config.load(home)).name
+    sandbox = choose_backend(config.load(home)).name
     facts = f"model custom/m, auth {auth}, sandbox {sandbox}, store {home.state_db}"
     assert printed == f"Hermes {hermes.__version__} listening on {url} ({facts})\n"
 

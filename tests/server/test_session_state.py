@@ -11,7 +11,7 @@ import pytest
 from hermes.core.ids import folder_name
 from hermes.core.limits import BACKGROUND_MAX
 from hermes.store.sessions import SessionDB
-from hermes.tools.background import Background, Processes
+from hermes.tools.process import Background, Processes
 from support.model_server import Call, Reply
 
 from .clients import Json, eventually, told
@@ -52,13 +52,13 @@ async def api(start: Start) -> Api:
 @pytest.mark.parametrize("heir", [ANNA, BEN], ids=["same owner", "other owner"])
 async def test_new_session_of_the_same_id_begins_with_nothing(api: Api, home_folder: Path, by: str, heir: str) -> None:
     await turn(api, ANNA, PLAIN, command("export MELON=green; cd /tmp"))
-    anna = api.app.services.desks.of("anna", PLAIN)
+    anna = api.app.services.session_states.of("anna", PLAIN)
     assert anna.shell is not None and anna.shell.env["MELON"] == "green"
     anna.granted.add("rm")
     anna.yolo = True
     if by == "request":
         await delete(api, ANNA, PLAIN)
-        assert ("anna", PLAIN) not in api.app.services.desks._desks
+        assert ("anna", PLAIN) not in api.app.services.session_states._states
     else:  # the listeners of this process hear nothing of it
         listeners = api.app.store.blocking.engine.deletion_listeners
         kept, listeners[:] = [*listeners], []
@@ -68,13 +68,13 @@ async def test_new_session_of_the_same_id_begins_with_nothing(api: Api, home_fol
         listeners[:] = kept
     [result] = await turn(api, heir, PLAIN, command('echo "[$MELON] $PWD"'))
     assert result["output"].startswith("[] ") and not result["output"].startswith("[] /tmp\n")
-    desk = api.app.services.desks.of("anna" if heir == ANNA else "ben", PLAIN)
+    desk = api.app.services.session_states.of("anna" if heir == ANNA else "ben", PLAIN)
     assert desk is not anna and not desk.granted and not desk.yolo
 
 
 async def test_state_is_not_shared_between_owners(api: Api) -> None:
     await turn(api, ANNA, PLAIN, command("export MELON=green"))
-    assert api.app.services.desks.of("ben", PLAIN).shell is None
+    assert api.app.services.session_states.of("ben", PLAIN).shell is None
 
 
 @pytest.mark.parametrize("session_id", [PLAIN, ODD])

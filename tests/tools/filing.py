@@ -31,7 +31,7 @@ class RunResources:
 
     guard: Paths
     place: Place
-    desk: SessionState = field(default_factory=SessionState)
+    session: SessionState = field(default_factory=SessionState)
     window_tokens: int = 1_000_000
     make: Callable[[Place], Sandbox] = Local
 
@@ -61,28 +61,28 @@ class Filing:
         self.settings = config.load(home, environ={})
         spill = home.path / "cache/tool_results/run"
         options = {"cwd": self.folder, "roots_rw": (self.folder,), "user_home": folder / "user"} | options
-        guard = Paths(home=home, own_spill=spill, **options)
-        self.world = RunResources(guard, Place(home, self.folder, folder / "private", env=env))
+        guard = Paths(home=home, roots_ro=(*options.pop("roots_ro", ()), spill), **options)
+        self.resources = RunResources(guard, Place(home, self.folder, folder / "private", env=env))
         self.threads = Threads(4)
         self.settings_changed: Json = {}
 
     def context(self) -> ToolContext:
         nothing: Any = None
-        world: Any = self.world
+        resources: Any = self.resources
         return ToolContext(
             run_id="run",
             call_id="call",
             session_id="s",
             owner="default",
             session_key=None,
-            home=self.world.place.home,
+            home=self.resources.place.home,
             settings=self.settings,
             secrets=Secrets([KNOWN]),
             asking=nothing,
             emit=lambda *_: None,
             blocking=self.threads.call,
             last_answer=lambda *_: None,
-            world=world,
+            resources=resources,
         )
 
     async def prepare(self, tool: ToolDef, args: Json) -> ToolContext:

@@ -113,7 +113,7 @@ async def test_a_user_who_wants_no_questions(
         monkeypatch.setenv("HERMES_YOLO_MODE", "1")
     desk = Desk(make_house, server)
     monkeypatch.delenv("HERMES_YOLO_MODE", raising=False)  # it is read once, at the start
-    desk.house.app.services.desks.of("default", "s1").yolo = how == "session"
+    desk.house.app.services.session_states.of("default", "s1").yolo = how == "session"
     made(desk)
     ran = await desk.ran(terminal(FLAGGED))
     assert (ran.tool_results()[0]["status"], decided(ran)) == ("ok", [("once", "rule")])
@@ -286,7 +286,7 @@ async def test_questions_come_one_at_a_time_and_hold_back_only_what_conflicts(
     desk = Desk(make_house, server)
 
     async def ask(ctx: ToolContext, args: Json) -> Json:
-        await approvals.leave(ctx, "mcp", args["a"], "It may destroy something.", key="server tool")
+        await approvals.permission(ctx, "mcp", args["a"], "It may destroy something.", key="server tool")
         return {"done": args["a"]}
 
     desk.offer(tool("ask", ask, scope=lambda args: frozenset({args["a"]})), tool("look", scope=lambda _: frozenset()))
@@ -329,10 +329,10 @@ async def test_a_folder_outside_the_workspace(make_house: MakeHouse, server: Mod
     outside.mkdir()
 
     async def write(ctx: ToolContext, args: Json) -> Json:
-        paths = await ctx.world.paths()
+        paths = await ctx.resources.paths()
         if (folder := await ctx.blocking(lambda: paths.needs_grant(outside / "file"))) is not None:
             await approvals.folder(ctx, folder)
-        return {"needs": str((await ctx.world.paths()).needs_grant(outside / "file"))}
+        return {"needs": str((await ctx.resources.paths()).needs_grant(outside / "file"))}
 
     desk.offer(tool("write", write))
     answers = []
@@ -351,7 +351,7 @@ async def test_other_leave(make_house: MakeHouse, server: ModelServer, key: str,
     desk = Desk(make_house, server)
 
     async def ask(ctx: ToolContext, _: Json) -> Json:
-        await approvals.leave(ctx, "skill", f"delete it {KEY}", "Skills are to be approved.", ("write",), key=key)
+        await approvals.permission(ctx, "skill", f"delete it {KEY}", "Skills are to be approved.", ("write",), key=key)
         return {"ok": True}
 
     desk.offer(tool("ask", ask))
@@ -380,7 +380,7 @@ async def test_a_reviewer_approves_this_once(make_house: MakeHouse, server: Mode
     ran = await under_way.end()
     assert (ran.tool_results()[0]["status"], decided(ran)) == ("ok", [("once", "reviewer")])
     assert ran.of("usage")[1]["task"] == "approval"
-    assert not desk.house.app.services.desks.of("default", "s1").granted
+    assert not desk.house.app.services.session_states.of("default", "s1").granted
     review: Request = server.requests[-2]
     asked = json.loads(review.turns[-1].text)
     assert (asked["action"], asked["user_message"]) == (FLAGGED, "clean up the build")

@@ -178,9 +178,9 @@ async def test_a_child_works_where_its_parent_does_with_its_leave(
     seen: list[tuple[Any, ...]] = []
 
     async def look(ctx: ToolContext, _: Json) -> Json:
-        world = ctx.world
-        seen.append((await world.sandbox(), id(world.desk.granted), id(world.desk.folders), world.desk.yolo))
-        world.desk.yolo = True
+        world = ctx.resources
+        seen.append((await world.sandbox(), id(world.session.granted), id(world.session.folders), world.session.yolo))
+        world.session.yolo = True
         return {"ok": True}
 
     offer(house, tool("look", look, **reading()))

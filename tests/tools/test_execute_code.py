@@ -80,7 +80,7 @@ async def test_much_output_is_cut(desk: Desk) -> None:
 
 
 async def test_time_is_limited(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code_tool, "CODE_S_MAX", 2.0)
+    monkeypatch.setattr(code_tool.limits, "CODE_S_MAX", 2.0)
     mark = new_mark()
     text = f"import os; print('so far'); os.system('sleep {mark}')"
     ran = await desk.ran(script(text))
@@ -158,7 +158,7 @@ async def test_every_guard_holds_for_its_calls(make_house: MakeHouse, server: Mo
 
 
 async def test_so_many_calls_and_no_more(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code_tool, "CODE_CALLS_MAX", 2)
+    monkeypatch.setattr(code_tool.limits, "CODE_CALLS_MAX", 2)
     text = "from hermes_tools import terminal\nfor n in range(4): print(terminal('true').get('code'))"
     answer = await desk.call("execute_code", {"code": text})
     assert (answer["stdout"], answer["calls"]) == ("None\nNone\nlimit_reached\nlimit_reached\n", 2)

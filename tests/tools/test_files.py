@@ -113,7 +113,7 @@ async def test_an_answer_holds_no_more_than_fits(filing: Filing) -> None:
     answer = await filing.call(READ, path="f", limit=2000)
     assert 80_000 < len(answer["content"]) <= 100_000 and answer["truncated"]
     assert f"\n{answer['next_offset'] - 1}|" in answer["content"]
-    filing.world.window_tokens = 8192
+    filing.resources.window_tokens = 8192
     answer = await filing.call(READ, path="f", limit=2000)
     assert 2000 < len(answer["content"]) < 8192 * 3.6 * 0.15
 
@@ -138,7 +138,7 @@ async def test_of_a_huge_file_only_a_part_is_in_memory(filing: Filing, monkeypat
     answer = await filing.call(READ, path="huge", offset=4, limit=2)
     assert answer["content"] == "4|third\n5|fourth" and answer["truncated"] and answer["total_lines"] is None
     assert biggest <= 1024**2 and str(5 * 1024**3) in answer["note"]
-    assert str(path) not in filing.world.desk.seen, "what was not read to its end is not known"
+    assert str(path) not in filing.resources.session.seen, "what was not read to its end is not known"
     assert os.path.getsize(path) > SEEN_BYTES_MAX
 
 
@@ -205,15 +205,15 @@ async def test_what_the_system_refuses_is_told(filing: Filing) -> None:
 
 
 async def test_the_runs_own_spilled_answers_can_be_read(filing: Filing) -> None:
-    filing.world.spill.mkdir(parents=True)
-    (filing.world.spill / "call.txt").write_text("long\n")
-    answer = await filing.call(READ, path=str(filing.world.spill / "call.txt"))
+    filing.resources.spill.mkdir(parents=True)
+    (filing.resources.spill / "call.txt").write_text("long\n")
+    answer = await filing.call(READ, path=str(filing.resources.spill / "call.txt"))
     assert answer["content"] == "1|long" and answer["path"].startswith("/")
 
 
 async def test_a_relative_path_begins_where_the_shell_is(filing: Filing) -> None:
     filing.put("sub/a.txt", "in sub")
-    filing.world.desk.shell = Shell(filing.folder, str(filing.folder / "sub"), {})
+    filing.resources.session.shell = Shell(filing.folder, str(filing.folder / "sub"), {})
     answer = await filing.call(READ, path="a.txt")
     assert (answer["content"], answer["path"]) == ("1|in sub", "a.txt")
     assert (await filing.call(WRITE, path="b.txt", content="b"))["path"] == "b.txt"
@@ -395,12 +395,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
     async def folder(ctx: Any, folder: Path) -> None:
         folders.append(folder)
-        (await ctx.world.paths()).grant(folder)
+        (await ctx.resources.paths()).grant(folder)
 
     async def reserved(ctx: Any, entries: list[Path]) -> None:
         folders.extend(entries)
         for entry in entries:
-            (await ctx.world.paths()).grant_reserved(entry)
+            (await ctx.resources.paths()).grant_reserved(entry)
 
     monkeypatch.setattr(approvals, "folder", folder)
     monkeypatch.setattr(approvals, "reserved", reserved)
@@ -452,7 +452,7 @@ async def test_what_became_of_a_write_is_seen_from_the_file(filing: Filing, now:
         path.unlink()
     else:
         path.write_bytes(now)
-    filing.world.desk.seen.clear()  # another process does not remember
+    filing.resources.session.seen.clear()  # another process does not remember
     assert await file_access.reconcile(filing.context(), args, filing.started) == known
     if known == "not_done":
         assert "code" not in await filing.call(WRITE, **args), "the first process had seen the file"
@@ -503,7 +503,7 @@ def test_much_content_is_not_looked_at() -> None:
 
 def offered(make_house: MakeHouse) -> House:
     house = make_house({"terminal": {"backend": "local"}})
-    house.offer(*files.TOOLS, patching.TOOL, searching.TOOL)
+    house.offer(files.READ, files.WRITE, patching.TOOL, searching.TOOL)
     house.home.workspace.mkdir(parents=True)
     return house
 

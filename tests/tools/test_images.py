@@ -31,7 +31,7 @@ def message(*parts: Message) -> Message:
     ],
 )
 def test_whether_a_conversation_holds_images(messages: list[Message], there: bool) -> None:
-    assert images.present(messages) is there
+    assert images.has_images(messages) is there
 
 
 def picture(width: int, height: int, mode: str = "RGB") -> Message:
@@ -55,13 +55,13 @@ def size_of(part: Any) -> tuple[int, int]:
 )
 def test_inline_images_are_scaled_down(size: tuple[int, int], mode: str, smaller: tuple[int, int]) -> None:
     before = message(WORDS, picture(*size, mode))
-    ((words, after),) = [images.shrunk([before])[0]["content"]]
+    ((words, after),) = [images.shrink_images([before])[0]["content"]]
     assert (words, size_of(after), after["image_url"]["detail"]) == (WORDS, smaller, "low")
     assert size_of(before["content"][1]) == size, "the stored message is not touched"
 
 
 def test_images_elsewhere_are_asked_for_in_low_detail() -> None:
-    (after,) = images.shrunk([message(WEB)])
+    (after,) = images.shrink_images([message(WEB)])
     assert after["content"] == [{"type": "image_url", "image_url": {"url": "https://h.test/a.png", "detail": "low"}}]
 
 
@@ -69,7 +69,7 @@ def test_images_elsewhere_are_asked_for_in_low_detail() -> None:
 def test_an_image_that_cannot_be_read_is_sent_as_it_is(data: str) -> None:
     pytest.importorskip("PIL.Image")
     url = f"data:image/png;base64,{data}"
-    (after,) = images.shrunk([message({"type": "image_url", "image_url": {"url": url}})])
+    (after,) = images.shrink_images([message({"type": "image_url", "image_url": {"url": url}})])
     assert after["content"][0]["image_url"]["url"] == url
 
 
@@ -82,7 +82,7 @@ async def test_every_image_is_described_once() -> None:
 
     other = {"type": "image_url", "image_url": {"url": "https://h.test/b.png"}}
     plain = {"role": "assistant", "content": "hm"}
-    after = await images.described([message(WORDS, WEB), plain, message(WEB, other)], describe)
+    after = await images.replace_by_descriptions([message(WORDS, WEB), plain, message(WEB, other)], describe)
     assert asked == ["https://h.test/a.png", "https://h.test/b.png"]
     texts = [[part["text"] for part in m["content"]] for m in (after[0], after[2])]
     assert texts == [["What is this?", "[An image: picture 1]"], ["[An image: picture 1]", "[An image: picture 2]"]]

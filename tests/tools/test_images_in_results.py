@@ -17,7 +17,7 @@ from hermes.core.text import text_of
 from hermes.providers.base import Prompt, Route
 from hermes.providers.local import PROVIDER as LOCAL
 from hermes.tools import code, files, mcp, vision
-from hermes.tools.images import present
+from hermes.tools.images import has_images
 from hermes.tools.registry import ToolContext, ToolError
 from server.clients import frames
 from server.conftest import Start, start
@@ -122,8 +122,7 @@ async def test_a_model_that_sees_nothing_is_told_what_the_file_is(
 async def test_what_cannot_be_shown_is_said(house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
     house.offer(files.READ)
     put(house, small=PICTURE, large=PICTURE + b"\0", damaged=PICTURE[:45])
-    for module in (files, vision):
-        monkeypatch.setattr(module, "IMAGE_BYTES_MAX", len(PICTURE))
+    monkeypatch.setattr(vision.limits, "IMAGE_BYTES_MAX", len(PICTURE))
     ran = await turn(house, server, [*read("small"), *read("large"), *read("damaged")])
     small, large, damaged = results(ran)
     assert isinstance(small, list)
@@ -187,7 +186,7 @@ async def test_the_same_call_twice_shows_the_image_with_both_answers(house: Hous
     house.offer(files.READ)
     put(house, box=PICTURE)
     first, second = results(await turn(house, server, [*read("box"), *read("box")]))
-    assert first == second and present([{"content": first}])
+    assert first == second and has_images([{"content": first}])
 
 
 async def test_another_image_under_the_same_name_is_no_repetition(house: House, server: ModelServer) -> None:
@@ -287,7 +286,7 @@ async def test_images_of_a_server_are_shown_and_kept(make_house: MakeHouse, serv
 async def test_a_server_cannot_flood_the_model_with_images(
     make_house: MakeHouse, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mcp, "MCP_IMAGES_MAX", 2)
+    monkeypatch.setattr(mcp.limits, "MCP_IMAGES_MAX", 2)
     house = house_with(make_house, plain=over_pipes("plain", "stdio"))
     ran = await turn(house, server, [Call("mcp_plain_album", {"count": 3})])
     [content] = results(ran)

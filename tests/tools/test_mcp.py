@@ -37,8 +37,8 @@ def over_pipes(name: str, *args: str, **more: Any) -> Json:
 @pytest.fixture
 def swift(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lost connections come back at once."""
-    monkeypatch.setattr(mcp, "MCP_WAIT_S_MIN", 0.01)
-    monkeypatch.setattr(mcp, "MCP_RELIST_S", 0.0)
+    monkeypatch.setattr(mcp.limits, "MCP_WAIT_S_MIN", 0.01)
+    monkeypatch.setattr(mcp.limits, "MCP_RELIST_S", 0.0)
 
 
 @pytest.fixture(scope="module")

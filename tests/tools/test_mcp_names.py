@@ -90,13 +90,13 @@ def test_descriptions_are_cut_and_marked() -> None:
 )
 def test_hints(hints: Any, effect: str, asked: bool) -> None:
     assert names.effect(hints) == effect
-    assert names.needs_leave("destructive", hints) is asked
-    assert names.needs_leave("always", hints) and not names.needs_leave("never", hints)
+    assert names.needs_approval("destructive", hints) is asked
+    assert names.needs_approval("always", hints) and not names.needs_approval("never", hints)
 
 
 def test_what_fits_is_kept_in_order() -> None:
-    assert names.fitting([("a", 5), ("b", 7), ("c", 4)], 10) == ({"a", "c"}, ["b"])
-    assert names.fitting([("a", 5)], -1) == (set(), ["a"])
+    assert names.fit_into_window([("a", 5), ("b", 7), ("c", 4)], 10) == ({"a", "c"}, ["b"])
+    assert names.fit_into_window([("a", 5)], -1) == (set(), ["a"])
 
 
 def test_answers() -> None:

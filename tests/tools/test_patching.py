@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hermes.core.limits import DIFF_CHARS_MAX, WRITTEN_BYTES_MAX
 from hermes.guards.paths import Paths
 from hermes.tools import file_access, files
-from hermes.tools.patching import TOOL, difference, nearest, parsed, patched, replaced
+from hermes.tools.patching import TOOL, apply_hunks, nearest, parse_patch, replace_text, unified_diff
 from hermes.tools.registry import ToolError
 
 from .filing import KNOWN, Filing, Json
@@ -57,7 +57,7 @@ REPLACED = [
 def test_a_place_is_found_by_the_strictest_way_that_finds_one(
     text: str, old: str, new: str, result: str, by: str
 ) -> None:
-    assert replaced(text, old, new, False) == (result, by)
+    assert replace_text(text, old, new, False) == (result, by)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_place_is_found_by_the_strictest_way_that_finds_one(
 )
 def test_several_places_are_all_named(text: str, old: str, lines: list[int]) -> None:
     with pytest.raises(ToolError) as refusal:
-        replaced(text, old, "c", False)
+        replace_text(text, old, "c", False)
     answer = refusal.value.answer
     assert (answer["code"], answer["lines"]) == ("ambiguous_match", lines)
     assert ", ".join(map(str, lines)) in answer["error"] and "replace_all" in answer["hint"]
@@ -81,13 +81,13 @@ def test_several_places_are_all_named(text: str, old: str, lines: list[int]) -> 
     ],
 )
 def test_all_places_can_be_changed(text: str, old: str, new: str, result: str) -> None:
-    assert replaced(text, old, new, True)[0] == result
+    assert replace_text(text, old, new, True)[0] == result
 
 
 def test_where_nothing_fits_the_nearest_places_are_named() -> None:
     text = "\n".join(["import os", "", "def first(x):", "    return x", "", "def second(y):", "    return y + 1", ""])
     with pytest.raises(ToolError) as refusal:
-        replaced(text, "def second(y):\n    return y + 2", "", False)
+        replace_text(text, "def second(y):\n    return y + 2", "", False)
     answer = refusal.value.answer
     assert answer["code"] == "no_match" and answer["nearest"][0]["line"] == 6
     assert answer["nearest"][0]["text"].startswith("def second(y):\n    return y + 1")
@@ -98,26 +98,26 @@ def test_where_nothing_fits_the_nearest_places_are_named() -> None:
 
 def test_the_end_of_a_file_is_no_line() -> None:
     with pytest.raises(ToolError):
-        replaced("a\nb \n", "b\n\n", "c\n", False)
+        replace_text("a\nb \n", "b\n\n", "c\n", False)
 
 
 def test_blank_lines_alone_are_not_looked_for_loosely() -> None:
     with pytest.raises(ToolError) as refusal:
-        replaced("a\n \nb\n", "\n\t\n", "", False)
+        replace_text("a\n \nb\n", "\n\t\n", "", False)
     assert refusal.value.answer["code"] == "no_match"
 
 
 @given(st.text("ab \n", max_size=40), st.text("ab \n", min_size=1, max_size=6), st.text("xy\n", max_size=5))
 def test_what_occurs_exactly_once_is_replaced_exactly(text: str, old: str, new: str) -> None:
     if text.count(old) == 1 and text.find(old) == text.rfind(old):
-        assert replaced(text, old, new, False) == (text.replace(old, new), "exact")
+        assert replace_text(text, old, new, False) == (text.replace(old, new), "exact")
 
 
 # ---- patches
 
 
 def hunks(text: str) -> Any:
-    return parsed(f"*** Begin Patch\n*** Update File: f\n{text}\n*** End Patch")[0].hunks
+    return parse_patch(f"*** Begin Patch\n*** Update File: f\n{text}\n*** End Patch")[0].hunks
 
 
 PATCHED = [
@@ -161,7 +161,7 @@ PATCHED = [
 @pytest.mark.parametrize(("text", "patch", "result", "by"), PATCHED)
 def test_hunks_find_their_place_in_order(text: str, patch: str, result: str | None, by: str) -> None:
     try:
-        assert patched(text, hunks(patch)) == (result, by)
+        assert apply_hunks(text, hunks(patch)) == (result, by)
     except ToolError as refusal:
         assert result is None and refusal.answer["code"] == by
 
@@ -181,29 +181,29 @@ def test_hunks_find_their_place_in_order(text: str, patch: str, result: str | No
 )
 def test_what_is_no_patch_is_refused_with_the_grammar(patch: str) -> None:
     with pytest.raises(ToolError) as refusal:
-        parsed(patch)
+        parse_patch(patch)
     answer = refusal.value.answer
     assert answer["code"] == "invalid_arguments" and "*** Update File" in answer["hint"]
 
 
 def test_a_new_file_may_have_empty_lines_without_a_sign() -> None:
-    [section] = parsed("*** Add File: f\n+a\n\n+b\n\n*** End Patch\n")
-    assert patched("", section.hunks)[0] == "a\n\nb\n"
+    [section] = parse_patch("*** Add File: f\n+a\n\n+b\n\n*** End Patch\n")
+    assert apply_hunks("", section.hunks)[0] == "a\n\nb\n"
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=12), st.lists(st.sampled_from("abcd"), max_size=12))
 def test_a_diff_leads_from_one_text_to_the_other(old: list[str], new: list[str]) -> None:
-    text, added, removed = difference(old, new, ("f", "f"))
+    text, added, removed = unified_diff(old, new, ("f", "f"))
     rows = text.split("\n")[2:]
     assert [sum(row.startswith(sign) for row in rows) for sign in "+-"] == [added, removed]
     if old and old != new and len(new) > 0:
-        made = patched("\n".join(old) + "\n", hunks("\n".join(rows)))[0]
+        made = apply_hunks("\n".join(old) + "\n", hunks("\n".join(rows)))[0]
         assert made == "\n".join(new) + "\n"
 
 
 def test_a_long_difference_is_told_without_comparing_everything() -> None:
     old = [f"line {n}" for n in range(20_000)]
-    text, added, removed = difference(old, [*old[:5], "x", *old[10_000:]], ("f", "f"))
+    text, added, removed = unified_diff(old, [*old[:5], "x", *old[10_000:]], ("f", "f"))
     assert (added, removed) == (1, 9995) and text.split("\n")[2] == "@@ -3,10001 +3,7 @@"
 
 
@@ -238,7 +238,7 @@ async def test_bytes_that_are_not_meant_stay(filing: Filing, data: bytes) -> Non
 async def test_a_changed_file_is_known_only_if_it_was_before(filing: Filing) -> None:
     path = filing.put("f", "a\nb\n")
     await change(filing, "f", "a", "c")
-    assert str(path) not in filing.world.desk.seen
+    assert str(path) not in filing.resources.session.seen
     await filing.call(files.READ, path="f")
     await change(filing, "f", "b", "d")
     assert "code" not in await filing.call(files.WRITE, path="f", content="x")

@@ -9,9 +9,8 @@ import pytest
 
 from agent.conftest import MakeHouse
 from agent.house import House, Json, product_tasks
-from hermes.tools import background
-from hermes.tools.background import Background
-from hermes.tools.process import _slice
+from hermes.tools import process as process_tool
+from hermes.tools.process import Background, _slice
 from support.model_server import Call, ModelServer, Reply
 
 from .commanding import SURELY_S, Desk, allowed, descriptors, each_backend, new_mark, running
@@ -114,7 +113,7 @@ async def test_what_cannot_be_asked(desk: Desk, arguments: Json, code: str) -> N
 
 
 async def test_so_many_at_once_and_no_more(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "BACKGROUND_MAX", 2)
+    monkeypatch.setattr(process_tool, "BACKGROUND_MAX", 2)
     short = await started(desk, "true")
     await process(desk, "wait", short)
     long = [await started(desk, f"sleep {new_mark()}") for _ in range(2)]
@@ -175,7 +174,7 @@ async def test_the_turn_that_runs_is_told(desk: Desk, server: ModelServer) -> No
 async def test_later_it_is_a_notice_of_the_next_turn(desk: Desk) -> None:
     one = await started(desk, "until [ -e go ]; do sleep 0.01; done", notify_on_complete=True)
     (desk.workspace / "go").touch()
-    on_desk = desk.house.app.services.desks.of("default", "s1")
+    on_desk = desk.house.app.services.session_states.of("default", "s1")
     async with asyncio.timeout(SURELY_S):
         while not on_desk.notices:
             await asyncio.sleep(0.01)

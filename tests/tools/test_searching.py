@@ -44,7 +44,7 @@ class LocalWithoutRipgrep(NoRipgrep, Local):
 def filing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Filing]:
     """A workspace on a machine with ripgrep, and one without."""
     made = Filing(tmp_path)
-    made.world.make = Local if request.param == "rg" else LocalWithoutRipgrep
+    made.resources.make = Local if request.param == "rg" else LocalWithoutRipgrep
     yield made
     made.threads.close()
 
@@ -220,15 +220,15 @@ async def test_secrets_are_shown_by_their_kind_only(filing: Filing) -> None:
 
 async def test_no_more_is_answered_than_fits(filing: Filing) -> None:
     filing.put("f", ("needle " + "x" * 200 + "\n") * 400)
-    filing.world.window_tokens = 8192
+    filing.resources.window_tokens = 8192
     answer = await search(filing, "needle", limit=400)
     assert 5 < len(answer["matches"]) < 40 and answer["truncated"] and answer["total"] == 400
     assert answer["next_offset"] == len(answer["matches"])
 
 
 async def test_the_runs_own_spilled_answers_can_be_searched(filing: Filing) -> None:
-    filing.world.spill.mkdir(parents=True)
-    path = filing.world.spill / "call.txt"
+    filing.resources.spill.mkdir(parents=True)
+    path = filing.resources.spill / "call.txt"
     path.write_text("a\nneedle\n")
     assert await places(filing, "needle", path=str(path)) == [f"{path}:2"]
 
@@ -281,10 +281,10 @@ def test_what_is_no_glob_is_said_so(glob: str) -> None:
 
 async def test_a_pattern_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filing = Filing(tmp_path)
-    filing.world.make = LocalWithoutRipgrep
+    filing.resources.make = LocalWithoutRipgrep
     filing.put("a", "x\n")
     filing.put("b", "a" * 60 + "\n")
-    monkeypatch.setattr(searching, "SEARCH_FILES_S_MAX", 1.0)
+    monkeypatch.setattr(searching.limits, "SEARCH_FILES_S_MAX", 1.0)
     answer = await search(filing, r"x|(a+)+$|(a+)+b", output_mode="files_only")
     assert "code" not in answer
     answer = await search(filing, r"x|(a+)+b", output_mode="files_only")
@@ -311,13 +311,13 @@ async def test_in_a_sandbox_the_same_is_found(tmp_path: Path, kind: Any) -> None
     if failure := bubblewrap.probe():
         pytest.skip(f"bubblewrap does not work here: {failure}")
     filing = Filing(tmp_path)
-    filing.world.make = kind
+    filing.resources.make = kind
     filing.put("src/a.txt", "needle\n")
     assert await places(filing, "needle", path="src") == ["src/a.txt:1"]
     assert (await search(filing, "*.txt", target="files"))["matches"] == ["src/a.txt"]
-    filing.world.spill.mkdir(parents=True)
-    (filing.world.spill / "call.txt").write_text("needle")
-    assert len(await places(filing, "needle", path=str(filing.world.spill))) == 1
+    filing.resources.spill.mkdir(parents=True)
+    (filing.resources.spill / "call.txt").write_text("needle")
+    assert len(await places(filing, "needle", path=str(filing.resources.spill))) == 1
     filing.threads.close()
 
 
@@ -414,7 +414,7 @@ async def test_with_and_without_ripgrep_the_same_is_found(
         (filing.folder / "a/.git").mkdir(exist_ok=True)
     found = []
     for make in (Local, LocalWithoutRipgrep):
-        filing.world.make = make
+        filing.resources.make = make
         content = await search(filing, pattern or "x?", **given)
         names = await search(filing, "*", target="files", **{k: v for k, v in given.items() if k != "context"})
         found.append((content, names))

@@ -16,7 +16,7 @@ from hermes.core.errors import ConfigError
 from hermes.guards.secrets import Secrets
 from hermes.sandbox import choose
 from hermes.tools import output_buffer
-from hermes.tools.output_buffer import Ends, Readable
+from hermes.tools.output_buffer import HeadAndTail, OutputDecoder
 from hermes.tools.terminal import goes_online
 from support.model_server import Call, ModelServer
 
@@ -120,7 +120,7 @@ async def test_much_output_is_cut_in_the_middle_and_kept_in_a_file(
 
 
 async def test_the_file_has_a_limit_that_is_told(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output_buffer, "COMMAND_OUTPUT_BYTES_KEPT", 2 << 20)
+    monkeypatch.setattr(output_buffer.limits, "COMMAND_OUTPUT_BYTES_KEPT", 2 << 20)
     answer = await desk.sh("yes 0123456 | head -c 5000000")
     assert "its first 2 MiB are in" in answer["output"]
     assert Path(answer["spill"]).stat().st_size == 2 << 20
@@ -142,7 +142,7 @@ async def test_a_flood_takes_little_memory_and_shows_its_beginning(desk: Desk) -
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 64])
 def test_text_is_the_same_however_it_is_cut(size: int) -> None:
     data = "ä\x1b[0;1mb\x1b]8;;http://x\x1b\\link\x1b(B\r\nc\r\x1b[Kd \x1b".encode()
-    readable = Readable(Secrets(["sk-planted-000000000"]))
+    readable = OutputDecoder(Secrets(["sk-planted-000000000"]))
     pieces = [readable.feed(data[at : at + size]) for at in range(0, len(data), size)]
     assert "".join(pieces) + readable.feed(b"", end=True) == "äblink\nc\rd "
 
@@ -151,7 +151,7 @@ def test_text_is_the_same_however_it_is_cut(size: int) -> None:
     ("said", "told"), [(10, "0123456789"), (11, "0123\n[… 1 characters left out …]\n567890"), (0, "")]
 )
 def test_the_ends_of_a_text(said: int, told: str) -> None:
-    ends = Ends(10)
+    ends = HeadAndTail(10)
     for at in range(said):
         ends.add(str(at % 10))
     assert ends.text() == told
@@ -269,7 +269,7 @@ async def test_a_sandbox_that_does_not_work_is_told(desk: Desk, monkeypatch: pyt
     def broken(_: Any) -> None:
         raise ConfigError("The sandbox 'docker' does not work here: no daemon.")
 
-    monkeypatch.setattr(choose, "choice", broken)
+    monkeypatch.setattr(choose, "choose_backend", broken)
     answer = await desk.sh("true")
     assert answer["code"] == "tool_unavailable" and "no daemon" in answer["error"]
 

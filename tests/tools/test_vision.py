@@ -160,17 +160,17 @@ async def test_an_image_that_is_too_wide_is_scaled(house: House, server: ModelSe
 )
 def test_usual_kinds_are_sent_as_they_are(form: str, kind: str) -> None:
     data = picture(form=form)
-    assert vision.fitted(data) == (kind, data)
+    assert vision.fit_image(data) == (kind, data)
 
 
 @pytest.mark.parametrize(("form", "mode"), [("BMP", "RGB"), ("TIFF", "CMYK"), ("ICO", "RGBA"), ("PPM", "L")])
 def test_others_become_jpeg(form: str, mode: str) -> None:
-    kind, data = vision.fitted(picture(16, 16, form, mode, 0))
+    kind, data = vision.fit_image(picture(16, 16, form, mode, 0))
     assert kind == "image/jpeg" and Image.open(io.BytesIO(data)).size == (16, 16)
 
 
 def test_what_is_transparent_becomes_white() -> None:
-    kind, data = vision.fitted(picture(3000, 10, "PNG", "RGBA", (0, 0, 0, 0)))
+    kind, data = vision.fit_image(picture(3000, 10, "PNG", "RGBA", (0, 0, 0, 0)))
     assert kind == "image/jpeg" and Image.open(io.BytesIO(data)).getpixel((5, 5)) == (255, 255, 255)
 
 
@@ -179,7 +179,7 @@ def test_a_photo_is_turned_upright() -> None:
     exif[0x0112] = 6
     out = io.BytesIO()
     Image.new("RGB", (3000, 100)).save(out, "JPEG", exif=exif)
-    _, data = vision.fitted(out.getvalue())
+    _, data = vision.fit_image(out.getvalue())
     image = Image.open(io.BytesIO(data))
     assert image.height > image.width
 
@@ -196,15 +196,15 @@ def test_a_photo_is_turned_upright() -> None:
 )
 def test_what_cannot_be_read_is_said(data: bytes, code: str) -> None:
     with pytest.raises(vision.ToolError) as refused:
-        vision.fitted(data)
+        vision.fit_image(data)
     assert refused.value.answer["code"] == code and refused.value.answer["hint"]
 
 
 def test_an_image_of_too_many_pixels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vision, "IMAGE_PIXELS_MAX", 100)
-    assert vision.fitted(picture(10, 10))
+    monkeypatch.setattr(vision.limits, "IMAGE_PIXELS_MAX", 100)
+    assert vision.fit_image(picture(10, 10))
     with pytest.raises(vision.ToolError) as refused:
-        vision.fitted(picture(10, 11))
+        vision.fit_image(picture(10, 11))
     assert refused.value.answer["code"] == "too_large"
 
 
@@ -212,9 +212,10 @@ async def test_an_image_of_too_many_bytes_is_refused(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = picture()
-    monkeypatch.setattr(vision, "IMAGE_BYTES_MAX", len(data))
+    monkeypatch.setattr(vision.limits, "IMAGE_BYTES_MAX", len(data))
     good, bad = await look(house, server, data_url(data), data_url(data + b"\0"))
     assert "answer" in good and bad["code"] == "too_large"
+    monkeypatch.undo()
     assert limits.IMAGE_BYTES_MAX == 20 * 1024 * 1024
 
 
@@ -227,13 +228,13 @@ async def test_odd_data_urls(house: House, server: ModelServer, place: str) -> N
 def test_without_the_extra_large_images_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vision, "can_shrink", lambda: False)
     data = picture()
-    monkeypatch.setattr(vision, "IMAGE_UNSCALED_BYTES_MAX", len(data))
-    assert vision.fitted(data) == ("image/png", data)
+    monkeypatch.setattr(vision.limits, "IMAGE_UNSCALED_BYTES_MAX", len(data))
+    assert vision.fit_image(data) == ("image/png", data)
     with pytest.raises(vision.ToolError) as large:
-        vision.fitted(data + b"\0")
+        vision.fit_image(data + b"\0")
     assert large.value.answer["code"] == "too_large" and "hermes[images]" in large.value.answer["hint"]
     with pytest.raises(vision.ToolError) as other:
-        vision.fitted(picture(form="BMP"))
+        vision.fit_image(picture(form="BMP"))
     assert other.value.answer["code"] == "image_unreadable"
 
 

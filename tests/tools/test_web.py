@@ -16,8 +16,8 @@ from aiohttp import web
 from agent.house import House, Json
 from guards.stage import ELSEWHERE, WORLD, Stage, certificate, serving
 from hermes.core import limits
-from hermes.tools import html_to_markdown, pages
-from hermes.tools.html_to_markdown import markdown
+from hermes.tools import pages
+from hermes.tools.pages import markdown
 from hermes.tools.web import EXTRACT, SEARCH, backend_of
 from support.model_server import ModelServer
 
@@ -466,15 +466,15 @@ TANGLES = [
 
 @pytest.mark.parametrize("piece", TANGLES)
 def test_tangled_pages_come_to_an_end(parser: str, piece: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(html_to_markdown, "PAGE_READ_S_MAX", 0.3)
+    monkeypatch.setattr(pages, "PAGE_READ_S_MAX", 0.3)
     _, text, _ = markdown(piece * (200_000 // len(piece)) + "<p>end", "https://x.test/")
     assert len(text) < 10_000_000
 
 
 def test_when_time_is_up_what_was_read_counts(parser: str, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(1000))
-    monkeypatch.setattr(html_to_markdown.time, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(html_to_markdown, "PAGE_READ_S_MAX", 20)
+    monkeypatch.setattr(pages.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(pages, "PAGE_READ_S_MAX", 20)
     _, text, complete = markdown("<p>word " * 100, "https://x.test/")
     assert not complete and 0 < text.count("word") < 100
 

@@ -25,8 +25,8 @@ from hermes.core.ids import random_hex
 from hermes.core.limits import INVALID_STEPS_MAX, ITEMS_AT_ONCE_MAX
 from hermes.core.message_marks import SUMMARY_MARK
 from hermes.core.stream_parts import Assembled, ToolCall
-from hermes.guards.hosts import hosts_in
 from hermes.guards.secrets import redact_tree
+from hermes.guards.url_text import hosts_in
 from hermes.runs.control import Stopped
 from hermes.runs.engine import LiveRun, Result
 from hermes.runs.resume import Resumption
@@ -102,7 +102,7 @@ class TurnLoop:
         self._steers: list[str] = []
         self._steer_mark = random_hex(8)
         if self._spec.source == "api_server" and any(tool.toolset == "file" for tool in turn.tools.values()):
-            turn.media = MediaExporter(turn.live, turn.services, lambda: self._world)
+            turn.media = MediaExporter(turn.live, turn.services, lambda: self._resources)
         self._calls = sum(m["role"] == "tool" for m in turn.messages[turn.history_length :])
 
     def __enter__(self) -> TurnLoop:
@@ -112,14 +112,14 @@ class TurnLoop:
         """Let go of what refers to this: a turn that refers to itself would wait for the collector."""
         if self._turn.media is not None:
             self._turn.media.end()
-        for name in ("_round", "_asking", "_world"):
+        for name in ("_round", "_asking", "_resources"):
             self.__dict__.pop(name, None)
 
     async def run(self) -> Result:
         """The steps, to the turn's end."""
         turn = self._turn
         repairs = 0
-        notices = turn.services.desks.notices(self._spec.owner, self._spec.session_id)
+        notices = turn.services.session_states.notices(self._spec.owner, self._spec.session_id)
         while notices:
             await self._log.emit("notice", level="info", code="process_ended", message=notices.pop(0))
         picked_up = await self._pick_up()
@@ -396,7 +396,7 @@ class TurnLoop:
         return self._spec.persist and self._spec.on_detach == "continue"
 
     @cached_property
-    def _world(self) -> RunResources:
+    def _resources(self) -> RunResources:
         turn, services = self._turn, self._turn.services
         return RunResources(
             spec=self._spec,
@@ -404,7 +404,7 @@ class TurnLoop:
             settings=turn.settings,
             secrets=self._live.secrets,
             store=self._live.store,
-            desk=services.desks.of(
+            session=services.session_states.of(
                 self._spec.owner, self._spec.session_id, self._spec.parent_session_id if self._spec.parent else None
             ),
             outside=services.outside,
@@ -413,7 +413,7 @@ class TurnLoop:
             ask_model=Auxiliary(turn).ask,
             toolsets=frozenset(tool.toolset for tool in turn.tools.values()),
             spend=turn.totals.add,
-            # Not methods of this loop, which holds the world: a cycle would wait for the collector.
+            # Not methods of this loop, which holds the resources: a cycle would wait for the collector.
             has_foreign=partial(_has_foreign, turn, self._live),
             named_hosts=partial(_named_hosts, turn, self._live, self._steers),
         )
@@ -443,7 +443,7 @@ class TurnLoop:
 
     def _round_of(self, tools: dict[str, ToolDef]) -> ToolRound:
         turn, services = self._turn, self._turn.services
-        known, world, asking = self._live.secrets, self._world, self._asking
+        known, resources, asking = self._live.secrets, self._resources, self._asking
         loop = asyncio.get_running_loop()
 
         def output(call_id: str, text: str, stream: str) -> None:
@@ -471,7 +471,7 @@ class TurnLoop:
                 emit=lambda stream, text: output(call_id, known.redact(text), stream),
                 blocking=turn.services.threads.call,
                 last_answer=lambda name, field: last_answer(turn.messages, name, field),
-                world=world,
+                resources=resources,
                 sees_images=turn.capabilities.images,
             )
 
@@ -484,7 +484,9 @@ class TurnLoop:
             transcript_id=self._live.transcript_id,
             parallel_max=turn.settings.agent.max_parallel_tools,
             redact=redaction(known, turn.settings),
-            shape=ResultLimiter(world.spill, turn.settings.tool_output.max_chars, turn.window, services.files.call),
+            results=ResultLimiter(
+                resources.spill, turn.settings.tool_output.max_chars, turn.window, services.files.call
+            ),
             read_foreign=partial(setattr, self._live, "read_foreign", True),
             resumes=self._resumes,
         )

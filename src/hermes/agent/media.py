@@ -25,7 +25,7 @@ from hermes.core.limits import (
     OUTGOING_BYTES_MAX,
 )
 from hermes.guards.paths import PathRefused, Paths
-from hermes.tools.file_access import located, shown
+from hermes.tools.file_access import display_path, resolve_path
 
 if TYPE_CHECKING:
     from hermes.agent.turn import Services
@@ -109,23 +109,23 @@ def _found(text: str, at: int, last: bool) -> tuple[int, str]:
 class MediaExporter:
     """Makes of the files that a turn's tools may read what its client can show."""
 
-    def __init__(self, live: LiveRun, services: Services, world: Callable[[], RunResources]) -> None:
-        self._live, self._services, self._world = live, services, world
+    def __init__(self, live: LiveRun, services: Services, resources: Callable[[], RunResources]) -> None:
+        self._live, self._services, self._resources = live, services, resources
 
     @property
-    def world(self) -> RunResources:
+    def resources(self) -> RunResources:
         """What the turn's tools can reach."""
-        return self._world()
+        return self._resources()
 
     def end(self) -> None:
         """No more files are asked for."""
-        del self._world
+        del self._resources
 
     async def made(self, path: str) -> str | None:
         """An inline image, or a link to a copy; None where the file is not to be had."""
         spec = self._live.spec
         try:
-            paths = await self.world.paths()
+            paths = await self.resources.paths()
             name, taken = await self._services.files.call(partial(self._taken, paths, path))
             if isinstance(taken, str):
                 return f"![{name}]({taken})"
@@ -138,8 +138,8 @@ class MediaExporter:
 
     def _taken(self, paths: Paths, path: str) -> tuple[str, str | Upload]:
         """The file's name for the model, and its data URL or a copy of it. Blocks."""
-        real = paths.check(located(self, paths, path), "read")
-        name = re.sub(r"[\[\]\\]", r"\\\g<0>", shown(self, paths, real))
+        real = paths.check(resolve_path(self, paths, path), "read")
+        name = re.sub(r"[\[\]\\]", r"\\\g<0>", display_path(self, paths, real))
         with paths.open(str(real)) as file:
             size, kind = os.fstat(file.fileno()).st_size, _IMAGES.get(real.suffix.lower())
             if "\n" in name or size > OUTGOING_BYTES_MAX:

@@ -19,8 +19,8 @@ from hermes.core.limits import PROMPT_FILE_BYTES_MAX
 from hermes.core.spec import RunSpec
 from hermes.guards.path_lists import Lists
 from hermes.guards.paths import PathRefused, read_inside
-from hermes.sandbox.choose import choice
-from hermes.sandbox.proxy_env import network_of
+from hermes.sandbox.choose import choose_backend
+from hermes.sandbox.proxy import network_of
 from hermes.tools.memory import FILES, SEPARATOR, Target, memory_file
 from hermes.tools.skill_files import find_skills
 
@@ -87,7 +87,7 @@ def _project_file(home: Home, cwd: Path, names: Sequence[str], redact: Callable[
                 continue
             # Only a link can lead to a file that is never read.
             is_plain = os.path.realpath(path) == os.path.join(os.path.realpath(folder), name)
-            lists = None if is_plain else Lists(home.path, Path.home(), ())
+            lists = None if is_plain else Lists(home.path, Path.home())
             if text := _read(path, root, lists).strip():
                 return name, redact(text)
     return None
@@ -112,7 +112,7 @@ def _environment(cwd: Path, settings: Settings) -> Environment:
 def _sandbox(settings: Settings) -> str:
     """Where commands run, and what that means for them."""
     try:
-        chosen = choice(settings)
+        chosen = choose_backend(settings)
     except ConfigError:
         return "no sandbox that works, so none can be run"
     if chosen.reason is not None:

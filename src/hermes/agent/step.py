@@ -288,7 +288,7 @@ class ModelStep:
         turn = self._turn
         usable = [c for c in turn.route.credentials if c and not turn.services.learnt.is_cooling_down(c)]
         option = rejected_option(facts)
-        pictures = images.present(turn.messages)
+        pictures = images.has_images(turn.messages)
         ceiling = turn.capabilities.max_output
         limit = turn.max_output or turn.route.max_output_tokens
         checks: dict[Action, bool] = {
@@ -390,7 +390,7 @@ class ModelStep:
 
     async def _shrink_images(self, facts: FailureFacts, kind: Kind) -> None:
         turn = self._turn
-        turn.messages = await turn.services.threads.call(lambda: images.shrunk(turn.messages))
+        turn.messages = await turn.services.threads.call(lambda: images.shrink_images(turn.messages))
 
     async def _describe_images(self, facts: FailureFacts, kind: Kind) -> None:
         from hermes.agent.auxiliary import Auxiliary
@@ -400,10 +400,10 @@ class ModelStep:
         message = f"The model's provider refused an image; {message} is sent in its place."
         await self._log.emit("notice", level="warn", code="image_rejected", message=message)
         if not seen:
-            self._turn.messages = images.removed(self._turn.messages)
+            self._turn.messages = images.remove_images(self._turn.messages)
             return
         auxiliary = Auxiliary(self._turn)
-        self._turn.messages = await images.described(self._turn.messages, auxiliary.describe)
+        self._turn.messages = await images.replace_by_descriptions(self._turn.messages, auxiliary.describe)
         for usage in auxiliary.spent:
             await self._log.emit("usage", **usage)
 

@@ -21,7 +21,7 @@ from hermes.providers.base import Capabilities, Credential, Message, Prompt, Pro
 from hermes.providers.registry import capabilities_of, is_private, provider_for
 from hermes.runs.engine import LiveRun
 from hermes.store.base import Row
-from hermes.tools.images import unseen
+from hermes.tools.images import hide_tool_images
 from hermes.tools.registry import Registry, ToolDef
 from hermes.tools.session_state import SessionStates
 
@@ -87,12 +87,12 @@ class Services:
     mcp: Servers
     lately: BurstCache
     learnt: RouteHealth = field(default_factory=RouteHealth)
-    desks: SessionStates = field(default_factory=SessionStates)
+    session_states: SessionStates = field(default_factory=SessionStates)
     jitter: Callable[[], float] = random.random
 
     def forget(self, session_ids: Collection[str]) -> None:
         """Let go of what the process has of sessions that are gone: their state, and their background processes."""
-        self.desks.drop(session_ids)
+        self.session_states.drop(session_ids)
         self.outside.processes.end(session_ids)
 
 
@@ -210,7 +210,7 @@ class Turn:
         """The next request in canonical form."""
         spec = self.live.spec
         messages = self.messages if self.with_opaque else [_without_opaque(m) for m in self.messages]
-        messages = messages if self.capabilities.images else unseen(messages)
+        messages = messages if self.capabilities.images else hide_tool_images(messages)
         first = not any(m.get("role") == "assistant" for m in self.messages[self.history_length :])
         offered = self.schemas if tools and spec.tool_choice != "none" and self.capabilities.tools else ()
         choice = spec.tool_choice

@@ -212,7 +212,9 @@ async def _offered(turn: Turn) -> dict[str, ToolDef]:
     known = services.lately((_offered, settings, frozenset(sets)), lambda: services.registry().offered(sets, settings))
     tools = {**known}
     if any(name.startswith(SERVER_PREFIX) for name in sets):
-        told = services.desks.of(spec.owner, spec.session_id, spec.parent_session_id if spec.parent else None).told
+        told = services.session_states.of(
+            spec.owner, spec.session_id, spec.parent_session_id if spec.parent else None
+        ).mcp_known
         with suppress(Stopped):  # then it ends with what there is, and says so by the usual way
             async with turn.live.controls.stop.scope():
                 tools, notices = await services.mcp.offered(tools, sets, settings, turn.window, told)

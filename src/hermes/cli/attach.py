@@ -88,7 +88,7 @@ def _root(path: Path) -> Path:
 
 def _read(path: Path) -> bytes:
     try:
-        data = read_inside(path, _root(path), ATTACHED_BYTES_MAX + 1, Lists(homes.resolve().path, Path.home(), ()))
+        data = read_inside(path, _root(path), ATTACHED_BYTES_MAX + 1, Lists(homes.resolve().path, Path.home()))
     except PathRefused as refused:
         raise Refused(f"{path} is not attached. {refused}", hint="its name without @") from None
     except OSError as error:

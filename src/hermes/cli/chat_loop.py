@@ -23,7 +23,7 @@ from hermes.core.formatting import counted, one_line
 from hermes.core.limits import CLOSE_S_MAX
 from hermes.core.spec import Content
 from hermes.runs.engine import Result
-from hermes.sandbox.choose import choice
+from hermes.sandbox.choose import choose_backend
 
 log = logging.getLogger(__name__)
 _LEAVE_AGAIN_S = 3.0
@@ -266,7 +266,7 @@ class Chat:
         talk = self.talk
         route = await talk.route()
         self.route = f"{route.provider}/{route.model}"
-        sandbox = (await talk.blocking(partial(choice, talk.settings))).name
+        sandbox = (await talk.blocking(partial(choose_backend, talk.settings))).name
         session = await talk.session()
         named = f"session {talk.session_id}"
         if session:

@@ -195,11 +195,11 @@ def _local(look: Look) -> Finding:
 
 def _sandbox(look: Look) -> Finding:
     from hermes.core.limits import SANDBOX_OPEN_FILES_MAX, SANDBOX_PROCESSES_MAX
-    from hermes.sandbox.choose import choice
+    from hermes.sandbox.choose import choose_backend
     from hermes.sandbox.local import INSTALL
-    from hermes.sandbox.proxy_env import network_of
+    from hermes.sandbox.proxy import network_of
 
-    terminal, chosen = look.settings.terminal, choice(look.settings)
+    terminal, chosen = look.settings.terminal, choose_backend(look.settings)
     limits = f"{terminal.timeout:g} s (at most {terminal.max_timeout:g})"
     if chosen.reason is not None:
         return Finding(WARN, f"No command can be run: {chosen.failure}", INSTALL)

@@ -210,16 +210,16 @@ def _tools(setup: _Setup) -> None:
 
 
 def _sandbox(setup: _Setup) -> None:
-    from hermes.sandbox.choose import choice
+    from hermes.sandbox.choose import choose_backend
 
     wanted, now = setup.given("sandbox"), setup.settings.terminal.backend
     if wanted is None:
         with setup.drafted({"terminal.backend": "auto"}) as settings:
-            found = choice(settings)
+            found = choose_backend(settings)
         note(f"Commands can run in: {found.name} {one_line(found.failure)}".rstrip())
         wanted = setup.ask(f"Sandbox: {', '.join(_SANDBOXES)}", now)
     with setup.drafted({"terminal.backend": wanted}) as settings:
-        choice(settings)  # one that does not work is told now
+        choose_backend(settings)  # one that does not work is told now
     setup.changes |= {"terminal.backend": wanted} if wanted != now else {}
 
 

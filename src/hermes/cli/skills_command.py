@@ -206,7 +206,7 @@ def _add(args: Args, home: Home) -> int:
 @contextlib.contextmanager
 def _source(text: str, home: Home) -> Iterator[Path]:
     """The folder that is named, or a copy of the repository for as long as it is looked at."""
-    from hermes.sandbox.base import failure_of
+    from hermes.sandbox.base import failure_message
 
     if not _REMOTE.fullmatch(text):
         folder = Path(text).expanduser()
@@ -217,7 +217,7 @@ def _source(text: str, home: Home) -> Iterator[Path]:
     make_private_folder(home.cache)
     with tempfile.TemporaryDirectory(dir=home.cache) as place:
         env = {name: os.environ[name] for name in ("PATH", "HOME", "SSH_AUTH_SOCK") if name in os.environ} | _GIT_ENV
-        if failure := failure_of([*_GIT, *_CLONE, text, f"{place}/clone"], env, _CLONE_S_MAX):
+        if failure := failure_message([*_GIT, *_CLONE, text, f"{place}/clone"], env, _CLONE_S_MAX):
             raise HermesError(f"It could not be fetched: {secrets(home).redact(failure)}")
         yield Path(place) / "clone"
 

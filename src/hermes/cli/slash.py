@@ -19,7 +19,7 @@ from hermes.core.processes import is_alive
 from hermes.core.spec import Content, RouteChoice
 from hermes.providers import routes
 from hermes.providers.registry import capabilities_of
-from hermes.sandbox.choose import choice
+from hermes.sandbox.choose import choose_backend
 from hermes.services.session_markdown import text_of
 from hermes.settings import config
 from hermes.settings.schema import EFFORTS
@@ -360,7 +360,7 @@ async def _status(chat: Chat, rest: str) -> None:
     talk = chat.talk
     route, session = await talk.route(), await talk.session()
     used = (talk.result or {}).get("input_tokens", 0)
-    chosen = await talk.blocking(partial(choice, talk.settings))
+    chosen = await talk.blocking(partial(choose_backend, talk.settings))
     facts = {
         "model": f"{route.provider}/{route.model}",
         "window": f"{used:,} of {_window(route):,} tokens used by the last turn",

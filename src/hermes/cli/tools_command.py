@@ -121,30 +121,30 @@ def _check(args: Args, home: Home) -> int:
 def verdict(settings: Settings, line: str, cwd: Path) -> Json:
     """What would become of a command at a terminal in this folder: free, asked about, or blocked."""
     from hermes.guards.commands import Facts, check, simple_forms
-    from hermes.sandbox.choose import child_env, choice, workspace_of
-    from hermes.sandbox.proxy_env import PROXIED
+    from hermes.sandbox.choose import child_env, choose_backend, workspace_of
+    from hermes.sandbox.proxy import PROXIED
     from hermes.tools import approvals
 
-    home, sandbox = settings.home, choice(settings)
+    home, sandbox = settings.home, choose_backend(settings)
     workspace = str(workspace_of(home, settings, "default", None, here=cwd))
     env = child_env(settings, "local", home.path, os.environ)
     facts = Facts((workspace, *settings.terminal.sandbox_rw), env["HOME"], str(home.path), env)
     hits, forms = check(line, workspace, facts, os.path.exists), simple_forms(line, workspace, facts)
     online = settings.terminal.network or sandbox.name in PROXIED  # at a terminal somebody can be asked for a host
-    kept = approvals.counted(line, hits, forms, isolated=sandbox.isolated, network=online)
+    kept = approvals.rules_to_approve(line, hits, forms, isolated=sandbox.isolated, network=online)
     hard = ["hard"] * any(hit.rule == "hard" for hit in hits)
     hard += ["denied"] * any(
         approvals._mentions(text, one) for one in settings.approvals.deny for text in (line, *forms)
     )
-    allowed = all(approvals._covered(approvals._pieces(hit, forms), settings.command_allowlist) for hit in kept)
+    allowed = all(approvals._is_allowed(approvals._pieces(hit, forms), settings.command_allowlist) for hit in kept)
     answers: list[tuple[Any, str, str]] = [
-        (hard, "blocked", approvals._reason(hard)),
+        (hard, "blocked", approvals._explain(hard)),
         (sandbox.reason, "blocked", f"No command can be run: {sandbox.failure}"),
         (not hits and not kept, "free", "No rule is met."),
         (not kept, "free", f"It can do no harm outside its sandbox ({sandbox.name})."),
         (settings.approvals.mode == "off", "free", "Approvals are off."),
         (allowed, "free", "command_allowlist allows it."),
-        (True, "asked", approvals._reason(dict.fromkeys(hit.rule for hit in kept))),
+        (True, "asked", approvals._explain(dict.fromkeys(hit.rule for hit in kept))),
     ]
     found, reason = next((word, why) for holds, word, why in answers if holds)
     every = dict.fromkeys([*hits, *kept])

@@ -8,9 +8,11 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from hermes.core.limits import MESSAGES_AT_ONCE_MAX, THREAD_IDLE_S_MAX
+
+T = TypeVar("T")
 
 
 class Job:
@@ -54,6 +56,12 @@ class Job:
             self.future.set_result(result)
         else:
             self.future.set_exception(error)
+
+
+class RunBlocking(Protocol):
+    """Runs a blocking function in a thread."""
+
+    async def __call__(self, function: Callable[[], T], /) -> T: ...
 
 
 class Threads:

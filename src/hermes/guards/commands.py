@@ -8,7 +8,20 @@ import shlex
 from collections.abc import Callable
 
 from hermes.guards import rules, snippets
-from hermes.guards.findings import BARE, DECODER, KILL, LOOSE, NET, PIDS, SINK, Facts, Findings, Hit, covered, form
+from hermes.guards.findings import (
+    BARE,
+    DECODER,
+    KILL,
+    LOOSE,
+    NET,
+    PIDS,
+    SINK,
+    Facts,
+    Findings,
+    Hit,
+    is_covered,
+    normal_form,
+)
 from hermes.guards.shell import HERE
 from hermes.guards.shell_expansion import GLOBS, UNKNOWN, Unparsable, Value, clean, plain
 
@@ -43,18 +56,14 @@ def check(command: str, cwd: str, facts: Facts, exists: Callable[[str], bool] | 
 
 
 def detaches(command: str) -> bool:
-    """Whether a command line leaves something running behind it."""
     return _CommandAnalyzer("/", Facts((), "/", "/")).begin(command).detached
 
 
 def simple_forms(command: str, cwd: str = "/", facts: Facts | None = None) -> list[str]:
     """Each simple command, and each redirect that writes, in normal form; none when something is hidden."""
     judge = _CommandAnalyzer(cwd, facts or Facts((), "~", "~/.hermes")).begin(command)
-    return [] if judge.opaque else [form(*part) for stage in judge.stages for part in _apart(*stage) if any(part)]
-
-
-def _apart(argv: list[str], files: list[str]) -> list[tuple[list[str], list[str]]]:
-    return [(argv, []), *(([], [file]) for file in files)]
+    parts = [part for argv, files in judge.stages for part in ((argv, []), *(([], [file]) for file in files))]
+    return [] if judge.opaque else [normal_form(*part) for part in parts if any(part)]
 
 
 def _options(argv: list[str], values: str) -> tuple[set[str], dict[str, str], list[str]]:
@@ -80,26 +89,18 @@ def _options(argv: list[str], values: str) -> tuple[set[str], dict[str, str], li
     return seen, given, argv[at:]
 
 
-def _joined(argv: list[str]) -> str:
-    return " ".join(shlex.quote(plain(arg)) for arg in argv)
-
-
-def _deep(argv: list[str], letters: str) -> bool:
-    """Whether there is an option for whole trees among the arguments."""
+def _is_recursive(argv: list[str], letters: str) -> bool:
     short = any(arg[:1] == "-" and arg[1:2] != "-" and not set(letters).isdisjoint(arg) for arg in argv[1:])
     return short or any(len(arg) > 2 and "--recursive".startswith(arg) for arg in argv)
 
 
 class _CommandAnalyzer(Findings):
-    """Judges each command of a command line."""
-
     def __init__(self, cwd: str, facts: Facts, exists: Callable[[str], bool] | None = None) -> None:
         super().__init__(cwd, facts, exists)
         self.level, self.root, self.many = 0, False, False  # commands around this one; run as root; on many files
         self.stdin: str | None = None  # what `exec <` has left for the commands after it
 
     def begin(self, command: str) -> _CommandAnalyzer:
-        """Follow the whole command line."""
         try:
             self.inside(clean(command), self.script)
         except Unparsable as error:
@@ -107,7 +108,6 @@ class _CommandAnalyzer(Findings):
         return self
 
     def run(self, argv: list[str], redirects: list[tuple[str, str]], names: list[str], feed: str | None) -> str | None:
-        """Judge a simple command with its redirects."""
         files = [target for op, target in redirects if op not in ("<", "<&") and not _DEVICE.match(target)]
         if not self.level:
             sets = [f"{name}={' '.join(self.vars.get(name) or [UNKNOWN])}" for name in names]
@@ -126,14 +126,13 @@ class _CommandAnalyzer(Findings):
             self.files[path] = (
                 None if self.counts[NET] > net or old is None else old + (UNKNOWN if out is None else out)
             )
-            kept = path[0] == UNKNOWN or path.startswith(("/dev/", "/proc/")) or self.inner(path)
-            kept = kept or any(op.endswith(">>") for op, _ in redirects)
-            if not kept and (self.exists is None or self.exists(plain(path))):
+            spared = path[0] == UNKNOWN or path.startswith(("/dev/", "/proc/")) or self.inner(path)
+            spared = spared or any(op.endswith(">>") for op, _ in redirects)
+            if not spared and (self.exists is None or self.exists(plain(path))):
                 self.hit("delete")
         return None if any(">" in op for op, _ in redirects) else out
 
     def assigned(self, name: str) -> None:
-        """Judge a variable that was set."""
         if name.startswith("HERMES_"):
             self.hit("agent")
         elif name in rules.HIDING:
@@ -144,7 +143,6 @@ class _CommandAnalyzer(Findings):
     def enter(
         self, what: list[str] | str, feed: str | None = None, args: Value = None, child: bool = True
     ) -> str | None:
-        """Judge a command or a text that another command runs, so many deep."""
         if self.level >= WRAPPERS_MAX:
             self.hidden("nested too deep")
             return None
@@ -197,28 +195,27 @@ class _CommandAnalyzer(Findings):
         if needed := rules.DECODERS.get(name):
             self.count(DECODER, not _options(argv, "")[0].isdisjoint(needed.split()))
         self.count(DECODER, needed == "")
-        for words in (1, 2, 3):
-            if (wrapper := " ".join(argv[:words])) in rules.WRAPPERS:
-                return self.wrapped(wrapper, argv[words - 1 :], feed)
+        for count in (1, 2, 3):
+            if (wrapper := " ".join(argv[:count])) in rules.WRAPPERS:
+                return self.wrapped(wrapper, argv[count - 1 :], feed)
         return _KINDS.get(name, _CommandAnalyzer.others)(self, argv, feed)
 
     def wrapped(self, wrapper: str, argv: list[str], feed: str | None) -> str | None:
-        """A command that runs another."""
-        how = rules.WRAPPERS[wrapper].split()
+        traits = rules.WRAPPERS[wrapper].split()
         seen, given, rest = _options(argv, rules.WRAPPERS[wrapper])
-        rest = rest[next((int(word) for word in how if word.isdigit()), 0) :]
+        rest = rest[next((int(word) for word in traits if word.isdigit()), 0) :]
         if wrapper == "sudo" and feed is not None and seen & {"-S", "--stdin"}:
             self.hit("hard")
         if wrapper == "command" and seen & {"-v", "-V"}:
-            return snippets.printed(["which", *rest], "")
+            return snippets.printed_text(["which", *rest], "")
         if wrapper == "sudo" and seen & {"-e", "--edit"}:
             return self.others(["sudoedit", *rest], feed)
         text = given.get("-S") or given.get("--split-string") if wrapper == "env" else None
-        if "c" in how:
+        if "c" in traits:
             at = next((i for i, arg in enumerate(argv) if re.match(r"-[a-z]*c$|--command", arg)), len(argv))
             text = " ".join(argv[at : at + 1]).partition("=")[2] or " ".join(argv[at + 1 : at + 2])
         mark, root = len(self.changes), self.root
-        while "env" in how and rest and (_ASSIGNMENT.match(rest[0]) or rest[0] == "-"):
+        while "env" in traits and rest and (_ASSIGNMENT.match(rest[0]) or rest[0] == "-"):
             name, _, value = rest.pop(0).partition("=")
             self.set(name, [plain(value)])
             self.exported.add(name)
@@ -227,8 +224,9 @@ class _CommandAnalyzer(Findings):
         if wrapper == "env" and (to := given.get("-C") or given.get("--chdir")):
             self.builtin("cd", ["cd", to])
         self.root = root or wrapper in rules.ROOT
-        if text or ("text" in how and rest):
-            out = self.enter(f"{plain(text)} {_joined(rest)}" if text else " ".join(map(plain, rest)), feed, [])
+        if text or ("text" in traits and rest):
+            quoted = shlex.join(map(plain, rest))
+            out = self.enter(f"{plain(text)} {quoted}" if text else " ".join(map(plain, rest)), feed, [])
         elif rest:
             out = self.enter(rest, feed)
         else:
@@ -262,7 +260,6 @@ class _CommandAnalyzer(Findings):
         return text
 
     def shell(self, argv: list[str], feed: str | None) -> str | None:
-        """A shell with a text, a file or its standard input."""
         seen, _, rest = _options([arg for arg in argv if arg[:1] != "+"], "-o -O --rcfile --init-file")
         if "-c" in seen and rest:
             self.count(BARE, UNKNOWN in rest[0])
@@ -280,7 +277,6 @@ class _CommandAnalyzer(Findings):
         return self.enter(self.taken(feed), None, rest)
 
     def interpreter(self, argv: list[str], feed: str | None) -> str | None:
-        """An interpreter of another language with code, a file or its standard input."""
         name, options = argv[0], rules.CODE[argv[0]].split()
         others = "-m -W -X" if name.startswith("py") else "-f -v -F" if "awk" in name else "-I -M"
         _, given, rest = _options(argv, f"{rules.CODE[name]} {others}")
@@ -306,7 +302,6 @@ class _CommandAnalyzer(Findings):
         return self.others(argv, feed)
 
     def code(self, text: str, language: str) -> None:
-        """Code of another language: what is in it, what it runs and what it may read."""
         for rule in snippets.rules_of(text):
             self.hit(rule)
             self.opaque = self.opaque or rule == "opaque"
@@ -316,14 +311,12 @@ class _CommandAnalyzer(Findings):
             self.read(re.sub("^~(?=/)", self.home, literal))
 
     def evaluate(self, argv: list[str], feed: str | None) -> str | None:
-        """eval: its arguments are a script for this shell."""
         text = " ".join(map(plain, argv[1:]))
         if UNKNOWN in text:
             self.elsewhere()
         return self.enter(text, feed, child=False)
 
     def source(self, argv: list[str], feed: str | None) -> str | None:
-        """source: a file is a script for this shell."""
         path = self.resolve(argv[1]) if len(argv) > 1 else ""
         if path.startswith(_STDIN):
             if feed is None or UNKNOWN in path + feed:
@@ -332,12 +325,11 @@ class _CommandAnalyzer(Findings):
                 self.enter(self.taken(feed), child=False)
         elif path in self.files:
             self.written("sh", argv[1:], feed)
-        elif path and not covered(self.short(path), rules.START_FILES):
+        elif path and not is_covered(self.short(path), rules.START_FILES):
             self.read(path)
         return None
 
     def later(self, argv: list[str], feed: str | None) -> str | None:
-        """trap, alias, at: a script that is run later."""
         if argv[0] in ("at", "batch"):
             return self.shell(["sh"], feed)
         for arg in argv[1:2] if argv[0] == "trap" else argv[1:]:
@@ -347,7 +339,6 @@ class _CommandAnalyzer(Findings):
         return None
 
     def xargs(self, argv: list[str], feed: str | None) -> str | None:
-        """xargs, parallel: a command with what standard input brings."""
         _, given, rest = _options(
             argv, "-a -d -E -I -j -L -n -N -P -s -S --arg-file --delimiter --max-args --max-procs --jobs"
         )
@@ -367,7 +358,6 @@ class _CommandAnalyzer(Findings):
         return self.several(inner) if argv[0] == "xargs" else self.enter(" ".join(map(plain, inner)))
 
     def several(self, argv: list[str]) -> str | None:
-        """A command that is run on many files."""
         mark, many, self.many = len(self.changes), self.many, True
         out = self.enter(argv)
         self.many = many
@@ -375,7 +365,6 @@ class _CommandAnalyzer(Findings):
         return out
 
     def find(self, argv: list[str], feed: str | None) -> str | None:
-        """find: where it begins, what it deletes and what it runs."""
         args = [arg for arg in argv[1:] if arg not in ("-H", "-L", "-P")]
         start = next((i for i, arg in enumerate(args) if arg[:1] in ("-", "(", "!")), len(args))
         actions: list[list[str]] = []
@@ -398,8 +387,7 @@ class _CommandAnalyzer(Findings):
         return None
 
     def remove(self, argv: list[str], feed: str | None) -> str | None:
-        """rm: how much it takes with it."""
-        deep = _deep(argv, "rR")
+        deep = _is_recursive(argv, "rR")
         perhaps = any(arg[:1] == UNKNOWN for arg in argv)
         targets = [arg for arg in argv[1:] if arg[:1] != "-"]
         if deep or self.many or any(not set(arg).isdisjoint(GLOBS) for arg in targets):
@@ -414,16 +402,18 @@ class _CommandAnalyzer(Findings):
         return None
 
     def modes(self, argv: list[str], feed: str | None) -> str | None:
-        """chmod, chown and what else sets modes."""
         _, given, rest = _options(argv, "-m --mode -o -g" if argv[0] in ("install", "mkdir") else "")
         mode = given.get("-m") or given.get("--mode") or (rest[0] if argv[0] == "chmod" and rest else "")
         outside = any(arg[:1] != "-" and not self.inner(self.resolve(arg)) for arg in rest[1:])
-        if _WORLD.fullmatch(mode) or _SETUID.fullmatch(mode) or (argv[0][:2] == "ch" and outside and _deep(argv, "R")):
+        if (
+            _WORLD.fullmatch(mode)
+            or _SETUID.fullmatch(mode)
+            or (argv[0][:2] == "ch" and outside and _is_recursive(argv, "R"))
+        ):
             self.hit("perms")
         return self.others(argv, feed)
 
     def kill(self, argv: list[str], feed: str | None) -> str | None:
-        """kill: everything, or with force what a pattern finds."""
         seen, given, _ = _options(argv, "-s -n --signal")
         signal = " ".join([*seen, *given.values()]).upper()
         self.count(KILL, "9" in signal or "KILL" in signal)
@@ -432,13 +422,11 @@ class _CommandAnalyzer(Findings):
         return None
 
     def sql(self, argv: list[str], feed: str | None) -> str | None:
-        """A client of a database: the statements it is given."""
-        if snippets.destroys(f"{' '.join(map(plain, argv[1:]))};{feed or ''}"):
+        if snippets.is_destructive_sql(f"{' '.join(map(plain, argv[1:]))};{feed or ''}"):
             self.hit("data")
         return self.others(argv, feed)
 
     def transfer(self, argv: list[str], feed: str | None) -> str | None:
-        """What sends files elsewhere, or brings them."""
         name, operands = argv[0], [arg for arg in argv[1:] if arg[:1] != "-"]
         into = "-O --output-document" if name == "wget" else "-o --output"
         seen, given, rest = _options(argv, f"-T --upload-file --post-file --body-file {into}")
@@ -458,13 +446,11 @@ class _CommandAnalyzer(Findings):
         return self.others(argv, feed)
 
     def make(self, argv: list[str], feed: str | None) -> str | None:
-        """make: what it is told to do from its standard input."""
         if _FROM_STDIN.search(" ".join(map(plain, argv))):
             self.elsewhere()
         return self.others(argv, feed)
 
     def sed(self, argv: list[str], feed: str | None) -> str | None:
-        """sed: what its scripts run."""
         for text in map(plain, argv[1:]):
             for match in _SED_RUNS.finditer(text):
                 self.enter(match[1]) if match[1] else self.elsewhere()
@@ -474,12 +460,12 @@ class _CommandAnalyzer(Findings):
         """Judge the files that a command names; what it prints, when that is known."""
         name = argv[0]
         if name in rules.PRINTS:
-            return snippets.printed(argv, (self.vars.get(HERE) or [UNKNOWN])[0])
+            return snippets.printed_text(argv, (self.vars.get(HERE) or [UNKNOWN])[0])
         outputs = rules.OUTPUTS.get(name, "").split()
         operands = [at for at, arg in enumerate(argv) if at and arg[:1] != "-"]
         in_place = name in rules.IN_PLACE and any(arg.startswith(("-i", "--in-place", "-pi")) for arg in argv)
-        how = "all" if in_place else rules.WRITES.get(name)
-        written = operands if how == "all" else operands[-1:] if how else []
+        writes = "all" if in_place else rules.WRITES.get(name)
+        written = operands if writes == "all" else operands[-1:] if writes else []
         base = ""
         for at, arg in enumerate(argv[1:], 1):
             if name == "tar" and (match := _TAR_FOLDER.fullmatch(f"{argv[at - 1]} {arg}")):

@@ -93,7 +93,6 @@ def exfiltrates(text: str) -> str:
 
 
 def _kinds(text: str) -> Iterator[set[str]]:
-    """For each word of a text, what it can stand for."""
     before, words = "", _words(text)
     word = next(words, "")
     while word:

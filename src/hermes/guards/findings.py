@@ -52,8 +52,7 @@ class Hit:
     detail: str
 
 
-def form(argv: list[str], files: Iterable[str] = ()) -> str:
-    """A simple command in one way of writing; what is not known is …"""
+def normal_form(argv: list[str], files: Iterable[str] = ()) -> str:
     words = [plain(arg) if arg == "<<<" or not set(arg).isdisjoint(GLOBS) else shlex.quote(arg) for arg in argv]
     return " ".join([*words, *(f"> {shlex.quote(plain(file))}" for file in files)]).replace(UNKNOWN, "…")
 
@@ -63,14 +62,13 @@ def _pattern(text: str) -> re.Pattern[str]:
     return re.compile(translate(plain(text)))
 
 
-def _like(pattern: str, name: str) -> bool:
-    """Whether one part of a path, perhaps a pattern, can be this name."""
+def _could_be(pattern: str, name: str) -> bool:
     if pattern == name or set(pattern).isdisjoint(GLOBS):
         return pattern == name
     return not (name[:1] == "." and pattern[0] in GLOBS) and _pattern(pattern).match(name) is not None
 
 
-def covered(path: str, folders: tuple[str, ...]) -> bool:
+def is_covered(path: str, folders: tuple[str, ...]) -> bool:
     """Whether a path, perhaps a pattern, is one of these folders (given with a slash at the end) or in one.
 
     What is not known of a hidden name may be anything.
@@ -80,12 +78,10 @@ def covered(path: str, folders: tuple[str, ...]) -> bool:
         return f"{path}/".startswith(folders)
     parts = path.split("/")
     wanted = (folder.rstrip("/").split("/") for folder in folders)
-    return any(len(parts) >= len(names) and all(map(_like, parts, names)) for names in wanted)
+    return any(len(parts) >= len(names) and all(map(_could_be, parts, names)) for names in wanted)
 
 
 class Findings(Shell):
-    """The rules noted so far, and what is known of the files."""
-
     def __init__(self, cwd: str, facts: Facts, exists: Callable[[str], bool] | None = None) -> None:
         known: dict[str, Value] = {"HOME": [facts.home], "PWD": [cwd], HERE: [cwd], "HERMES_HOME": [facts.hermes_home]}
         known |= {"IFS": [" \t\n"]} | {name: [clean(value)] for name, value in (facts.env or {}).items()}
@@ -100,37 +96,30 @@ class Findings(Shell):
         self.opaque = False
 
     def hit(self, rule: str, since: int = -1, why: str = "") -> None:
-        """Note a rule, with the simple command it is about, or the pipeline that began at a stage."""
         end = len(self.stages)
         self.found[rule, why, max(end - 1, 0) if since < 0 else since, end] = None
 
     def hidden(self, why: str, since: int = -1) -> None:
-        """Note that something cannot be followed."""
         self.opaque = True
         self.hit("opaque", since, why)
 
     def bomb(self) -> None:
-        """Note a function that multiplies itself."""
         self.hit("hard")
 
     def hits(self) -> list[Hit]:
-        """What was noted."""
         made: dict[Hit, None] = {}
         for rule, why, start, end in self.found:
-            text = " | ".join(form(*stage) for stage in self.stages[start:end][-STAGES_SHOWN_MAX:])
+            text = " | ".join(normal_form(*stage) for stage in self.stages[start:end][-STAGES_SHOWN_MAX:])
             made[Hit(rule, rules.CLASSES[rule], f"{text} ({why})" if why else text)] = None
         return list(made)
 
     def count(self, what: int, some: bool = True) -> None:
-        """Count what matters together with others."""
         self.counts[what] += some
 
     def seen(self) -> tuple[list[int], int]:
-        """What was run so far."""
         return self.counts.copy(), len(self.stages)
 
     def together(self, before: tuple[list[int], int], fed: bool) -> None:
-        """Judge what was run since then as one pipeline."""
         if self.counts == before[0]:
             return
         net, decoder, bare, loose, sink, outside, pids, kill = map(int.__gt__, self.counts, before[0])
@@ -142,7 +131,6 @@ class Findings(Shell):
             self.hit("procs", before[1])
 
     def resolve(self, arg: str) -> str:
-        """A path made whole; its patterns stay."""
         arg = _FILE_URL.sub("", arg, count=1) if arg[:1] in "fF" else arg
         if arg[:1] not in ("/", UNKNOWN):
             here = self.vars.get(HERE)
@@ -155,13 +143,11 @@ class Findings(Shell):
         return _OTHER_ROOT.sub("", path) or "/"
 
     def short(self, path: str) -> str:
-        """A path with ~ for a home folder."""
         if f"{path}/".startswith(self.home.rstrip("/") + "/") and self.home != "/":
             return "~" + path[len(self.home) :]
         return _HOMES.sub("~", path, count=1) if _HOMES.match(path) else path
 
     def inner(self, path: str) -> bool:
-        """Whether a path is in the workspace."""
         return f"{path}/".startswith(self.workspace)
 
     def vital(self, path: str) -> bool:
@@ -177,23 +163,22 @@ class Findings(Shell):
             return True
         parts = path.split("/")
         return not set(path).isdisjoint(GLOBS) and any(
-            len(parts) == name.count("/") + 1 and all(map(_like, parts, name.split("/")))
+            len(parts) == name.count("/") + 1 and all(map(_could_be, parts, name.split("/")))
             for name in (*rules.SYSTEM_FOLDERS, self.home)
         )
 
     def write(self, arg: str) -> str:
-        """Judge a path that is written to; the whole path."""
         path = self.resolve(arg)
         short = self.short(path)
         if _RAW.match(path):
             self.hit("hard")
         if _SOCKET.match(path):
             self.hit("remote")
-        if covered(short, rules.SYSTEM_WRITES):
+        if is_covered(short, rules.SYSTEM_WRITES):
             self.hit("system")
-        if covered(short, rules.PRIVATE):
+        if is_covered(short, rules.PRIVATE):
             self.hit("creds")
-        if covered(path, self.hermes) and not self.inner(path):
+        if is_covered(path, self.hermes) and not self.inner(path):
             self.hit("agent")
         return path
 
@@ -202,8 +187,8 @@ class Findings(Shell):
         path = self.resolve(arg)
         if _SOCKET.match(path):
             self.hit("remote")
-        own = covered(path, self.hermes) and not self.inner(path)
-        secret = covered(self.short(path), rules.PRIVATE)
+        own = is_covered(path, self.hermes) and not self.inner(path)
+        secret = is_covered(self.short(path), rules.PRIVATE)
         if (secret and not path.endswith((".pub", "/known_hosts"))) or (
             own and _SECRETS.match(path[len(self.hermes[0]) :])
         ):

@@ -31,7 +31,6 @@ def suspicious(text: str) -> str:
 
 
 def fenced(text: str, source: str) -> str:
-    """The text as it is, or, where it tries to give orders, quoted with a warning line."""
     why = suspicious(text)
     if not why:
         return text

@@ -69,7 +69,6 @@ def git_entry(path: str) -> str | None:
 
 
 def reserved_entry(root: str, path: str) -> str | None:
-    """The part of a path below a root up to its first reserved name, if it has one."""
     here = root.rstrip("/")
     for name in path[len(here) :].strip("/").split("/"):
         here = f"{here}/{name}"
@@ -79,8 +78,6 @@ def reserved_entry(root: str, path: str) -> str | None:
 
 
 class Rule(NamedTuple):
-    """A line of the table."""
-
     name: str
     modes: str
     base: str
@@ -109,9 +106,7 @@ PRIVATE_KEY = re.compile(
 
 
 class Lists:
-    """The lists for one user and one Hermes home; `stores` are databases that lie elsewhere than in the home."""
-
-    def __init__(self, home: Path, user_home: Path, stores: tuple[Path, ...]) -> None:
+    def __init__(self, home: Path, user_home: Path) -> None:
         homes = [str(user_home)]
         with contextlib.suppress(KeyError):
             homes.append(pwd.getpwuid(os.getuid()).pw_dir)
@@ -119,8 +114,7 @@ class Lists:
         others = {"~": ["/root", "/home/*", "/Users/*"], "any": ["*"]}
         self._rules: list[tuple[Rule, re.Pattern[str]]] = []
         self._names: dict[str, Rule] = {}
-        beside = [f"{store.lstrip('/')}{end}" for store in _both_names(map(str, stores)) for end in ("", "-*")]
-        for rule in (*RULES, *([Rule("hermes_secrets", "rw", "/", beside, [])] if beside else [])):
+        for rule in RULES:
             own = self._own[rule.base]
             self._rules.append((rule, _pattern(rule, [*own, *others.get(rule.base, [])])))
             self._names |= {f"{base}/{entry}": rule for base in own for entry in rule.entries if "*" not in entry}
@@ -132,7 +126,6 @@ class Lists:
         ]
 
     def hits(self, given: str, real: str, mode: Mode) -> Iterator[str]:
-        """The rules that a path meets, by the name it was given or by the one it really has."""
         given, real = plain(given), plain(real)
         for rule, pattern in self._rules:
             if mode[0] in rule.modes and (pattern.match(given) or pattern.match(real)):
@@ -142,7 +135,6 @@ class Lists:
                 yield rule.name
 
     def sealed(self) -> set[tuple[int, int]]:
-        """The identities of the credential files and stores that there are."""
         names = [name for name, rule in self._names.items() if rule.name in ("credentials", "hermes_secrets")]
         for folder in (*names, *self._own["hermes"]):
             with contextlib.suppress(OSError):
@@ -171,12 +163,11 @@ def plain(text: str) -> str:
     """A path as it is looked up in a list: without case and invisible marks, which not every system tells apart."""
     if text.isascii():
         return text.lower()
-    kept = (char for char in unicodedata.normalize("NFC", text) if unicodedata.category(char) != "Cf")
-    return "".join(kept).casefold()
+    visible = (char for char in unicodedata.normalize("NFC", text) if unicodedata.category(char) != "Cf")
+    return "".join(visible).casefold()
 
 
 def below(path: str, folder: str) -> bool:
-    """Whether a path is this folder or in it."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 

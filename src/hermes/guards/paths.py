@@ -38,8 +38,6 @@ class PathRefused(Exception):
 
 
 class Written(NamedTuple):
-    """Where the file really is, and whether it is new."""
-
     path: Path
     created: bool
 
@@ -48,8 +46,7 @@ class Paths:
     """The files of one run. Everything here blocks: it belongs in a thread.
 
     `roots_rw` and `roots_ro` are the workspace and the mounts; the innermost one counts. With `isolated` there is
-    nothing outside them. `own_spill` is the run's own folder of long answers, `safe_root` bounds all writing, and
-    `stores` are databases that lie elsewhere than in the home.
+    nothing outside them. `safe_root` bounds all writing.
     """
 
     def __init__(
@@ -61,18 +58,16 @@ class Paths:
         roots_ro: tuple[Path, ...] = (),
         isolated: bool = False,
         safe_root: tuple[Path, ...] = (),
-        own_spill: Path | None = None,
-        stores: tuple[Path, ...] = (),
         user_home: Path | None = None,
     ) -> None:
         self.cwd = cwd
         self._user_home = user_home or Path.home()
-        self._lists = Lists(home.path, self._user_home, stores)
+        self._lists = Lists(home.path, self._user_home)
         self._isolated = isolated
         self._home, self._top = os.path.realpath(home.path), os.path.realpath(home.root)
         self._is_default = home.profile == DEFAULT_PROFILE
         self._roots = {os.path.realpath(root): True for root in roots_rw}
-        self._roots |= {os.path.realpath(root): False for root in (*roots_ro, own_spill) if root is not None}
+        self._roots |= {os.path.realpath(root): False for root in roots_ro}
         self._granted: tuple[str, ...] = ()
         self._reserved_granted: tuple[str, ...] = ()
         self._safe = tuple(os.path.realpath(root.expanduser()) for root in safe_root)
@@ -90,20 +85,16 @@ class Paths:
         return real
 
     def needs_grant(self, path: Path) -> Path | None:
-        """The folder to be approved before this (real) path may be written to."""
         return None if self._isolated or self._root_of(str(path)) else path.parent
 
     def grant(self, folder: Path) -> None:
-        """Writing below this (real) folder is approved, but for reserved names."""
         self._granted = (*self._granted, str(folder))
         self._roots = {**self._roots, str(folder): True}
 
     def grant_reserved(self, path: Path) -> None:
-        """Writing a reserved name, or below it, is approved."""
         self._reserved_granted = (*self._reserved_granted, str(path))
 
     def reserved_entry(self, path: str) -> Path | None:
-        """The reserved name that has to be approved before this (real) path may be written to."""
         entry = git_entry(path) or reserved_entry(self._root_of(path) or "/", path)
         return None if entry is None or self._is_reserved_granted(path) else Path(entry)
 
@@ -164,7 +155,6 @@ class Paths:
         return not self._safe or any(below(real, safe) for safe in self._safe)
 
     def _root_of(self, path: str) -> str | None:
-        """The innermost root that holds this path."""
         return max((root for root in self._roots if below(path, root)), key=len, default=None)
 
     def _examine(self, found: os.stat_result) -> None:
@@ -178,11 +168,9 @@ class Paths:
     # ---- files
 
     def open(self, path: str) -> BufferedReader:
-        """A file for reading. Raises OSError as the built-in does."""
         return _file(self._look(self._decide(path, "read")))
 
     def names(self, path: str) -> list[str]:
-        """What a folder holds. Raises OSError as listing does."""
         fd = self._look(self._decide(path, "read"))
         try:
             return os.listdir(fd)
@@ -212,7 +200,7 @@ class Paths:
                 fd = os.open(draft, _DRAFT, 0o666 if model is None else 0o600, dir_fd=folder)
                 with os.fdopen(fd, "wb") as file:
                     if model is not None:
-                        _keep(fd, model)
+                        _copy_owner_and_mode(fd, model)
                     file.write(data)
                     file.flush()
                     os.fsync(fd)
@@ -225,7 +213,6 @@ class Paths:
         return Written(real, before is None)
 
     def remove(self, path: str) -> Path:
-        """Delete a file; of a link, what it leads to."""
         real = self._decide_writing(path)
         with self._folder(real.parent) as folder:
             self._before(folder, real.name)
@@ -240,7 +227,6 @@ class Paths:
         return real
 
     def _before(self, folder: int, name: str) -> os.stat_result | None:
-        """The file that is to be replaced or removed, if there is one and it may be."""
         try:
             found = os.stat(name or ".", dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:
@@ -342,7 +328,7 @@ def _file(fd: int) -> BufferedReader:
         raise
 
 
-def _keep(fd: int, before: os.stat_result) -> None:
+def _copy_owner_and_mode(fd: int, before: os.stat_result) -> None:
     """Give a draft the owner and mode of the file that it replaces."""
     now = os.fstat(fd)
     if (now.st_uid, now.st_gid) != (before.st_uid, before.st_gid):

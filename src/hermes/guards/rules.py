@@ -157,13 +157,11 @@ opaque     declare|typeset|local -n
 
 
 def _table(text: str) -> dict[str, str]:
-    """Lines of names and what belongs to them."""
     lines = (line.partition(": ") for line in text.strip().splitlines())
     return {name: rest.strip() for names, _, rest in lines for name in names.rstrip(":").split("|")}
 
 
 def _set(text: str) -> frozenset[str]:
-    """Words of a text."""
     return frozenset(text.split())
 
 
@@ -326,14 +324,12 @@ class _Test:
         self.other = tuple(alt.removeprefix("@") for alt in alternatives if alt not in options)
 
     def holds(self, args: list[str], short: set[str], long: set[str]) -> bool:
-        """Whether the arguments pass."""
         found = not self.short.isdisjoint(short) or any(map(_pattern(self.other).match, args))
         found = found or any(alt == o or (len(o) > 3 and alt.startswith(o)) for alt in self.long for o in long)
         return found is not self.absent
 
 
 def _compiled() -> dict[str, list[tuple[str, bool, list[_Test]]]]:
-    """The rules by the name of the command."""
     table: dict[str, list[tuple[str, bool, list[_Test]]]] = {}
     for rule, names, *tests in map(str.split, RULES.strip().splitlines()):
         for name in names.removeprefix("root:").split("|"):
@@ -353,7 +349,6 @@ def name_of(name: str) -> str:
 
 
 def hits(argv: list[str], root: bool) -> list[str]:
-    """The rules that a command falls under by its arguments."""
     if argv[0] not in _TABLE:
         return []
     args = [plain(arg) for arg in argv[1:]]

@@ -49,7 +49,7 @@ def _key(chars_min: int) -> str:
     return rf"(?:(?=[A-Za-z_-]*+[0-9]){_CHARS}{{{chars_min},}}+|{_REST})"
 
 
-def _hide(match: re.Match[str]) -> str:
+def _mark_key(match: re.Match[str]) -> str:
     """The mark for a key; a run of characters that holds none (`_REST`, which sets a group) stays as it is.
 
     Where no key follows the first prefix in a run, none follows a later one. Matching the run as a whole keeps the
@@ -68,15 +68,15 @@ _ROWS: list[tuple[tuple[str, ...], str, str | Callable[[re.Match[str]], str], in
         MARK,
         re.S,
     ),
-    (("sk-", "pk-", "rk-"), rf"\b(?:sk|pk|rk|csk)-{_key(8)}", _hide, 0),
-    (("k_live_", "k_test_"), rf"\b(?:sk|pk|rk)_(?:live|test)_{_key(8)}", _hide, 0),
-    (_PREFIXES, rf"\b(?:{'|'.join(_PREFIXES)}){_key(16)}", _hide, 0),
-    (_DASHED, rf"\b(?:{'|'.join(_DASHED)}){_key(16)}", _hide, 0),
+    (("sk-", "pk-", "rk-"), rf"\b(?:sk|pk|rk|csk)-{_key(8)}", _mark_key, 0),
+    (("k_live_", "k_test_"), rf"\b(?:sk|pk|rk)_(?:live|test)_{_key(8)}", _mark_key, 0),
+    (_PREFIXES, rf"\b(?:{'|'.join(_PREFIXES)}){_key(16)}", _mark_key, 0),
+    (_DASHED, rf"\b(?:{'|'.join(_DASHED)}){_key(16)}", _mark_key, 0),
     (("aiza",), rf"\bAIza{_CHARS}{{20,}}+", MARK, 0),
     (("akia", "asia"), r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}+", MARK, 0),
     (("sg.",), rf"\bSG\.{_CHARS}{{16,}}+\.{_CHARS}{{16,}}+", MARK, 0),
     (("ya29.",), rf"\bya29\.{_CHARS}{{20,}}+", MARK, 0),
-    (("eyj",), rf"\beyJ(?:{_CHARS}{{8,}}+\.{_CHARS}{{4,}}+(?:\.{_CHARS}*+)?+|{_REST})", _hide, 0),
+    (("eyj",), rf"\beyJ(?:{_CHARS}{{8,}}+\.{_CHARS}{{4,}}+(?:\.{_CHARS}*+)?+|{_REST})", _mark_key, 0),
     (
         ("authorization",),
         r"(\bAuthorization[\"']?\s*+[:=]\s*+[\"']?(?:[A-Za-z]{1,12}+\s++)?)[A-Za-z0-9._~+/=-]{8,}+",
@@ -91,7 +91,7 @@ _ROWS: list[tuple[tuple[str, ...], str, str | Callable[[re.Match[str]], str], in
 _PATTERNS = tuple((needles, re.compile(pattern, flags), replacement) for needles, pattern, replacement, flags in _ROWS)
 
 
-def _forms(value: str) -> list[str]:
+def _encoded_forms(value: str) -> list[str]:
     """A value as it is and as it is usually encoded, without the padding that may or may not be there."""
     data = value.encode("utf-8", "surrogatepass")
     quoted = [quote(data, safe=""), quote(data), quote_plus(data)]
@@ -110,15 +110,13 @@ def _in_base64(data: bytes, encode: Callable[[bytes], bytes]) -> Iterator[str]:
 
 
 class Secrets:
-    """The known secret values of this process, and redaction by them and by pattern."""
-
     __slots__ = ("_forms", "_pattern", "_starts", "values")
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         self.values = tuple(sorted({v for v in values if len(v) >= SECRET_CHARS_MIN}, key=len, reverse=True))
         forms: list[str] = []
         for value in self.values:
-            forms += _forms(value)
+            forms += _encoded_forms(value)
         forms.sort(key=len, reverse=True)
         self._forms = tuple(forms)
         self._pattern = re.compile("|".join(map(re.escape, forms))) if forms else None
@@ -126,7 +124,6 @@ class Secrets:
         self._starts = re.compile(starts) if starts else None
 
     def redact(self, text: str) -> str:
-        """The text without known values and without anything that looks like a credential."""
         if not text:
             return text
         text = self.mask(text)
@@ -139,19 +136,16 @@ class Secrets:
         return text
 
     def mask(self, text: str) -> str:
-        """The text without known values; otherwise as it is."""
         for form in self._forms:  # looking for each is much quicker than looking for any
             if form in text and self._pattern is not None:
                 return self._pattern.sub(MARK, text)
         return text
 
     def stream(self) -> StreamMask:
-        """A mask for text that comes in pieces."""
         return StreamMask(self._forms, self._pattern, self._starts)
 
 
 def redact_tree(value: Any, redact: Callable[[str], str]) -> Any:
-    """A JSON value with every string in it redacted; its shape stays."""
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, dict):
@@ -176,7 +170,6 @@ class StreamMask:
         self._held = ""
 
     def feed(self, text: str) -> str:
-        """The part of the text that may be shown now."""
         if self._starts is None or self._pattern is None:
             return text
         whole = self._shown + self._held + text
@@ -205,7 +198,6 @@ class StreamMask:
         return self._held
 
     def finish(self) -> str:
-        """What was held back and is no secret."""
         held, self._held = self._held, ""
         return held
 

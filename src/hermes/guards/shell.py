@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from hermes.guards.shell_expansion import GLOBS, UNKNOWN, ShellExpander, Unparsable, Value, plain
-from hermes.guards.snippets import printed
+from hermes.guards.snippets import printed_text
 
 HERE = "."  # the working directory among the variables, by a name that none can have
 ROUNDS_MAX = 8
@@ -44,7 +44,6 @@ class Shell(ShellExpander):
         raise NotImplementedError
 
     def seen(self) -> tuple[list[int], int]:
-        """What was run so far."""
         raise NotImplementedError
 
     def together(self, before: tuple[list[int], int], fed: bool) -> None:
@@ -52,15 +51,14 @@ class Shell(ShellExpander):
         raise NotImplementedError
 
     def bomb(self) -> None:
-        """Called when a function multiplies itself."""
         raise NotImplementedError
 
     def follow(self, text: str, feed: str | None = None, args: Value = None, child: bool = True) -> str | None:
         """Follow a whole text, by a shell of its own or by this one; what it prints, when that is known."""
-        mark, kept, self.top = len(self.changes), (self.top, self.exported, self.vars["@"]), False
+        mark, before, self.top = len(self.changes), (self.top, self.exported, self.vars["@"]), False
         if child:
             self.spend(len(self.vars))
-            self.exported = set(kept[1])
+            self.exported = set(before[1])
             for name in self.vars.keys() - self.exported:
                 self.set(name, [] if self.complete else None)
         if args is not None or child:
@@ -71,7 +69,7 @@ class Shell(ShellExpander):
             self.hidden(str(error))
             return None
         finally:
-            self.top, exported, arguments = kept
+            self.top, exported, arguments = before
             if child:
                 self.undo(mark)
                 self.exported = exported
@@ -79,7 +77,6 @@ class Shell(ShellExpander):
                 self.set("@", arguments)
 
     def builtin(self, name: str, argv: list[str]) -> None:
-        """What a builtin does to the variables."""
         operands = [arg for arg in argv[1:] if arg[:1] not in ("-", "+") or arg == "-"]
         if name in ("cd", "pushd", "popd"):
             here, before, home = (self.vars.get(each) for each in (HERE, "OLDPWD", "HOME"))
@@ -95,7 +92,7 @@ class Shell(ShellExpander):
         elif name in _READ or (name == "printf" and argv[1:2] and argv[1].startswith("-v")):
             if name == "printf":
                 into, *rest = [argv[1][2:], *argv[2:]] if argv[1] != "-v" else [*argv[2:], ""]
-                text = printed(["printf", *rest], "") if "[" not in into else None
+                text = printed_text(["printf", *rest], "") if "[" not in into else None
                 self.set(into.partition("[")[0], None if text is None or UNKNOWN in text else [text])
                 operands = []
             for operand in operands:
@@ -136,7 +133,6 @@ class Shell(ShellExpander):
                 break
 
     def reserved(self) -> str:
-        """The reserved word that comes next."""
         match = _RESERVED.match(self.s, self.i)
         return match[0] if match else ""
 
@@ -167,7 +163,6 @@ class Shell(ShellExpander):
         return None if None in out else "".join(filter(None, out))
 
     def job(self, feed: str | None) -> str | None:
-        """Pipelines joined by && and ||, up to the end of the line, `;` or `&`."""
         mark, calls = len(self.changes), len(self.called)
         out = self.pipeline(feed)
         after = len(self.changes)
@@ -190,7 +185,6 @@ class Shell(ShellExpander):
         return out
 
     def pipeline(self, feed: str | None) -> str | None:
-        """Commands joined by pipes; when there are several, each in a subshell."""
         calls, before, stages = len(self.called), self.seen(), 0
         while True:
             self.space(lines=bool(stages))
@@ -213,7 +207,6 @@ class Shell(ShellExpander):
         return out
 
     def command(self, feed: str | None) -> str | None:
-        """One command, simple or compound."""
         word = self.reserved()
         function = None if word else _FUNCTION.match(self.s, self.i)
         if not (word or function or self.s.startswith("(", self.i)):
@@ -260,7 +253,6 @@ class Shell(ShellExpander):
             self.bomb()
 
     def compound(self, word: str, feed: str | None) -> str | None:
-        """What follows the word that opens a compound command."""
         if closer := _CLOSERS.get(word):
             start, mark = self.i, len(self.changes)
             out = self.script(closer, feed)
@@ -323,7 +315,6 @@ class Shell(ShellExpander):
             self.merge(mark)
 
     def words(self, between: str | None, end: str) -> list[str]:
-        """Words up to a sign, which is gone past; without one up to the end of the line."""
         out: list[str] = []
         while True:
             self.space(lines=between is not None)
@@ -342,7 +333,6 @@ class Shell(ShellExpander):
                 self.i += 1
 
     def simple(self, feed: str | None) -> str | None:
-        """A simple command: its words, assignments and redirects, then its judgement."""
         argv: list[str] = []
         assigns: list[tuple[str, Value]] = []
         redirects: list[tuple[str, str]] = []
@@ -363,7 +353,7 @@ class Shell(ShellExpander):
                 declares = not argv or argv[0] in _DECLARE
         if self.i == start or self.s.startswith("(", self.i):
             raise Unparsable("a command is missing")
-        kept = [(name, self.vars.get(name)) for name, _ in assigns]
+        previous = [(name, self.vars.get(name)) for name, _ in assigns]
         for name, value in assigns:
             self.set(name, value)
             if argv:
@@ -372,12 +362,11 @@ class Shell(ShellExpander):
         self.spend(COMMAND_WORK)
         out = self.run(argv, redirects, [name for name, _ in assigns], feed)
         if not declares:
-            for name, value in kept:
+            for name, value in previous:
                 self.set(name, value)
         return out
 
     def assignment(self, match: re.Match[str]) -> tuple[str, Value]:
-        """A variable and its new value, known for plain ones and whole arrays."""
         self.i = match.end()
         name, old = match[1], self.vars.get(match[1], [])
         if self.s.startswith("(", self.i):
@@ -415,7 +404,6 @@ class Shell(ShellExpander):
         return feed
 
     def here_document(self, mark: str, tabs: bool) -> str:
-        """The text of a here-document that begins after this line, or after the one before it."""
         start, at = self.here
         if start < 0:
             end = self.s.find("\n", self.i)

@@ -59,8 +59,6 @@ class Unparsable(Exception):
 
 
 def unescape(text: str) -> str:
-    """Text with the escapes of $'…' and printf decoded."""
-
     def char(match: re.Match[str]) -> str:
         code = match[1]
         if code[0] in "xuU" and len(code) > 1:
@@ -82,7 +80,7 @@ def plain(text: str) -> str:
     return text.translate(_TO_PLAIN)
 
 
-def _braced(text: str, depth: int = 0) -> list[str]:
+def _expand_braces(text: str, depth: int = 0) -> list[str]:
     """The words that brace expansion makes of one; too many are Unparsable."""
     stack: list[list[int]] = []
     groups: list[list[int]] = []  # of each outermost group: its opening brace, its commas, its closing brace
@@ -102,10 +100,10 @@ def _braced(text: str, depth: int = 0) -> list[str]:
     for marks in groups:
         start, end = marks[0], marks[-1]
         if len(marks) > 2:
-            options = [w for a, b in pairwise(marks) for w in _braced(text[a + 1 : b], depth + 1)]
+            options = [w for a, b in pairwise(marks) for w in _expand_braces(text[a + 1 : b], depth + 1)]
         else:
             inner = text[start + 1 : end]
-            options = _sequence(inner) or [_OPEN + each + _CLOSE for each in _braced(inner, depth + 1)]
+            options = _sequence(inner) or [_OPEN + each + _CLOSE for each in _expand_braces(inner, depth + 1)]
         if len(made) * len(options) > WORDS_MAX:
             raise Unparsable("too many words")
         made = [one + text[done:start] + other for one in made for other in options]
@@ -125,7 +123,7 @@ def _sequence(text: str) -> list[str]:
     return [str(item) if match[1] else chr(item) for item in range(first, last + step, step)]
 
 
-def _edited(text: str, op: str, arg: str) -> str | None:
+def _edit_value(text: str, op: str, arg: str) -> str | None:
     """What ${name#…}, ${name%…}, ${name/…/…}, ${name^^} and ${name,,} make of a value, where that needs no pattern."""
     if not set(text + arg).isdisjoint(f"*?[(&\\{UNKNOWN}"):
         return None
@@ -156,21 +154,18 @@ class ShellExpander:
         raise NotImplementedError
 
     def hidden(self, why: str) -> None:
-        """Called when something cannot be followed."""
         raise NotImplementedError
 
     def inside(self, text: str, work: Callable[[], T]) -> T:
-        """Do something at the beginning of another text, then come back."""
-        kept = self.s, self.i, self.n, self.here, self.depth
+        before = self.s, self.i, self.n, self.here, self.depth
         self.s, self.i, self.n, self.here = text, 0, len(text), (-1, -1)
         try:
             self.deeper()
             return work()
         finally:
-            self.s, self.i, self.n, self.here, self.depth = kept
+            self.s, self.i, self.n, self.here, self.depth = before
 
     def deeper(self) -> None:
-        """One level down."""
         self.depth += 1
         self.spend(LEVEL_WORK)
         if self.depth > DEPTH_MAX:
@@ -183,13 +178,11 @@ class ShellExpander:
             raise Unparsable("too much to follow")
 
     def need(self, text: str) -> None:
-        """Go past a text that must come next."""
         if not self.s.startswith(text, self.i):
             raise Unparsable(f"{text} is missing")
         self.i += len(text)
 
     def set(self, name: str, value: Value) -> None:
-        """Give a variable its value."""
         self.changes.append((name, self.vars.get(name), name in self.vars))
         self.vars[name] = value
 
@@ -260,22 +253,19 @@ class ShellExpander:
         return "".join(out)
 
     def tilde(self, user: str) -> str:
-        """The folder that ~user means."""
         name = {"": "HOME", "+": "PWD", "-": "OLDPWD"}.get(user)
         folder = self.vars.get(name) if name else ["/root" if user == "root" else f"/home/{user}"]
         return folder[0] if folder else UNKNOWN
 
     def text(self) -> str:
-        """A word that is neither split nor matched, as in an assignment or after <<<."""
         self.spend(WORD_WORK)
         return plain(self.word())
 
     def fields(self, word: str) -> list[str]:
-        """The arguments that an expanded word becomes."""
         words = [word]
         if _OPEN in word:
             try:
-                words = _braced(word)
+                words = _expand_braces(word)
                 if any(map(_UNCLEAR.search, words)) or any(all(map(each.__contains__, _BRACES)) for each in words):
                     raise Unparsable("braces that may mean more than one thing")
                 words = [
@@ -306,12 +296,10 @@ class ShellExpander:
         return _BREAK.join(text.translate(cut).translate(_TO_GLOBS) for text in texts)
 
     def signs(self) -> str:
-        """The signs that part fields."""
         ifs = self.vars.get("IFS")
         return " \t\n" if ifs == [] else UNKNOWN if ifs is None or UNKNOWN in ifs[0] else ifs[0]
 
     def output(self, closer: str = "", feed: str | None = None) -> str:
-        """What a substitution prints; what it does to variables stays in it."""
         mark, top, self.top = len(self.changes), self.top, False
         text = self.script(closer, feed)
         self.undo(mark)
@@ -319,7 +307,6 @@ class ShellExpander:
         return UNKNOWN if text is None else text.rstrip("\n")
 
     def dollar(self, quoted: bool, split: bool) -> str:
-        """What a dollar sign begins."""
         s, i = self.s, self.i
         after = s[i + 1 : i + 2]
         if after == "(":
@@ -358,7 +345,6 @@ class ShellExpander:
         return "" if after == '"' and not quoted else "$"
 
     def lookup(self, name: str) -> Value:
-        """A variable's value; an empty list when it is not set."""
         if name.isdigit() and name != "0":
             args = self.vars["@"]
             return None if args is None else args[int(name[:4]) - 1 : int(name[:4])]
@@ -389,7 +375,7 @@ class ShellExpander:
             return [text[int(match[1]) :][: int(match[2] or WORK_MAX)] for text in value], False
         if kind in ("", "-", "=", "?"):
             return value, False
-        edited = [_edited(text, op, arg) for text in value]
+        edited = [_edit_value(text, op, arg) for text in value]
         return (None if None in edited else [text or "" for text in edited]), False
 
     def arithmetic(self, start: int) -> str:

@@ -31,7 +31,6 @@ _UNMATCHED = dict.fromkeys(map(ord, GLOBS), UNKNOWN)
 
 
 def rules_of(code: str) -> Iterator[str]:
-    """The rules that code of another language falls under by what is in it."""
     if _FORKS.search(code):
         yield "hard"
     evaluates = _EVALUATES.search(code)
@@ -39,14 +38,13 @@ def rules_of(code: str) -> Iterator[str]:
         yield "opaque"
     if (evaluates and _FETCHES.search(code)) or ("socket" in code.lower() and _REVERSES.search(code)):
         yield "remote"
-    if "execute" in code and destroys(code):
+    if "execute" in code and is_destructive_sql(code):
         yield "data"
     if any(_JOINED.search(match[2] or "") and literals_of(match[2]) for match in _RUNS.finditer(code)):
         yield "opaque"
 
 
 def commands_of(code: str, language: str) -> Iterator[list[str] | str]:
-    """The commands that code of another language runs, as arguments or as a text for a shell."""
     for match in _REMOVES.finditer(code):
         yield ["rm", "-rf", clean(match[1] or "") or UNKNOWN]
     for match in _RUNS.finditer(code):
@@ -56,7 +54,6 @@ def commands_of(code: str, language: str) -> Iterator[list[str] | str]:
 
 
 def literals_of(code: str) -> list[str]:
-    """The strings in code."""
     found: list[str] = []
     # Where a quote is not closed on its line, neither is any escaped one after it: up to there none is tried again.
     at, open_until = 0, dict.fromkeys(_LITERALS, 0)
@@ -71,15 +68,14 @@ def literals_of(code: str) -> list[str]:
     return found
 
 
-def destroys(sql: str) -> bool:
-    """Whether statements drop something, or change every row."""
+def is_destructive_sql(sql: str) -> bool:
     first, *others = sql.lower().split("/*")
     text = " ".join([first, *(other.partition("*/")[2] for other in others)])
     text = " ".join(line.partition("-- ")[0] for line in text.splitlines())
     return bool(_SQL.search(text)) or any(_SQL_ALL.search(part) and "where" not in part for part in text.split(";"))
 
 
-def printed(argv: list[str], here: str) -> str | None:
+def printed_text(argv: list[str], here: str) -> str | None:
     """What echo, printf, pwd and which print, when that is known; others print nothing."""
     name, args = argv[0], [arg.translate(_UNMATCHED) for arg in argv[1:]]
     if name == "pwd":

@@ -1,10 +1,10 @@
-"""What a URL says, read so strictly that nobody reads it otherwise; and whether it gives a secret away."""
+"""What a URL says, read so strictly that nobody reads it otherwise; whether it gives a secret away; hosts in texts. Pure."""
 
 from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
@@ -51,8 +51,6 @@ class FetchFailed(Exception):
 
 
 class UrlRefused(FetchFailed):
-    """A URL that is not to be fetched."""
-
     def __init__(self, rule: str, message: str = "") -> None:
         super().__init__(rule, message)
         self.code = rule if rule == "url_has_secret" else "url_refused"
@@ -60,8 +58,6 @@ class UrlRefused(FetchFailed):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A URL in its plain form."""
-
     scheme: str
     host: str
     port: int
@@ -82,7 +78,6 @@ class Target:
 
 
 def parse(url: str) -> Target:
-    """The URL in its plain form, without its fragment."""
     url = url.strip(" \t\r\n")
     try:
         parts = urlsplit("" if len(url) > URL_CHARS_MAX or _ODD.search(url) else url)
@@ -125,8 +120,8 @@ def has_secret(url: str, secrets: Secrets) -> bool:
     if any(value in text.lower() for text in _readings(url) for value in values):
         return True
     for name, value in parse_qsl(urlsplit(url).query.replace(";", "&"), keep_blank_values=True):
-        words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
-        if _CREDENTIAL.search(words) or (words == "key" and _KEY_VALUE.fullmatch(value)):
+        parameter = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+        if _CREDENTIAL.search(parameter) or (parameter == "key" and _KEY_VALUE.fullmatch(value)):
             return True
     return False
 
@@ -145,3 +140,38 @@ def _readings(url: str) -> Iterator[bytes]:
         before, url = url, unquote_plus(url)
         if url == before:
             return
+
+
+# ---- hosts that somebody has named in words, or in the settings
+
+# In an address, or as a word with dots of its own that is no mail address.
+_NAMED = re.compile(r"://(?:\[([0-9a-fA-F:.]{2,45})\]|([\w.-]+))|(?<![\w@./-])((?:[\w-]+\.)+[\w-]{2,})(?![\w-])")
+# Ends of host names that are more often ends of file names: such a name counts in an address only.
+_OF_FILES = frozenset(
+    {"app", "cc", "gz", "in", "md", "ml", "mov", "pl", "pm", "ps", "py", "rs", "sh", "so", "tf", "zip"}
+)
+
+
+def hosts_in(text: str) -> frozenset[str]:
+    found: set[str] = set()
+    for match in _NAMED.finditer(text):
+        bare = match[3]
+        if bare is not None and bare.rpartition(".")[2].lower() in _OF_FILES:
+            continue
+        host = f"[{match[1]}]" if match[1] else match[2] or bare
+        with suppress(UrlRefused):
+            found.add(parse(f"http://{host.strip('.-_')}").host)
+    return frozenset(found)
+
+
+def is_named(host: str, named: Iterable[str]) -> bool:
+    """Whether a host is one of those; `www.` before either makes no difference, any other subdomain does."""
+    return host.removeprefix("www.") in {other.removeprefix("www.") for other in named}
+
+
+def domain_suffix(entry: object) -> str:
+    """A domain of the settings as the end of the hosts below it; one that is no host name stands for none."""
+    try:
+        return "." + parse(f"http://{str(entry).strip().removeprefix('*').strip('.')}").host
+    except UrlRefused:
+        return "\0"

@@ -9,11 +9,10 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urljoin
 
-from hermes.guards.addresses import kinds as kinds_of_address
-from hermes.guards.hosts import domain
 from hermes.guards.network import CONNECT_S_MAX, Network
+from hermes.guards.network import address_kinds as kinds_of_address
 from hermes.guards.secrets import Secrets
-from hermes.guards.url_text import FetchFailed, Target, UrlRefused, has_secret, parse
+from hermes.guards.url_text import FetchFailed, Target, UrlRefused, domain_suffix, has_secret, parse
 from hermes.http_client.exchange import Answer, RequestTimeout, StaleStream, Timeouts, TlsFailed, TransportError
 from hermes.http_client.inflate import ENCODINGS, InflateError, Inflater
 
@@ -49,8 +48,6 @@ _CARRIED = frozenset({"accept", "accept-encoding", "accept-language", "content-t
 
 
 class Fetched(NamedTuple):
-    """What a URL gave, decompressed and whole."""
-
     final_url: str
     status: int
     content_type: str
@@ -59,8 +56,6 @@ class Fetched(NamedTuple):
 
 
 class Opened:
-    """An answer being received."""
-
     def __init__(self, url: str, answer: Answer, bytes_max: int | None) -> None:
         self.url, self.status, self.headers = url, answer.status, answer.headers
         self._answer, self._bytes_max = answer, bytes_max
@@ -92,7 +87,7 @@ class Opened:
             if not data and self._inflater is not None:
                 self._inflater.finish()
         except TransportError as error:
-            raise _failed(error) from error
+            raise _as_fetch_failure(error) from error
         except InflateError as error:
             raise FetchFailed(error.reason, f"The answer {error}.") from None
         return data
@@ -104,7 +99,7 @@ class Opened:
             raise FetchFailed(error.reason, f"The answer {error}.") from None
 
 
-def _failed(error: TransportError) -> FetchFailed:
+def _as_fetch_failure(error: TransportError) -> FetchFailed:
     """A failure of the exchange in words of ours: the library's may hold the URL."""
     if isinstance(error, TlsFailed):
         return FetchFailed("tls", "The certificate could not be verified.")
@@ -129,7 +124,7 @@ class UrlGuard:
     ) -> None:
         self._network, self._secrets, self._own_ports, self._may_read = network, secrets, own_ports, may_read
         self._private_ok = settings.security.allow_private_urls
-        self._blocked = tuple(map(domain, settings.security.website_blocklist))
+        self._blocked = tuple(map(domain_suffix, settings.security.website_blocklist))
 
     def check(self, url: str, *, trusted: bool = False, any_host: bool = False) -> Target:
         """The verdict on what a URL says; what its name stands for is looked up when it is opened.
@@ -158,13 +153,12 @@ class UrlGuard:
         bytes_max: int = FETCHED_BYTES_MAX,
         seconds: float = FETCH_S_MAX,
         trusted: bool = False,
-        method: str = "GET",
         headers: Mapping[str, str] | None = None,
         body: bytes = b"",
     ) -> Fetched:
-        """The whole answer, if it is of one of these kinds. Raises UrlRefused, FetchFailed."""
+        """The whole answer, if it is of one of these kinds; a body is posted. Raises UrlRefused, FetchFailed."""
         opening = self.open(
-            url, trusted=trusted, method=method, headers=headers, body=body, bytes_max=bytes_max,
+            url, trusted=trusted, method="POST" if body else "GET", headers=headers, body=body, bytes_max=bytes_max,
             timeouts=Timeouts(seconds, seconds),
         )  # fmt: skip
         pieces: list[bytes] = []
@@ -206,7 +200,7 @@ class UrlGuard:
                         yield Opened(target.url, answer, bytes_max)
                         return
             except TransportError as error:
-                raise _failed(error) from error
+                raise _as_fetch_failure(error) from error
             finally:
                 await client.close()
             before, target = target, self._next(target, place, trusted)
@@ -240,7 +234,6 @@ class UrlGuard:
         return found
 
     async def _addresses(self, target: Target, trusted: bool) -> list[str]:
-        """The addresses of a host, every one fit to be connected to."""
         try:
             found = [target.host] if target.is_address else await self._network.addresses(target.host, target.port)
         except (OSError, UnicodeError):

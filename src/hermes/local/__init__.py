@@ -19,7 +19,6 @@ _CONTEXTS = ((12 << 30, 16_384), (3 << 30, 8_192), (0, 4_096))
 
 
 def model_file(home: Home, settings: Settings) -> Path | None:
-    """The file to run: the one that is named, else the first of the home's own."""
     named = settings.model.path or settings.variable("HERMES_LOCAL_MODEL") or ""
     if named == OFF:
         return None
@@ -29,7 +28,6 @@ def model_file(home: Home, settings: Settings) -> Path | None:
 
 
 def context(settings: Settings) -> int:
-    """How many tokens the model takes in."""
     wanted = settings.local.context
     if wanted != "auto":
         return int(wanted)
@@ -38,7 +36,6 @@ def context(settings: Settings) -> int:
 
 
 def status(home: Home, settings: Settings) -> dict[str, str | None]:
-    """Runtime and file as they are here, and what is wrong, if anything is."""
     runtime, file = runtime_version(), model_file(home, settings)
     problem = None
     if runtime is None:

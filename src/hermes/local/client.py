@@ -23,7 +23,7 @@ from hermes.http_client.exchange import Answer, Timeouts, TransportError
 from hermes.http_client.sse import SseDecoder
 from hermes.local.reading import Reading
 from hermes.local.worker import TAKEN
-from hermes.sandbox.piped import piped
+from hermes.sandbox.piped import piped_process
 
 if TYPE_CHECKING:
     from hermes.core.home import Home
@@ -37,20 +37,14 @@ Tell = Callable[[str, str], None]
 
 
 class LocalUnavailable(TransportError):
-    """There is no model to ask, or it cannot be loaded."""
-
     code = "local_unavailable"
 
 
 class LocalMemory(TransportError):
-    """The model does not fit."""
-
     code = "local_memory"
 
 
 class WorkerDied(TransportError):
-    """The worker was there and is gone."""
-
     code = "local_unavailable"
 
 
@@ -70,15 +64,12 @@ class LocalModel:
         self._said: list[str] = []
 
     def telling(self, tell: Tell) -> _Carrier:
-        """The same model, for a caller who wants to know what it waits for."""
         return _Carrier(self, tell)
 
     def halve(self) -> None:
-        """Take half the context from now on."""
         self._halved += 1
 
     async def ready(self, tell: Tell) -> HttpClient:
-        """A connection to the worker, which is started if it must be."""
         async with self._starting:
             wanted = self._choice()
             if wanted != self._wanted:
@@ -128,7 +119,7 @@ class LocalModel:
         self._said = []
         argv = [sys.executable, "-I", _WORKER, json.dumps(self._wanted)]
         self._process = await self._worker.enter_async_context(
-            piped(argv, env, self._said.append, cwd=folder, line_bytes_max=65_536, end_s=LOCAL_END_S_MAX)
+            piped_process(argv, env, self._said.append, cwd=folder, line_bytes_max=65_536, end_s=LOCAL_END_S_MAX)
         )
         assert self._process.stdout is not None
         try:
@@ -153,7 +144,6 @@ class LocalModel:
 
     @asynccontextmanager
     async def turn(self, tell: Tell) -> AsyncIterator[None]:
-        """One of the places that there are, in order of arrival."""
         if self._turns is None:
             self._turns = asyncio.Semaphore(self._settings().local.parallel)
         if self._turns.locked():
@@ -171,7 +161,6 @@ class LocalModel:
             self._turns.release()
 
     async def died(self) -> bool:
-        """Whether the worker is gone."""
         if self._process is not None and self._process.returncode != TAKEN:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOCAL_END_S_MAX / 5):
@@ -184,14 +173,11 @@ class LocalModel:
         await worker.aclose()
 
     async def close(self) -> None:
-        """End the worker, if it is ours."""
         async with self._starting:
             await self._stop()
 
 
 class _Carrier:
-    """Carries a request to the model, as the HTTP client does to others."""
-
     def __init__(self, model: LocalModel, tell: Tell) -> None:
         self._model, self._tell = model, tell
 
@@ -199,7 +185,6 @@ class _Carrier:
     async def send(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes, timeouts: Timeouts
     ) -> AsyncIterator[Answer]:
-        """One exchange, to be entered with `async with`."""
         async with self._model.turn(self._tell):
             http = await self._model.ready(self._tell)
             try:
@@ -212,8 +197,6 @@ class _Carrier:
 
 
 class _Read(Answer):
-    """An answer whose text is read for calls."""
-
     def __init__(self, answer: Answer) -> None:
         self._answer, self.status, self.headers = answer, answer.status, answer.headers
         self.is_stream, self.is_json = True, False

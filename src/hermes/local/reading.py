@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 _ANSWER = re.compile(r'\s*\{\s*"answer"\s*:\s*"')
+_BEGUN_CALL = re.compile(r'\s*\{\s*"tool"\s*:\s*"(\w+)"\s*,\s*"arguments"\s*:\s*(.*)', re.S)
 _MAYBE_ANSWER_CHARS = 24
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 _ESCAPE = re.compile(r'\\(?:u([0-9a-fA-F]{4})|([^u]))|[^\\"]+|"')
@@ -24,33 +25,27 @@ class Reading:
         self.called = False
 
     def feed(self, text: str) -> Iterator[dict[str, Any]]:
-        """What a piece brings."""
         self._held += text
         if not self._mode and (begins := _ANSWER.match(self._held)):
             self._mode, self._held = "answer", self._held[begins.end() :]
         elif not self._mode and len(self._held) > _MAYBE_ANSWER_CHARS:
             self._mode = "whole"
-        if self._mode == "answer" and (said := self._decoded()):
-            yield {"content": said}
+        if self._mode == "answer" and (delta := self._decoded()):
+            yield {"content": delta}
 
     def finish(self) -> Iterator[dict[str, Any]]:
-        """The end: a call, or an answer that was no text."""
         if self._mode in ("answer", "done"):
             return
         try:
             found = json.loads(self._held)
         except ValueError:  # it was cut: what there is of the call is told, so that it counts as cut
-            yield from self._cut()
+            if begun := _BEGUN_CALL.match(self._held):
+                yield self._call(begun[1], begun[2])
             return
         if "tool" in found:
             yield self._call(found["tool"], json.dumps(found["arguments"], ensure_ascii=False))
         elif found:
             yield {"content": json.dumps(found.get("answer", found), ensure_ascii=False)}
-
-    def _cut(self) -> Iterator[dict[str, Any]]:
-        begun = re.match(r'\s*\{\s*"tool"\s*:\s*"(\w+)"\s*,\s*"arguments"\s*:\s*(.*)', self._held, re.S)
-        if begun:
-            yield self._call(begun[1], begun[2])
 
     def _call(self, name: str, arguments: str) -> dict[str, Any]:
         self.called = True
@@ -59,7 +54,7 @@ class Reading:
 
     def _decoded(self) -> str:
         """The part of the string that is certain; an escape that is not whole yet waits."""
-        said: list[str] = []
+        pieces: list[str] = []
         at = 0
         while found := _ESCAPE.match(self._held, at):
             at = found.end()
@@ -70,9 +65,9 @@ class Reading:
                 self._half += chr(int(found[1], 16))
                 if len(self._half) == 1 and 0xD800 <= ord(self._half) < 0xDC00:
                     continue
-                said.append(self._half.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+                pieces.append(self._half.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
                 self._half = ""
             else:
-                said.append(_ESCAPES.get(found[2], found[2]) if found[2] else found[0])
+                pieces.append(_ESCAPES.get(found[2], found[2]) if found[2] else found[0])
         self._held = self._held[at:]
-        return "".join(said)
+        return "".join(pieces)

@@ -37,13 +37,11 @@ _EXIT_CODES: dict[Ended, int] = {"timeout": 124, "interrupted": 130, "killed": 1
 
 
 class SandboxError(HermesError):
-    """A command that cannot be started, or a place where none may run."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What is to be started."""
-
     argv: Sequence[str]
     cwd: str
     env: Mapping[str, str]
@@ -52,8 +50,6 @@ class Command:
 
 
 class Child(Protocol):
-    """A process that was started for a command."""
-
     pid: int
 
     def poll(self) -> int | None: ...
@@ -61,12 +57,10 @@ class Child(Protocol):
     def wait(self, timeout: float | None = None) -> int: ...
 
     async def exited(self) -> int:
-        """Its exit code, once it has ended."""
+        pass
 
 
 class ChildProcess(subprocess.Popen[bytes]):
-    """A child of this process."""
-
     async def exited(self) -> int:
         try:
             pidfd = os.pidfd_open(self.pid)
@@ -74,7 +68,7 @@ class ChildProcess(subprocess.Popen[bytes]):
             code = await asyncio.to_thread(self.wait)
         else:
             try:
-                await readable(pidfd)
+                await wait_readable(pidfd)
             finally:
                 os.close(pidfd)
             code = self.wait()
@@ -82,8 +76,6 @@ class ChildProcess(subprocess.Popen[bytes]):
 
 
 class Handle(Protocol):
-    """What a backend knows of a process it has started."""
-
     def signal(self, number: int) -> None:
         """Send a signal to the command's whole group; SIGKILL reaches everything the command has started."""
 
@@ -133,7 +125,6 @@ class Process:
         self._task.add_done_callback(self._finish)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The output as it comes, to the end of the command."""
         while True:
             data = self._output.read(CHUNK_BYTES_MAX)
             if data:
@@ -142,19 +133,17 @@ class Process:
             elif data == b"" or self._gone.done():  # what still holds the pipe then is out of reach
                 return
             else:
-                await readable(self._output.fileno(), self._gone)
+                await wait_readable(self._output.fileno(), self._gone)
 
     async def wait(self) -> int:
         """The exit code, once everything that the command had started is gone: 124 after its time, 130 interrupted."""
         return await asyncio.shield(self._gone)
 
     def interrupt(self) -> None:
-        """Ask the command to end: SIGINT, after 2 s SIGTERM, after 3 more SIGKILL."""
         if not self._stop.done():
             self._stop.set_result("interrupted")
 
     def kill(self) -> None:
-        """End the command and everything it has started at once."""
         if not self._stop.done():
             self._stop.set_result("killed")
         if not self._hurry.done():
@@ -166,7 +155,6 @@ class Process:
         self.kill()
 
     def close(self) -> None:
-        """Read no more."""
         self._output.close()
 
     async def __aenter__(self) -> Self:
@@ -252,7 +240,7 @@ class Sandbox:
             # A start is never cut short: what began to run must be known, to be ended.
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
-            starting.add_done_callback(_drop)
+            starting.add_done_callback(_discard_process)
             raise
 
     async def _begin(self, command: Command) -> Process:
@@ -276,13 +264,11 @@ class Sandbox:
         raise NotImplementedError
 
     def kill_commands(self, reason: str = "") -> None:
-        """End every command that runs or is about to."""
         self._kills, self._killed_because = self._kills + 1, reason
         for process in self._live:
             process.end_because(reason)
 
     async def stop(self) -> None:
-        """End every command that still runs here."""
         live = list(self._live)
         self.kill_commands()
         for process in live:
@@ -303,7 +289,6 @@ class Record:
         return os.pread(self._fd, bytes_max, 0)
 
     def write(self, data: bytes) -> None:
-        """Put this into the file, before a command reads it."""
         with open(self._fd, "wb", closefd=False) as file:
             file.write(data)
 
@@ -336,8 +321,7 @@ def launch(
     return child, output
 
 
-def failure_of(argv: Sequence[str], env: Mapping[str, str], seconds: float, pass_fds: Sequence[int] = ()) -> str:
-    """Run something to see whether it works: what it says when it does not. Blocks."""
+def failure_message(argv: Sequence[str], env: Mapping[str, str], seconds: float, pass_fds: Sequence[int] = ()) -> str:
     null = subprocess.DEVNULL
     try:
         done = subprocess.run(  # noqa: S603
@@ -345,12 +329,11 @@ def failure_of(argv: Sequence[str], env: Mapping[str, str], seconds: float, pass
         )
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
-    said = done.stderr.decode(errors="replace").strip()[-500:]
-    return "" if done.returncode == 0 else said or f"{argv[0]} ended with code {done.returncode}."
+    output = done.stderr.decode(errors="replace").strip()[-500:]
+    return "" if done.returncode == 0 else output or f"{argv[0]} ended with code {done.returncode}."
 
 
-async def readable(fd: int, unless: asyncio.Future[int] | None = None) -> None:
-    """Wait until there is something to read, or until `unless` is done."""
+async def wait_readable(fd: int, unless: asyncio.Future[int] | None = None) -> None:
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
 
@@ -373,7 +356,20 @@ async def _first(seconds: float | None, *futures: asyncio.Future[Any]) -> None:
     await asyncio.wait(futures, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
 
-def _drop(starting: asyncio.Future[Process]) -> None:
+def _discard_process(starting: asyncio.Future[Process]) -> None:
     if not starting.cancelled() and starting.exception() is None:
         starting.result().kill()
         starting.result().close()
+
+
+# Only the same user can read the environment of a process; what the shell runs does not inherit this variable.
+VARIABLE = "HERMES_COMMAND_TEXT"
+_SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "busybox"})
+_TAKE = f'eval "unset {VARIABLE}; ${VARIABLE}"'
+
+
+def hide_text(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """A command and its environment, with the text of `sh -c TEXT` in the environment instead."""
+    if len(argv) < 3 or argv[1] != "-c" or os.path.basename(argv[0]) not in _SHELLS:
+        return list(argv), dict(env)
+    return [argv[0], "-c", _TAKE, *argv[3:]], {**env, VARIABLE: argv[2]}

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import os
 import shutil
 import signal
+import struct
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hermes.core.limits import (
     SANDBOX_FILE_BYTES_MAX,
@@ -22,12 +24,11 @@ from hermes.core.limits import (
     SANDBOX_PROCESSES_MAX,
     SANDBOXES_IDLE_MAX,
 )
-from hermes.sandbox import cgroup, seccomp
-from hermes.sandbox.base import Command, Handle, Parts, Sandbox, SandboxError
-from hermes.sandbox.command_text import hidden
-from hermes.sandbox.mounts import Mount, Place, plan, reserved_paths, trial, writable_roots
+from hermes.sandbox import cgroup
+from hermes.sandbox.base import Command, Handle, Parts, Sandbox, SandboxError, hide_text
+from hermes.sandbox.mounts import Mount, Place, plan_mounts, reserved_paths, trial_place, writable_roots
 from hermes.sandbox.namespace import Namespace, RemoteProcess
-from hermes.sandbox.proxy_env import PROXY_PORT, proxy_env
+from hermes.sandbox.proxy import PROXY_PORT, proxy_env
 from hermes.sandbox.quota import quota_of
 from hermes.sandbox.workspace_watch import Watching, WorkspaceWatch
 
@@ -76,16 +77,18 @@ class Bubblewrap(Sandbox):
         self._idle: asyncio.TimerHandle | None = None
 
     def mounts(self) -> list[Mount]:
-        return [*(Mount(path, "ro") for path in _system_paths()), *plan(self.place)]
+        return [*(Mount(path, "ro") for path in _system_paths()), *plan_mounts(self.place)]
 
     async def _start(self, command: Command) -> tuple[Parts, Handle]:
         self._wake_up()
-        await asyncio.to_thread(plan, self.place)  # refuses what can be no workspace before anything is looked at
+        await asyncio.to_thread(
+            plan_mounts, self.place
+        )  # refuses what can be no workspace before anything is looked at
         watch = await self._watching.enter()
         try:
             async with self._building:
                 namespace = await self._ready(watch)
-            argv, env = hidden(command.argv, command.env)
+            argv, env = hide_text(command.argv, command.env)
             if self.egress is not None:
                 self._serve_proxy(namespace)
                 env |= proxy_env(PROXY_PORT)
@@ -98,7 +101,7 @@ class Bubblewrap(Sandbox):
 
     async def start_program(self, argv: Sequence[str], env: Mapping[str, str]) -> tuple[RemoteProcess, int, int, int]:
         """Start a program that is spoken to: it, and descriptors of its input, output and errors. It ends with `stop`."""
-        await asyncio.to_thread(plan, self.place)
+        await asyncio.to_thread(plan_mounts, self.place)
         watch = await self._watching.enter()
         async with self._building:
             namespace = await self._ready(watch)
@@ -113,13 +116,12 @@ class Bubblewrap(Sandbox):
         if self._namespace is not None and self._namespace.alive and self._protected is watch:
             return self._namespace
         await self._close()
-        mounts = await asyncio.to_thread(plan, self.place, watch.covers)
+        mounts = await asyncio.to_thread(plan_mounts, self.place, watch.covers)
         self._namespace = await Namespace.create(_build_plan(self.place, mounts), self._bound)
         self._protected = watch
         return self._namespace
 
     def _serve_proxy(self, namespace: Namespace) -> None:
-        """The proxy is the session's, and may be another one than at the last command."""
         if self.egress is not None and self.egress is not self._served and namespace.listener is not None:
             if self._serving is not None:
                 self._serving.cancel()
@@ -142,10 +144,9 @@ class Bubblewrap(Sandbox):
             "FSIZE": SANDBOX_FILE_BYTES_MAX,
             "CORE": 0,
         }
-        return {"limits": limits, "seccomp": seccomp.program().hex()}
+        return {"limits": limits, "seccomp": _seccomp_program().hex()}
 
     async def leave(self) -> None:
-        """A command has ended."""
         await self._watching.leave()
         if not self._watching.commands:
             self._wake_up()
@@ -232,19 +233,64 @@ def probe() -> str:
     cgroup.sweep()
     try:
         # In a thread of its own: the caller's may have a loop that runs.
-        with trial() as place, ThreadPoolExecutor(1) as thread:
-            return thread.submit(asyncio.run, _tried(place)).result()
+        with trial_place() as place, ThreadPoolExecutor(1) as thread:
+            return thread.submit(asyncio.run, _try_sandbox(place)).result()
     except OSError as error:
         return str(error)
 
 
-async def _tried(place: Place) -> str:
+async def _try_sandbox(place: Place) -> str:
     sandbox = Bubblewrap(place)
     try:
         async with await sandbox.spawn(["true"]) as process:
-            said = b"".join([chunk async for chunk in process.chunks()]).decode(errors="replace").strip()
-            return "" if await process.wait() == 0 else said[-500:] or "The first command in it failed."
+            output = b"".join([chunk async for chunk in process.chunks()]).decode(errors="replace").strip()
+            return "" if await process.wait() == 0 else output[-500:] or "The first command in it failed."
     except SandboxError as error:
         return str(error)
     finally:
         await sandbox.stop()
+
+
+# ---- seccomp: calls of the system that no namespace keeps apart, refused: the kernel's keys, sockets to the host, and io_uring
+
+_LOAD, _AND, _IS, _RETURN = 0x20, 0x54, 0x15, 0x06
+_NUMBER, _MACHINE, _FIRST_ARGUMENT = 0, 4, 16
+_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.ENOSYS
+_AF_VSOCK = 40
+_IO_URING_SETUP = 425  # everywhere; what is done through it no filter sees
+
+
+class _Calls(NamedTuple):
+    """A kind of machine, its numbers of what is refused, and of `socket`, where only one family is."""
+
+    machine: int
+    refused: tuple[int, ...]
+    socket: int
+    bits: int = 0xFFFFFFFF
+
+
+_KINDS = (
+    _Calls(0xC000003E, (248, 249, 250), 41, 0xBFFFFFFF),  # x86_64; the bit is that of its other numbering
+    _Calls(0x40000003, (286, 287, 288, 102), 359),  # i386, whose `socketcall` tells nothing of the family
+    _Calls(0xC00000B7, (217, 218, 219), 198),  # aarch64
+    _Calls(0x40000028, (309, 310, 311), 281),  # arm
+    _Calls(0xC00000F3, (217, 218, 219), 198),  # riscv64
+)
+
+
+@cache
+def _seccomp_program() -> bytes:
+    lines = [_instruction(_LOAD, _MACHINE)]
+    for kind in _KINDS:
+        refuse = _instruction(_RETURN, _REFUSE)
+        part = [_instruction(_LOAD, _NUMBER), _instruction(_AND, kind.bits)]
+        for number in (*kind.refused, _IO_URING_SETUP):
+            part += [_instruction(_IS, number, otherwise=1), refuse]
+        part += [_instruction(_IS, kind.socket, otherwise=3), _instruction(_LOAD, _FIRST_ARGUMENT)]
+        part += [_instruction(_IS, _AF_VSOCK, otherwise=1), refuse, _instruction(_RETURN, _ALLOW)]
+        lines += [_instruction(_IS, kind.machine, otherwise=len(part)), *part]
+    return b"".join([*lines, _instruction(_RETURN, _ALLOW)])
+
+
+def _instruction(code: int, value: int, otherwise: int = 0) -> bytes:
+    return struct.pack("HBBI", code, 0, otherwise, value)

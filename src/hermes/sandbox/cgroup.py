@@ -79,7 +79,6 @@ def create(name: str, memory_mb: int, cpus: float, processes_max: int) -> Group 
 
 
 def sweep() -> None:
-    """Remove the groups of processes that are no more."""
     for group in (found for parent in _parents() for found in parent.glob(f"{_PREFIX}*-*")):
         maker = group.name.removeprefix(_PREFIX).partition("-")[0]
         if maker.isdigit() and not is_alive(int(maker), None):
@@ -100,7 +99,6 @@ def _bound(folder: Path, limits: Mapping[Controller, Mapping[str, str]]) -> set[
 
 
 def _limited(folder: Path, controller: Controller, files: Mapping[str, str]) -> bool:
-    """Whether a controller's limits are set. Its first file must be there; others are left out by some kernels."""
     subtree, (required, *_) = folder.parent / "cgroup.subtree_control", files
     try:
         if subtree.exists() and controller not in subtree.read_text().split():
@@ -114,12 +112,10 @@ def _limited(folder: Path, controller: Controller, files: Mapping[str, str]) -> 
 
 
 def _hierarchy(controller: Controller, paths: Mapping[str, str]) -> str:
-    """The controllers that share a hierarchy of version 1 with this one; empty where it belongs to version 2."""
     return next((names for names in paths if controller in names.split(",")), "")
 
 
 def _own_paths() -> dict[str, str]:
-    """Our own group in each hierarchy, by the names of its controllers; version 2 has no names."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:

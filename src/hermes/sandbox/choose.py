@@ -19,7 +19,7 @@ from hermes.sandbox.base import Sandbox, SandboxError
 from hermes.sandbox.bubblewrap import Bubblewrap
 from hermes.sandbox.docker import Docker
 from hermes.sandbox.local import INSTALL, Local, NoSandbox
-from hermes.sandbox.mounts import Place, resolved
+from hermes.sandbox.mounts import Place, resolve_root
 from hermes.sandbox.shell import Shell
 
 if TYPE_CHECKING:
@@ -43,12 +43,11 @@ class Choice(NamedTuple):
         return f"commands have no sandbox here ({self.failure.rstrip('.')}): {INSTALL}" if self.name == "none" else None
 
     @property
-    def told(self) -> str:
-        """In a few words."""
+    def description(self) -> str:
         return f"{self.name} ({self.failure})" if self.failure else self.name
 
 
-def choice(settings: Settings) -> Choice:
+def choose_backend(settings: Settings) -> Choice:
     """The backend that the settings mean. Blocks the first time. One that is named and does not work is an error."""
     wanted = settings.terminal.backend
     if wanted == "local":
@@ -66,10 +65,9 @@ def choice(settings: Settings) -> Choice:
     raise ConfigError(message, where="terminal.backend", hint="hermes config set terminal.backend auto")
 
 
-def no_commands(settings: Settings) -> str | None:
-    """Why the tools that run commands are not offered; None where they are. Blocks the first time."""
+def why_no_commands(settings: Settings) -> str | None:
     try:
-        return choice(settings).reason
+        return choose_backend(settings).reason
     except ConfigError:
         return None  # whoever calls one is told what is wrong with the backend that was named
 
@@ -82,23 +80,22 @@ def workspace_of(
     `workdir` is a folder that a caller names, inside `terminal.workspaces`.
     """
     if workdir is not None:
-        wanted, roots = _real(workdir), [_real(root) for root in settings.terminal.workspaces]
+        wanted, roots = _real_path(workdir), [_real_path(root) for root in settings.terminal.workspaces]
         if any(wanted.is_relative_to(root) for root in roots) and wanted.is_dir():
             return wanted
         raise SandboxError(f"{workdir} is no folder inside terminal.workspaces.", where="workdir")
     if here is not None:
-        return _real(here / Path(settings.terminal.cwd).expanduser())
+        return _real_path(here / Path(settings.terminal.cwd).expanduser())
     scopes = home.workspace / "scopes"
     make_private_folder(scopes)  # before any command works beside it: so it is hidden from every one
     if owner == "default" and key is None:
-        return _real(home.workspace)
+        return _real_path(home.workspace)
     folder = scopes / scope_name(owner, key)
     make_private_folder(folder)
-    return _real(folder)
+    return _real_path(folder)
 
 
 def writable_places(home: Home, settings: Settings, workspace: Path) -> list[str]:
-    """Where commands of any session may have made links."""
     configured = (*settings.terminal.workspaces, *settings.terminal.sandbox_rw)
     places = (home.workspace, home.sandbox, workspace, *(Path(path).expanduser() for path in configured))
     return sorted({os.path.realpath(path) for path in places} | {os.path.abspath(path) for path in places})
@@ -108,11 +105,11 @@ def _roots(paths: Sequence[str], writable: Sequence[str]) -> Iterator[Path]:
     """Configured folders that are what they are called; in a folder that commands write to no link is followed."""
     for path in paths:
         inside = [root for root in writable if root != os.path.abspath(Path(path).expanduser())]
-        if (real := resolved(Path(path).expanduser(), inside)) is not None:
+        if (real := resolve_root(Path(path).expanduser(), inside)) is not None:
             yield Path(real)
 
 
-def _real(path: str | Path) -> Path:
+def _real_path(path: str | Path) -> Path:
     return Path(os.path.realpath(Path(path).expanduser()))
 
 
@@ -136,19 +133,15 @@ def child_env(settings: Settings, backend: str, private: Path, environ: Mapping[
 
 
 def shell_of(backend: str) -> str:
-    """The shell of commands: bash where it is; an image may be without."""
     return "/bin/sh" if backend == "docker" else shutil.which("bash", path="/bin:/usr/bin:/usr/local/bin") or "/bin/sh"
 
 
 def shell_in(sandbox: Sandbox) -> Shell:
-    """A shell for one task."""
     place = sandbox.place
     return Shell(place.private, str(place.workspace), place.env, shell_of(sandbox.name))
 
 
 class Sandboxes:
-    """The sandboxes of a process, one per session and place, for as long as anybody uses them."""
-
     def __init__(self, home: Home) -> None:
         self._home = home
         self._known: weakref.WeakValueDictionary[str, Sandbox] = weakref.WeakValueDictionary()
@@ -168,13 +161,12 @@ class Sandboxes:
         terminal = settings.terminal
         key = terminal.backend, terminal.docker_image, terminal.allow_local
         if key not in self._tried:
-            await asyncio.to_thread(no_commands, settings)
+            await asyncio.to_thread(why_no_commands, settings)
             self._tried.add(key)
 
     async def start(self, settings: Settings) -> Choice:
-        """Try what the settings mean, and clear away what an earlier process has left."""
-        chosen = await asyncio.to_thread(choice, settings)
-        await asyncio.to_thread(probe_cache.remember, settings, chosen.told)
+        chosen = await asyncio.to_thread(choose_backend, settings)
+        await asyncio.to_thread(probe_cache.remember, settings, chosen.description)
         if chosen.name == "docker":
             await docker.sweep(self._home)
         return chosen
@@ -184,7 +176,7 @@ class Sandboxes:
     ) -> Sandbox:
         """The sandbox of a session that works in this folder; `granted` are reserved names that it may write."""
         await self.ready(settings)
-        backend = choice(settings).name
+        backend = choose_backend(settings).name
         place = self._place(settings, backend, session_id, workspace, tuple(granted))
         image = settings.terminal.docker_image
         key = repr((backend, image, session_id, place))
@@ -220,6 +212,5 @@ class Sandboxes:
         )
 
     async def close(self) -> None:
-        """End everything that runs in any of them."""
         for sandbox in list(self._known.values()):
             await sandbox.stop()

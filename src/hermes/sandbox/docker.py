@@ -13,14 +13,8 @@ import shlex
 import signal
 from collections.abc import Callable, Mapping
 
+from hermes.core import limits
 from hermes.core.home import Home
-from hermes.core.limits import (
-    CONTAINER_CALL_S_MAX,
-    CONTAINER_IDLE_S_MAX,
-    CONTAINER_PULL_S_MAX,
-    CONTAINER_VARIABLE_BYTES_MAX,
-    SANDBOX_PROCESSES_MAX,
-)
 from hermes.core.processes import is_gone, this_process
 from hermes.sandbox.base import (
     Child,
@@ -32,11 +26,11 @@ from hermes.sandbox.base import (
     Record,
     Sandbox,
     SandboxError,
-    failure_of,
+    failure_message,
+    hide_text,
     launch,
 )
-from hermes.sandbox.command_text import hidden
-from hermes.sandbox.mounts import Mode, Mount, Place, plan, reserved_paths, trial, writable_roots
+from hermes.sandbox.mounts import Mode, Mount, Place, plan_mounts, reserved_paths, trial_place, writable_roots
 from hermes.sandbox.quota import quota_of
 from hermes.sandbox.workspace_watch import Watching
 
@@ -80,13 +74,15 @@ class Docker(Sandbox):
         self.making = asyncio.Lock()
 
     def mounts(self) -> list[Mount]:
-        return plan(self.place)
+        return plan_mounts(self.place)
 
     async def _start(self, command: Command) -> tuple[Parts, Handle]:
-        await asyncio.to_thread(plan, self.place)  # refuses what can be no workspace before anything is looked at
+        await asyncio.to_thread(
+            plan_mounts, self.place
+        )  # refuses what can be no workspace before anything is looked at
         watch = await self._watching.enter()
         try:
-            arguments = await asyncio.to_thread(_isolation, self.place, command.network, watch.covers)
+            arguments = await asyncio.to_thread(_isolation_options, self.place, command.network, watch.covers)
             async with self.making:
                 container = await self._container((*arguments, self._image))
                 container.enter()
@@ -96,12 +92,12 @@ class Docker(Sandbox):
         try:
             record = await asyncio.to_thread(Record, self.place.private)
             try:
-                argv, env = hidden(command.argv, command.env)
+                argv, env = hide_text(command.argv, command.env)
                 listed, others = _variables(env)
                 options = ["--env-file", f"/proc/self/fd/{listed}", "--workdir", command.cwd, container.name]
                 try:
                     await asyncio.to_thread(record.write, others)
-                    parts = _docker(
+                    parts = _launch_docker(
                         "exec", *options, "/bin/sh", "-c", _RUNNER, str(record.path), *argv, pass_fds=[listed]
                     )
                 finally:
@@ -128,14 +124,12 @@ class Docker(Sandbox):
         return made
 
     async def expire(self, container: Container) -> None:
-        """Remove a container that has been idle for long enough, and still is."""
         async with self.making:
             if not container.active:
                 self._containers = {key: other for key, other in self._containers.items() if other is not container}
                 await container.remove()
 
     async def stop(self) -> None:
-        """End every command, and remove the containers."""
         await super().stop()
         async with self.making:
             while self._containers:
@@ -144,8 +138,6 @@ class Docker(Sandbox):
 
 
 class Container:
-    """One container, and how many commands are in it."""
-
     def __init__(self, owner: Docker) -> None:
         self.name = f"hermes-{os.urandom(8).hex()}"
         self.active, self.doomed = 0, False
@@ -155,12 +147,12 @@ class Container:
 
     async def make(self, *options: str) -> None:
         options = ("--detach", "--rm", "--name", self.name, *options, str(self._keeper))
-        code, said = await _call("run", *options, seconds=CONTAINER_PULL_S_MAX)
+        code, output = await _run_docker("run", *options, seconds=limits.CONTAINER_PULL_S_MAX)
         if code:
-            raise SandboxError(f"The container could not be started: {said.strip()[-500:]}", hint="hermes doctor")
+            raise SandboxError(f"The container could not be started: {output.strip()[-500:]}", hint="hermes doctor")
 
     async def runs(self) -> bool:
-        return (await _call("inspect", "--format", "{{.State.Running}}", self.name))[1].strip() == "true"
+        return (await _run_docker("inspect", "--format", "{{.State.Running}}", self.name))[1].strip() == "true"
 
     def enter(self) -> None:
         self.active += 1
@@ -171,16 +163,18 @@ class Container:
         """A command has ended. With the last one everything ends that any of them has left behind."""
         async with self._owner.making:
             if self.active == 1 and not self.doomed:
-                await _call("exec", self.name, "/bin/sh", "-c", _SWEEPER, str(self._keeper))
+                await _run_docker("exec", self.name, "/bin/sh", "-c", _SWEEPER, str(self._keeper))
             self.active -= 1
         if not self.active:
             loop = asyncio.get_running_loop()
-            self._idle = loop.call_later(CONTAINER_IDLE_S_MAX, lambda: loop.create_task(self._owner.expire(self)))
+            self._idle = loop.call_later(
+                limits.CONTAINER_IDLE_S_MAX, lambda: loop.create_task(self._owner.expire(self))
+            )
 
     async def remove(self) -> None:
         if self._idle is not None:
             self._idle.cancel()
-        await _call("rm", "--force", self.name)
+        await _run_docker("rm", "--force", self.name)
         with contextlib.suppress(OSError):
             self._keeper.unlink()
 
@@ -201,7 +195,7 @@ class Exec:
             self._send("exec", name, "/bin/sh", "-c", f"kill -s {signal.Signals(number).name[3:]} -- -{int(pid)}")
 
     def _send(self, *arguments: str) -> None:
-        child, output = _docker(*arguments)
+        child, output = _launch_docker(*arguments)
         output.close()
         self._sent.append(child)
 
@@ -213,14 +207,14 @@ class Exec:
         await self._watching.leave()
 
 
-def _isolation(place: Place, network: bool, covers: Mapping[str, Mode] | None = None) -> list[str]:
+def _isolation_options(place: Place, network: bool, covers: Mapping[str, Mode] | None = None) -> list[str]:
     """What keeps a container apart. Looks at the disk."""
     memory = f"{place.memory_mb}m"
     arguments = ["--init", "--read-only", "--network", "bridge" if network else "none", "--cap-drop", "ALL"]
     arguments += ["--security-opt", "no-new-privileges", "--user", f"{os.getuid()}:{os.getgid()}"]
     arguments += ["--memory", memory, "--memory-swap", memory, "--cpus", f"{place.cpus:g}"]
-    arguments += ["--pids-limit", str(SANDBOX_PROCESSES_MAX), "--tmpfs", f"/tmp:rw,exec,mode=1777,size={memory}"]  # noqa: S108
-    for mount in plan(place, covers):
+    arguments += ["--pids-limit", str(limits.SANDBOX_PROCESSES_MAX), "--tmpfs", f"/tmp:rw,exec,mode=1777,size={memory}"]  # noqa: S108
+    for mount in plan_mounts(place, covers):
         if mount.mode == "hide" and mount.is_dir:
             fields = ["type=tmpfs", f"target={mount.path}"]
         else:
@@ -244,7 +238,10 @@ def _variables(env: Mapping[str, str]) -> tuple[int, bytes]:
         for name, value in env.items():
             line = os.fsencode(f"{name}={value}")
             if not (
-                b"\n" in line or b"\r" in line or len(line) > CONTAINER_VARIABLE_BYTES_MAX or not line[:1].isalpha()
+                b"\n" in line
+                or b"\r" in line
+                or len(line) > limits.CONTAINER_VARIABLE_BYTES_MAX
+                or not line[:1].isalpha()
             ):
                 file.write(line + b"\n")
             elif _NAME.fullmatch(name):
@@ -252,7 +249,7 @@ def _variables(env: Mapping[str, str]) -> tuple[int, bytes]:
     return listed, others
 
 
-def _docker(*arguments: str, pass_fds: list[int] | None = None) -> Parts:
+def _launch_docker(*arguments: str, pass_fds: list[int] | None = None) -> Parts:
     return launch(["docker", *arguments], env=_client_env(), pass_fds=pass_fds or ())
 
 
@@ -264,30 +261,29 @@ def _home_label(home: Home) -> str:
     return hashlib.sha256(os.fsencode(home.path)).hexdigest()[:32]
 
 
-async def _call(*arguments: str, seconds: float = CONTAINER_CALL_S_MAX) -> tuple[int, str]:
-    parts = _docker(*arguments)
+async def _run_docker(*arguments: str, seconds: float = limits.CONTAINER_CALL_S_MAX) -> tuple[int, str]:
+    parts = _launch_docker(*arguments)
     async with Process(parts, Group(parts[0].pid), seconds) as process:
-        said = b"".join([chunk async for chunk in process.chunks()])
-        return await process.wait(), said.decode(errors="replace")
+        output = b"".join([chunk async for chunk in process.chunks()])
+        return await process.wait(), output.decode(errors="replace")
 
 
 async def sweep(home: Home) -> None:
-    """Remove the containers of this home whose makers are gone."""
     wanted = (
         "--filter",
-        f"label=hermes.core.home={_home_label(home)}",
+        f"label=hermes.home={_home_label(home)}",
         "--format",
         '{{.Names}} {{.Label "hermes.holder"}}',
     )
-    code, said = await _call("ps", "--all", *wanted)
-    for name, _, holder in (line.partition(" ") for line in said.splitlines() if not code):
+    code, output = await _run_docker("ps", "--all", *wanted)
+    for name, _, holder in (line.partition(" ") for line in output.splitlines() if not code):
         if is_gone(holder):
-            await _call("rm", "--force", name)
+            await _run_docker("rm", "--force", name)
 
 
 @functools.cache
 def probe(image: str) -> str:
     """Run the whole list of arguments once with `true`: why that fails. Blocks, and may fetch the image; kept."""
-    with trial() as place:
-        argv = ["docker", "run", "--rm", *_isolation(place, network=False), image, "-c", "true"]
-        return failure_of(argv, _client_env(), CONTAINER_PULL_S_MAX)
+    with trial_place() as place:
+        argv = ["docker", "run", "--rm", *_isolation_options(place, network=False), image, "-c", "true"]
+        return failure_message(argv, _client_env(), limits.CONTAINER_PULL_S_MAX)

@@ -45,8 +45,6 @@ _ODD = re.compile(r"[\0-\x08\x0b-\x1f\x7f]")
 
 
 class Checked(NamedTuple):
-    """The text that may stay, and the names of the settings that may not."""
-
     text: str
     removed: list[str]
 
@@ -54,7 +52,7 @@ class Checked(NamedTuple):
 def check_config(text: str, worktree_allowed: Callable[[str], bool] = lambda _: False) -> Checked:
     """Keep what is known to run nothing. A line that is not plain `key = value` is removed too: git might read more
     in it than is seen here. `worktree_allowed` decides about a value of `core.worktree`."""
-    kept, removed, section = list[str](), list[str](), ""
+    lines, removed, section = list[str](), list[str](), ""
     for line in text.split("\n"):
         plain = line.strip(" \t\r")
         if not plain or plain[0] in "#;":
@@ -63,17 +61,17 @@ def check_config(text: str, worktree_allowed: Callable[[str], bool] = lambda _: 
         elif not _ODD.search(plain) and (match := _SECTION.fullmatch(plain)):
             name, inner = match[1].lower(), match[2]
             section = name if inner is None else f"{name}.{inner}"
-            kept.append(plain)
+            lines.append(plain)
             continue
         elif not _ODD.search(plain) and section and (match := _ENTRY.fullmatch(plain)):
             key, value = match[1].lower(), match[2] if match[2] is not None else match[3]
             if _is_harmless(section, key, value, worktree_allowed):
-                kept.append(f"\t{plain}")
+                lines.append(f"\t{plain}")
             else:
                 removed.append(f"{section}.{key}")
             continue
         removed.append("an unusual line")
-    return Checked("".join(f"{line}\n" for line in kept), removed)
+    return Checked("".join(f"{line}\n" for line in lines), removed)
 
 
 def _is_harmless(section: str, key: str, value: str | None, worktree_allowed: Callable[[str], bool]) -> bool:

@@ -74,7 +74,6 @@ def _call(name: str, *arguments: object) -> int:
 
 
 def _open_beneath(folder: int, path: str) -> int:
-    """A descriptor of a path below a folder, reached through no symbolic link."""
     resolve = _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS
     how = struct.pack("QQQ", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, 0, resolve)
     return _syscall(path, _OPENAT2, folder, os.fsencode(path.strip("/")) or b".", how, len(how))
@@ -107,7 +106,6 @@ def _new_mount(kind: str, options: dict[str, str], attributes: int) -> int:
 
 
 def _attach(tree: int, target: int) -> None:
-    """Mount a detached tree on a descriptor, and close both."""
     try:
         _syscall("move_mount", _MOVE_MOUNT, tree, b"", target, b"", _MOVE_EMPTY_PATHS)
     finally:
@@ -133,7 +131,6 @@ class _FileSystem:
         _attach(tree, target)
 
     def bind(self, path: str, *, read_only: bool, devices: bool = False) -> None:
-        """Show a file or folder of the host at its own path."""
         source = self._sources.pop(path)
         target = self._mount_point(path, stat.S_ISDIR(os.fstat(source).st_mode))
         _attach(_clone_tree(source, read_only=read_only, devices=devices), target)
@@ -253,7 +250,6 @@ def _restrict(limits: "dict[str, int]", seccomp: bytes) -> None:
 
 
 def _own_proc() -> None:
-    """A /proc of this PID namespace, with the kernel's own settings read-only."""
     _call("unshare", _CLONE_NEWNS)
     _call("mount", b"proc", b"/proc", b"proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, None)
     for path in (f"/proc/{name}".encode() for name in _KERNEL):
@@ -321,8 +317,6 @@ def _kill(pid: int, number: int) -> None:
 
 
 class _Init:
-    """Takes requests until its socket is closed."""
-
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._commands: dict[int, int] = {}
@@ -350,7 +344,7 @@ class _Init:
         request = json.loads(data)
         try:
             if "signal" in request:
-                pid = self._pids().get(request["id"])
+                pid = next((pid for pid, number in self._commands.items() if number == request["id"]), None)
                 if pid is not None:
                     _kill(pid, request["signal"])
             else:
@@ -359,9 +353,6 @@ class _Init:
             for fd in fds:
                 os.close(fd)
         return True
-
-    def _pids(self) -> "dict[int, int]":
-        return {number: pid for pid, number in self._commands.items()}
 
     def _start(self, number: int, request: "dict[str, Any]", fds: "list[int]") -> None:
         try:

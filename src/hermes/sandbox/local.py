@@ -7,8 +7,7 @@ import signal
 import sys
 
 from hermes.sandbox import reaper
-from hermes.sandbox.base import Command, Group, Handle, Parts, Sandbox, SandboxError, launch
-from hermes.sandbox.command_text import hidden
+from hermes.sandbox.base import Command, Group, Handle, Parts, Sandbox, SandboxError, hide_text, launch
 
 INSTALL = (
     "install bubblewrap (apt install bubblewrap, dnf install bubblewrap, pacman -S bubblewrap), "
@@ -36,7 +35,7 @@ class Local(Sandbox):
     async def _start(self, command: Command) -> tuple[Parts, Handle]:
         before = [sys.executable, "-I", "-S", reaper.__file__, str(os.getpid())] if _HAS_REAPER else []
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, reaper.AWAITED if _HAS_REAPER else ())
-        argv, env = hidden(command.argv, command.env)
+        argv, env = hide_text(command.argv, command.env)
         try:
             parts = launch([*before, *argv], cwd=command.cwd, env=env)
         finally:

@@ -53,12 +53,10 @@ class Place:
     env: Mapping[str, str] = field(default_factory=dict)
 
     def is_granted(self, path: str) -> bool:
-        """Whether the user has allowed this reserved name, or one around it, to be written."""
         return any(below(path, str(folder)) for folder in self.granted)
 
 
 def writable_roots(place: Place) -> list[str]:
-    """The folders of the user that commands may write to."""
     roots = [str(path) for path in (place.workspace, *place.rw)]
     return [path for path in roots if path != "/" and os.path.isdir(path) and _real(path) == path]
 
@@ -70,7 +68,7 @@ def reserved_paths(place: Place) -> list[str]:
     return [f"{home}/{entry}" for entry in entries if any(below(home, root) for root in roots)]
 
 
-def resolved(path: str | Path, writable: Sequence[str]) -> str | None:
+def resolve_root(path: str | Path, writable: Sequence[str]) -> str | None:
     """The real path of a root. Links are followed where only the user can make them; None where one lies in a folder
     that commands write to, for it could lead anywhere."""
     here, names, links = "/", [name for name in os.path.abspath(path).split("/") if name], 0
@@ -90,7 +88,7 @@ def resolved(path: str | Path, writable: Sequence[str]) -> str | None:
     return here
 
 
-def plan(place: Place, covers: Mapping[str, Mode] | None = None) -> list[Mount]:
+def plan_mounts(place: Place, covers: Mapping[str, Mode] | None = None) -> list[Mount]:
     """Every mount, outer ones first. What the path guard refuses is hidden, or read-only where only writing is refused.
 
     `covers` are found by looking into the workspace; the rules for any folder are held to at the top of each root.
@@ -108,7 +106,7 @@ def plan(place: Place, covers: Mapping[str, Mode] | None = None) -> list[Mount]:
         raise SandboxError(f"{workspace} cannot be the workspace of a sandbox.", hint="another folder")
     roots.pop("/", None)
     mounts: dict[str, Mount] = {}
-    for path, mode in _refused(place, list(roots)):
+    for path, mode in _refused_paths(place, list(roots)):
         for root in [root for root in roots if root not in own and below(root, path)]:
             if mode == "ro":
                 roots[root] = "ro"
@@ -137,8 +135,7 @@ def plan(place: Place, covers: Mapping[str, Mode] | None = None) -> list[Mount]:
 
 
 @contextlib.contextmanager
-def trial() -> Iterator[Place]:
-    """A place to try a sandbox in, with something of every kind."""
+def trial_place() -> Iterator[Place]:
     with tempfile.TemporaryDirectory(prefix="hermes-probe-") as folder:
         base = Path(_real(folder))
         (base / "work/.git").mkdir(parents=True)
@@ -146,8 +143,7 @@ def trial() -> Iterator[Place]:
         yield Place(Home(base / "home"), base / "work", base / "home/sandbox/probe/home")
 
 
-def _refused(place: Place, roots: list[str]) -> Iterator[tuple[str, Mode]]:
-    """Real paths of what there is to be refused, the Hermes home first."""
+def _refused_paths(place: Place, roots: list[str]) -> Iterator[tuple[str, Mode]]:
     ours = [place.home.root, *(place.home.path / area for area in APART)]
     yield from ((_real(path), "hide") for path in ours if path.exists())
     for rule in RULES:

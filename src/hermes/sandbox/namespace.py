@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes.core.limits import SANDBOX_START_S_MAX
-from hermes.sandbox.base import ChildProcess, Command, Parts, SandboxError, launch, readable
+from hermes.sandbox.base import ChildProcess, Command, Parts, SandboxError, launch, wait_readable
 
 _INIT = Path(__file__).with_name("init.py")
 # Its namespaces are new; its root is still the host's, for `init.py` to take from it what is shown. Without
@@ -76,7 +76,9 @@ class Namespace:
                 enter(made.pid)
                 with _memory_file(plan) as fd:
                     await made._send(b"{}", [fd])
-                answer, fds = await made._receive()
+                await wait_readable(control.fileno())
+                data, fds, _, _ = socket.recv_fds(control, _PACKET_BYTES, 1)
+                answer = json.loads(data)
                 if "error" in answer:
                     raise SandboxError(f"The sandbox could not be built: {answer['error']}.", hint="hermes doctor")
                 made.listener = socket.socket(fileno=fds[0])
@@ -93,7 +95,6 @@ class Namespace:
         return made
 
     async def spawn(self, request: Mapping[str, Any], command: Command) -> tuple[Parts, RemoteProcess]:
-        """Start a command; its output is one pipe."""
         ours, theirs = os.pipe()
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         os.set_blocking(ours, False)
@@ -155,7 +156,6 @@ class Namespace:
             self._control.send(json.dumps({"id": number, "signal": signal_number}).encode())
 
     def close(self) -> None:
-        """End everything that runs in it."""
         if self._control.fileno() >= 0:
             with contextlib.suppress(RuntimeError, ValueError):
                 asyncio.get_running_loop().remove_reader(self._control)
@@ -177,7 +177,6 @@ class Namespace:
             self._running.popitem()[1].ended(137)
 
     def _take(self) -> None:
-        """Read every answer that is there."""
         while True:
             try:
                 data, fds, _, _ = socket.recv_fds(self._control, _PACKET_BYTES, 1)
@@ -206,17 +205,12 @@ class Namespace:
                 self._running[number] = child = RemoteProcess(self, number, fds[0])
                 answer.set_result(child)
 
-    async def _receive(self) -> tuple[dict[str, Any], list[int]]:
-        await readable(self._control.fileno())
-        data, fds, _, _ = socket.recv_fds(self._control, _PACKET_BYTES, 1)
-        return json.loads(data), list(fds)
-
     def _said(self) -> str:
         code = None
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._bwrap.wait(0.5)
-        said = (self._output.read(4096) or b"").decode(errors="replace").strip()[-500:]
-        return said or (f"it ended with code {code}" if code else "")
+        output = (self._output.read(4096) or b"").decode(errors="replace").strip()[-500:]
+        return output or (f"it ended with code {code}" if code else "")
 
 
 class RemoteProcess:
@@ -272,11 +266,10 @@ def _lasting_pipe() -> tuple[int, int]:
 
 
 async def _child_pid(fd: int) -> int:
-    """The process that bubblewrap says it has started."""
     os.set_blocking(fd, False)
     text, more = b"", b"-"
     while more:
-        await readable(fd)
+        await wait_readable(fd)
         more = os.read(fd, 4096)
         text += more
     return int(json.loads(text)["child-pid"])

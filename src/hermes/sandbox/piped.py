@@ -27,7 +27,7 @@ _NOTE_BYTES_MAX, _NOTES_MAX = 2_048, 1_000
 
 
 @asynccontextmanager
-async def piped(
+async def piped_process(
     argv: Sequence[str],
     env: Mapping[str, str],
     note: Callable[[str], None],
@@ -47,7 +47,7 @@ async def piped(
         limit=line_bytes_max,
     )  # fmt: skip
     assert process.stderr is not None
-    hearing = asyncio.ensure_future(_hear(process.stderr, note))
+    hearing = asyncio.ensure_future(_read_errors(process.stderr, note))
     try:
         yield process
     finally:
@@ -56,14 +56,12 @@ async def piped(
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program in a sandbox, with its pipes."""
-
     stdin: asyncio.StreamWriter
     stdout: asyncio.StreamReader
 
 
 @asynccontextmanager
-async def sandboxed(
+async def sandboxed_process(
     sandbox: Bubblewrap,
     argv: Sequence[str],
     env: Mapping[str, str],
@@ -78,7 +76,7 @@ async def sandboxed(
         child, *fds = await sandbox.start_program(argv, env)
         stdin = await _writer(fds[0], pipes)
         stdout, stderr = [await _reader(fd, line_bytes_max, pipes) for fd in fds[1:]]
-        hearing = asyncio.ensure_future(_hear(stderr, note))
+        hearing = asyncio.ensure_future(_read_errors(stderr, note))
         try:
             yield Program(stdin, stdout)
         finally:
@@ -134,7 +132,7 @@ class Throttle:
             await asyncio.sleep((self._lines - CHATTER_LINES_MAX) / CHATTER_LINES_PER_S)
 
 
-async def _hear(stderr: asyncio.StreamReader, note: Callable[[str], None]) -> None:
+async def _read_errors(stderr: asyncio.StreamReader, note: Callable[[str], None]) -> None:
     notes, throttle = 0, Throttle()
     while data := await stderr.read(_NOTE_BYTES_MAX if notes < _NOTES_MAX else CHUNK_BYTES_MAX):
         if notes < _NOTES_MAX:

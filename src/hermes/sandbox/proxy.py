@@ -11,13 +11,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from hermes.core.limits import (
-    CHUNK_BYTES_MAX,
-    EGRESS_CONNECTIONS_MAX,
-    EGRESS_HEAD_BYTES_MAX,
-    EGRESS_IDLE_S_MAX,
-    EGRESS_LINGER_S_MAX,
-)
+from hermes.core import limits
 from hermes.guards.url_text import FetchFailed, Target, UrlRefused
 from hermes.guards.urls import UrlGuard
 from hermes.sandbox.proxy_messages import (
@@ -32,7 +26,7 @@ from hermes.sandbox.proxy_messages import (
 )
 
 if TYPE_CHECKING:
-    pass
+    from hermes.settings.config import Settings
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +55,7 @@ class _Client(asyncio.StreamReaderProtocol):
     writer: asyncio.StreamWriter
 
     def __init__(self) -> None:
-        self.reader = asyncio.StreamReader(limit=EGRESS_HEAD_BYTES_MAX)
+        self.reader = asyncio.StreamReader(limit=limits.EGRESS_HEAD_BYTES_MAX)
         self.gone, self.answered = asyncio.Event(), False
         super().__init__(self.reader)
 
@@ -108,7 +102,7 @@ class EgressProxy:
         refused: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._guard, self._authorize, self._refused = guard, authorize, refused
-        self._slots = asyncio.Semaphore(EGRESS_CONNECTIONS_MAX)
+        self._slots = asyncio.Semaphore(limits.EGRESS_CONNECTIONS_MAX)
         self._serving: set[asyncio.Task[None]] = set()
         self.sent_bytes = self.received_bytes = 0
 
@@ -150,7 +144,6 @@ class EgressProxy:
             await asyncio.gather(*connections, return_exceptions=True)
 
     def close(self) -> None:
-        """Cancel every `serve`."""
         for task in self._serving:
             task.cancel()
 
@@ -219,7 +212,7 @@ class EgressProxy:
     async def _tunnel(self, client: _Client, upstream: _Streams) -> None:
         client.answered = True
         client.writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-        async with asyncio.timeout(EGRESS_IDLE_S_MAX) as idle:
+        async with asyncio.timeout(limits.EGRESS_IDLE_S_MAX) as idle:
             up = asyncio.ensure_future(_copy(client.reader, upstream[1], self._meter(idle, "sent_bytes")))
             down = asyncio.ensure_future(_copy(upstream[0], client.writer, self._meter(idle, "received_bytes")))
             try:
@@ -230,7 +223,6 @@ class EgressProxy:
     async def _forward(
         self, request: Request, length: int | None, target: Target, client: _Client, upstream: _Streams
     ) -> None:
-        """One request and its response. Both connections end with it."""
         host = target.origin.removeprefix("http://")
         skipped = hop_by_hop(request.headers) | FRAMING
         headers = [header for header in request.headers if header[0].lower() not in skipped]
@@ -241,7 +233,7 @@ class EgressProxy:
             headers.append(("Content-Length", str(length)))
         upstream[1].write(format_head(f"{request.method} {target.path} HTTP/{request.version}", headers))
         try:
-            async with asyncio.timeout(EGRESS_IDLE_S_MAX) as idle:
+            async with asyncio.timeout(limits.EGRESS_IDLE_S_MAX) as idle:
                 body, meter = read_body(client.reader, length), self._meter(idle, "sent_bytes")
                 sending = asyncio.ensure_future(_send_body(body, upstream[1], meter, is_chunked=length is None))
                 responding = _respond(upstream[0], client, self._meter(idle, "received_bytes"))
@@ -254,14 +246,14 @@ class EgressProxy:
                 finally:
                     await _cancel(sending, receiving)
         except TimeoutError:
-            raise Refused(504, f"Hermes: host {target.host} was silent for {EGRESS_IDLE_S_MAX:g} s.") from None
+            raise Refused(504, f"Hermes: host {target.host} was silent for {limits.EGRESS_IDLE_S_MAX:g} s.") from None
 
     def _meter(self, idle: asyncio.Timeout, counter: Literal["sent_bytes", "received_bytes"]) -> _Meter:
         """Counts what is carried; whatever is carried puts the end by idleness off."""
         loop = asyncio.get_running_loop()
 
         def carried(size: int) -> None:
-            idle.reschedule(loop.time() + EGRESS_IDLE_S_MAX)
+            idle.reschedule(loop.time() + limits.EGRESS_IDLE_S_MAX)
             setattr(self, counter, getattr(self, counter) + size)
 
         return carried
@@ -275,7 +267,7 @@ async def _cancel(*tasks: asyncio.Future[Any]) -> None:
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, meter: _Meter) -> None:
     """Copy to the end, and pass the end on. A writer that cannot keep up holds the reader back."""
-    while data := await reader.read(CHUNK_BYTES_MAX):
+    while data := await reader.read(limits.CHUNK_BYTES_MAX):
         meter(len(data))
         writer.write(data)
         await writer.drain()
@@ -310,10 +302,10 @@ async def _respond(reader: asyncio.StreamReader, client: _Client, meter: _Meter)
             raise Refused(502, "Hermes: the server switched protocols without being asked to.")
         headers = [(name.strip(), value.strip()) for name, _, value in (line.partition(":") for line in lines)]
         skipped = hop_by_hop(headers)
-        kept = [line for line, (name, _) in zip(lines, headers, strict=True) if name.lower() not in skipped]
+        passed = [line for line, (name, _) in zip(lines, headers, strict=True) if name.lower() not in skipped]
         closing = ["Connection: close"] if status >= 200 else []
         client.answered = True
-        client.writer.write("\r\n".join([status_line, *kept, *closing, "", ""]).encode("latin-1"))
+        client.writer.write("\r\n".join([status_line, *passed, *closing, "", ""]).encode("latin-1"))
     await _copy(reader, client.writer, meter)
 
 
@@ -328,6 +320,28 @@ async def _refuse(refusal: Refused, client: _Client) -> None:
         writer.write_eof()
     # Closing with unread data would reset the connection, and the client might lose the answer.
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(EGRESS_LINGER_S_MAX):
-            while await client.reader.read(CHUNK_BYTES_MAX):
+        async with asyncio.timeout(limits.EGRESS_LINGER_S_MAX):
+            while await client.reader.read(limits.CHUNK_BYTES_MAX):
                 pass
+
+
+# ---- how commands in a sandbox find the proxy, and what they reach through it
+
+# Each sandbox has a network namespace of its own, so the port is free in every one.
+PROXY_PORT = 3128
+# The backends whose commands reach the network through the proxy only.
+PROXIED = frozenset({"bubblewrap"})
+
+
+def proxy_env(port: int = PROXY_PORT) -> dict[str, str]:
+    url, direct = f"http://127.0.0.1:{port}", "localhost,127.0.0.1,::1"
+    names = ("http_proxy", "https_proxy", "all_proxy")
+    env = {name: url for lower in names for name in (lower, lower.upper())}
+    return {**env, "no_proxy": direct, "NO_PROXY": direct, "NODE_USE_ENV_PROXY": "1"}
+
+
+def network_of(settings: Settings, backend: str) -> str:
+    every_host = settings.terminal.network
+    if backend in PROXIED:
+        return "HTTP and HTTPS to " + ("every public host" if every_host else "hosts that the user grants")
+    return "with network" if every_host else "without network"

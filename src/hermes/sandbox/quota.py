@@ -16,17 +16,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hermes.core import limits
 from hermes.core.home import write_private
-from hermes.core.limits import (
-    DISK_FREE_BYTES_MIN,
-    DISK_LOOK_S,
-    DISK_MEASURE_S_MAX,
-    DISK_MEASURED_S,
-    DISK_STEP_BYTES,
-    SPILL_BYTES_MAX,
-    SPILL_FOLDER_IDLE_S,
-    SPILL_TRIM_BYTES,
-)
 from hermes.sandbox.base import SandboxError
 
 if TYPE_CHECKING:
@@ -64,20 +55,17 @@ class DiskQuota:
             raise SandboxError(self.message, hint="hermes config set terminal.disk_quota_mb MB")
 
     def started(self, command: object, stop: Callable[[str], None]) -> None:
-        """A command runs from now on; `stop` is called with the reason if the sandbox goes over its quota."""
         if self._quota_bytes:
             self._running[command] = stop
             if self._watcher is None:
                 self._watcher = asyncio.get_running_loop().create_task(self._watch())
 
     def ended(self, command: object) -> None:
-        """A command has ended. After the last one there is one more look, in the background."""
         self._running.pop(command, None)
         if not self._running:
             self._ended.set()
 
     async def close(self) -> None:
-        """Stop watching."""
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
@@ -93,7 +81,7 @@ class DiskQuota:
                 if was_idle and not self._running:
                     return
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(DISK_LOOK_S):
+                    async with asyncio.timeout(limits.DISK_LOOK_S):
                         await self._ended.wait()
         finally:
             self._watcher = None
@@ -102,14 +90,14 @@ class DiskQuota:
         """Blocks. Afterwards `message` says what is wrong, or nothing."""
         free = min((_free_bytes(folder) for folder in (*self._owned, *self._shared)), default=float("inf"))
         remaining = max(0, self._quota_bytes - self._used_bytes)
-        shrunk = self._free_then - free >= max(DISK_STEP_BYTES, remaining / 2)
-        if shrunk or not self._measured_at or time.monotonic() - self._measured_at >= DISK_MEASURED_S:
+        shrunk = self._free_then - free >= max(limits.DISK_STEP_BYTES, remaining / 2)
+        if shrunk or not self._measured_at or time.monotonic() - self._measured_at >= limits.DISK_MEASURED_S:
             self._free_then, self._measured_at = free, time.monotonic()
             self._measure()
         if self._used_bytes > self._quota_bytes:
-            used, most = self._used_bytes // _MB, self._quota_bytes // _MB
-            self.message = f"The sandbox uses {used} MB of disk, its quota is {most} MB. Ask the user to delete files."
-        elif free < DISK_FREE_BYTES_MIN:
+            used, quota = self._used_bytes // _MB, self._quota_bytes // _MB
+            self.message = f"The sandbox uses {used} MB of disk, its quota is {quota} MB. Ask the user to delete files."
+        elif free < limits.DISK_FREE_BYTES_MIN:
             self.message = f"The disk has only {int(free) // _MB} MB left. Ask the user to make room."
         else:
             self.message = ""
@@ -125,7 +113,6 @@ class DiskQuota:
 
 
 def quota_of(place: Place) -> DiskQuota:
-    """The quota of a sandbox: a workspace in the home is its own, folders of the user hold other work too."""
     owned, shared = [place.private], list(place.rw)
     is_own = place.workspace.is_relative_to(os.path.realpath(place.home.workspace))
     (owned if is_own else shared).append(place.workspace)
@@ -143,7 +130,7 @@ def disk_use(folders: Sequence[Path]) -> int | None:
     argv = ["nice", "-n", "19", "du", "-skx", "--", *map(str, folders)]
     env = {"PATH": os.defpath, "LC_ALL": "C"}
     try:
-        done = subprocess.run(argv, env=env, capture_output=True, timeout=DISK_MEASURE_S_MAX, check=False)  # noqa: S603
+        done = subprocess.run(argv, env=env, capture_output=True, timeout=limits.DISK_MEASURE_S_MAX, check=False)  # noqa: S603
         sizes = [int(line.split(b"\t", 1)[0]) for line in done.stdout.splitlines() if line]
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
@@ -165,22 +152,21 @@ _lock = threading.Lock()
 
 
 def write_spill(path: Path, data: str | bytes) -> None:
-    """Write a spill file at once. Blocks."""
     write_private(path, data)
-    spilled(path, len(data))
+    note_spill(path, len(data))
 
 
-def spilled(path: Path, size: int) -> None:
+def note_spill(path: Path, size: int) -> None:
     """Note that a spill file, `<folder>/<run>/<file>`, was written. Now and then the oldest ones are removed so that all
     of the folder together stay within their limit. Blocks."""
     folder = path.parent.parent
     with _lock:
         # What an earlier process has left counts too: so the first one looks.
-        _written_bytes[folder] = _written_bytes.get(folder, SPILL_TRIM_BYTES) + size
-        if _written_bytes[folder] < SPILL_TRIM_BYTES:
+        _written_bytes[folder] = _written_bytes.get(folder, limits.SPILL_TRIM_BYTES) + size
+        if _written_bytes[folder] < limits.SPILL_TRIM_BYTES:
             return
         _written_bytes[folder] = 0
-    trim_spills(folder, SPILL_BYTES_MAX, keep=path)
+    trim_spills(folder, limits.SPILL_BYTES_MAX, keep=path)
 
 
 def trim_spills(folder: Path, bytes_max: int, keep: Path | None = None) -> int:
@@ -199,7 +185,7 @@ def trim_spills(folder: Path, bytes_max: int, keep: Path | None = None) -> int:
             with contextlib.suppress(OSError):
                 path.unlink()
                 excess, removed = excess - size, removed + 1
-            if modified_at < time.time() - SPILL_FOLDER_IDLE_S:  # a run that still writes needs its folder
+            if modified_at < time.time() - limits.SPILL_FOLDER_IDLE_S:  # a run that still writes needs its folder
                 with contextlib.suppress(OSError):
                     path.parent.rmdir()
     return removed

@@ -41,7 +41,6 @@ def _function(name: str, parameters: list[str], wire: Any) -> Any:
 
 
 def main(cwd: str, names: str) -> int:
-    """The script's exit code."""
     folder = os.path.dirname(os.path.abspath(__file__))
     os.chdir(folder)
     errors, wire = _connect(b"errors"), _connect(b"calls").makefile("rwb")

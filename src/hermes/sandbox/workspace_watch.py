@@ -80,7 +80,6 @@ class Watching:
         self.commands = 0
 
     async def enter(self) -> WorkspaceWatch:
-        """A command is about to start."""
         async with self._lock:
             watch = self._watch
             if watch is None or not (self.commands or await asyncio.to_thread(watch.begin)):
@@ -108,7 +107,6 @@ class Watching:
                 await self._close()
 
     def take_set_aside(self) -> dict[str, str]:
-        """What was set aside since the last call: the path, and what is wrong with it."""
         found, self._set_aside = self._set_aside, {}
         return found
 
@@ -177,13 +175,12 @@ class WorkspaceWatch:
     # ---- from outside
 
     def scan(self) -> None:
-        """Watch every folder, and list what is to be covered."""
         with self._lock:
             for root in self._roots:
                 self._enter(root, baseline=True)
             for path in self.covers:
-                for one in (path, os.path.dirname(path)):
-                    self._ids[one] = _identity(one)
+                for entry in (path, os.path.dirname(path)):
+                    self._ids[entry] = _identity(entry)
         if len(self.covers) > PROTECTED_PATHS_MAX:
             raise SandboxError(
                 f"The workspace has more than {PROTECTED_PATHS_MAX} protected files.", hint="a smaller one"
@@ -208,7 +205,6 @@ class WorkspaceWatch:
             self._wake()
 
     def settle(self) -> None:
-        """Deal with all that has happened until now."""
         with self._lock:
             if self.active:
                 for _ in range(_ROUNDS_MAX):
@@ -221,20 +217,17 @@ class WorkspaceWatch:
                     self._look_everywhere()
 
     def end(self) -> None:
-        """The last command has ended: what appears from now on is the user's."""
         with self._lock:
             self.settle()
             self._handle_events()  # what setting aside has caused
             self.active = False
 
     def take_set_aside(self) -> dict[str, str]:
-        """What was set aside since the last call: the path, and what is wrong with it."""
         with self._lock:
             found, self._set_aside = self._set_aside, {}
             return found
 
     def restore(self, path: str) -> None:
-        """Put back what was set aside; the user has allowed it."""
         folder, name = os.path.split(path)
         with self._lock, contextlib.suppress(OSError), _opened(folder, self._roots) as fd:
             os.rename(f"{name}{SUFFIX}", name, src_dir_fd=fd, dst_dir_fd=fd)
@@ -404,7 +397,6 @@ class WorkspaceWatch:
     # ---- folders
 
     def _enter(self, path: str, *, baseline: bool = False) -> None:
-        """Watch a folder and all below it, and look at what they hold already."""
         self._budget = WATCHED_FOLDERS_MAX
         depth = path.count("/") - min(root.count("/") for root in self._roots if below(path, root))
         with contextlib.suppress(FileNotFoundError, NotADirectoryError), _opened(path, self._roots) as fd:
@@ -467,11 +459,10 @@ class WorkspaceWatch:
             if below(covered, before):
                 moved = path + covered.removeprefix(before)
                 self.covers[moved] = mode
-                for one in (moved, os.path.dirname(moved)):
-                    self._ids[one] = _identity(one)
+                for entry in (moved, os.path.dirname(moved)):
+                    self._ids[entry] = _identity(entry)
 
     def _cover(self, path: str) -> None:
-        """Make a file or folder read-only; of a link, what it leads to in the workspace."""
         real = os.path.realpath(path)
         if os.path.exists(real) and any(real != root and below(real, root) for root in self._roots):
             self.covers.setdefault(real, "ro")
@@ -542,7 +533,6 @@ class WorkspaceWatch:
                             files.append(path)
 
     def _enter_repository(self, path: str) -> None:
-        """A repository that commands have made: watched as long as they run."""
         if self._is_granted(path) or self._is_covered(path) or path in self._made:
             return
         self._made.add(path)
@@ -586,7 +576,7 @@ class WorkspaceWatch:
         if text is None:
             self._rename(path, name, "not a plain file")
             return
-        checked = check_config(text, lambda value: self._is_inside(path, value))
+        checked = check_config(text, lambda value: any(below(_path_in(path, value), root) for root in self._roots))
         if not checked.removed:
             return
         with _opened(path, self._roots, force=True) as fd:
@@ -612,13 +602,9 @@ class WorkspaceWatch:
                 if not name.endswith(".sample") and SUFFIX not in name:
                     self._rename(hooks, name, "git hook")
 
-    def _is_inside(self, path: str, value: str) -> bool:
-        return any(below(_path_in(path, value), root) for root in self._roots)
-
     # ---- files
 
     def _read(self, folder: str, name: str) -> str | None:
-        """The text of a regular file; None for anything else."""
         try:
             with _opened(folder, self._roots) as parent:
                 fd = os.open(name, _READ, dir_fd=parent)

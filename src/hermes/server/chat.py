@@ -25,7 +25,7 @@ from hermes.server.shapes import ChatCompletion
 from hermes.server.sse import ClientGone, forward, inline_sink, items
 from hermes.server.turns import Message, Turn, client_tools, ended_of, leave, parameters, with_unseen
 from hermes.store.sessions import new_session_id
-from hermes.tools.arguments import unusable
+from hermes.tools.arguments import schema_problem
 
 if TYPE_CHECKING:
     from hermes.server.adapter import APIServerAdapter
@@ -247,7 +247,7 @@ def structure(kind: str, schema: Any) -> Message:
         return {"type": kind}
     if schema is None or schema.schema is None:
         raise invalid("response_format.json_schema", "A json_schema needs its schema.", "missing_required_parameter")
-    if schema.strict and (fault := unusable(schema.schema)):
+    if schema.strict and (fault := schema_problem(schema.schema)):
         raise invalid("response_format.json_schema.schema", f"The schema {fault}.")
     told = {"name": schema.name, "schema": schema.schema, "strict": bool(schema.strict)}
     return {"type": kind, "json_schema": {**told, "description": schema.description} if schema.description else told}

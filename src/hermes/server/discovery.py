@@ -15,7 +15,7 @@ import hermes
 from hermes.core import limits as fixed
 from hermes.core.errors import ConfigError
 from hermes.providers.routes import listed
-from hermes.sandbox.choose import choice
+from hermes.sandbox.choose import choose_backend
 from hermes.server import status
 from hermes.server.errors import ApiError, Error, answer, error_object
 from hermes.server.keys import CALLER, SCOPES
@@ -386,7 +386,7 @@ def _limits(adapter: APIServerAdapter, settings: Settings) -> dict[str, float | 
 def _sandbox(settings: Settings) -> Json:
     """Where commands run; a backend that is named and not there runs none."""
     try:
-        chosen = choice(settings)
+        chosen = choose_backend(settings)
     except ConfigError:
         return {"backend": settings.terminal.backend, "isolated": True}
     reason = {"reason": chosen.reason} if chosen.reason is not None else {}

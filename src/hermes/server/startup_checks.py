@@ -202,9 +202,9 @@ def sandbox_backend(settings: config.Settings, *, trying: bool = False) -> str:
     What worked the last time, with machine and settings as they are now, is tried again only where it decides something.
     """
     from hermes.sandbox import probe_cache
-    from hermes.sandbox.choose import choice
+    from hermes.sandbox.choose import choose_backend
 
-    return (None if trying else probe_cache.known(settings)) or choice(settings).name
+    return (None if trying else probe_cache.known(settings)) or choose_backend(settings).name
 
 
 # --- the address ------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from hermes.core.text import text_of, visible
 from hermes.guards.commands import Facts, Hit, check, simple_forms
 from hermes.guards.read_only import is_read_only
 from hermes.guards.url_text import FetchFailed
-from hermes.sandbox.proxy_env import PROXIED
+from hermes.sandbox.proxy import PROXIED
 from hermes.settings.config import load, set_value
 from hermes.tools.questions import ApprovalRequest
 from hermes.tools.registry import ToolContext, ToolError
@@ -68,12 +68,10 @@ _MOVES = frozenset({"cd", "pushd", "popd"})
 
 
 class Blocked(ToolError):
-    """What may not be done, as the model is told."""
-
     def __init__(self, by: str, reason: str, rules: Iterable[str] = (), hint: str = "") -> None:
         super().__init__(reason, "blocked")
-        told = {"status": "blocked", "by": by, "reason": reason, "rules": list(rules)}
-        self.answer = {**told, "hint": f"{_HINT} {hint}".strip(), "code": "blocked"}
+        answer = {"status": "blocked", "by": by, "reason": reason, "rules": list(rules)}
+        self.answer = {**answer, "hint": f"{_HINT} {hint}".strip(), "code": "blocked"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +94,10 @@ class PermissionRequest:
 
 async def command(ctx: ToolContext, command: str, cwd: str) -> None:
     """Leave to run a command there."""
-    sandbox = await ctx.world.sandbox()
-    hits, forms = await ctx.blocking(partial(_judged, ctx, sandbox, command, cwd))
-    await _refuse_never(ctx, [command, *forms], hits)
-    kept = counted(
+    sandbox = await ctx.resources.sandbox()
+    hits, forms = await ctx.blocking(partial(_check_command, ctx, sandbox, command, cwd))
+    await _refuse_forbidden(ctx, [command, *forms], hits)
+    hits_to_approve = rules_to_approve(
         command,
         hits,
         forms,
@@ -107,62 +105,68 @@ async def command(ctx: ToolContext, command: str, cwd: str) -> None:
         network=online(ctx, sandbox),
         usual=_has_usual_path(ctx, sandbox),
     )
-    if hits and not kept:
+    if hits and not hits_to_approve:
         await ctx.asking.decide(ctx.call_id, "once", "rule", "It can do no harm outside its sandbox.")
-    if not kept or (_mode(ctx) == "off" and not hits):
+    if not hits_to_approve or (_mode(ctx) == "off" and not hits):
         return
-    pieces = [_pieces(hit, forms) for hit in kept]
+    pieces = [_pieces(hit, forms) for hit in hits_to_approve]
     moves = any(form.split(" ", 1)[0] in _MOVES for form in forms)
-    details = [hit.detail if found and not moves else command for hit, found in zip(kept, pieces, strict=True)]
-    rules = tuple(dict.fromkeys(hit.rule for hit in kept))
-    matter = PermissionRequest(
+    details = [
+        hit.detail if found and not moves else command for hit, found in zip(hits_to_approve, pieces, strict=True)
+    ]
+    rules = tuple(dict.fromkeys(hit.rule for hit in hits_to_approve))
+    request = PermissionRequest(
         "command",
         command,
-        _reason(rules),
+        _explain(rules),
         rules,
-        keys=frozenset(f"command {cwd} {hit.rule} {text}" for hit, text in zip(kept, details, strict=True)),
+        keys=frozenset(f"command {cwd} {hit.rule} {text}" for hit, text in zip(hits_to_approve, details, strict=True)),
         # What comes from the network, and where a command goes, no pattern can tell.
         patterns=() if moves or "remote" in rules else _patterns(ctx, pieces),
-        allowed=all(_covered(found, ctx.settings.command_allowlist) for found in pieces),
+        allowed=all(_is_allowed(found, ctx.settings.command_allowlist) for found in pieces),
         cwd=cwd,
     )
-    await _settle(ctx, matter)
+    await _request_permission(ctx, request)
 
 
 async def script(ctx: ToolContext, code: str, cwd: str) -> None:
     """Leave to run a script. Where nothing keeps it apart, somebody has to have seen the whole of it."""
-    sandbox = await ctx.world.sandbox()
-    hits, _ = await ctx.blocking(partial(_judged, ctx, sandbox, f"python3 -c {shlex.quote(code)}", cwd))
-    await _refuse_never(ctx, [code], hits)
+    sandbox = await ctx.resources.sandbox()
+    hits, _ = await ctx.blocking(partial(_check_command, ctx, sandbox, f"python3 -c {shlex.quote(code)}", cwd))
+    await _refuse_forbidden(ctx, [code], hits)
     if sandbox.isolated:
         return
     rules = tuple(dict.fromkeys(hit.rule for hit in hits))
-    reason = "A script runs without a sandbox." + (f" {_reason(rules)}" if rules else "")
+    reason = "A script runs without a sandbox." + (f" {_explain(rules)}" if rules else "")
     key = hashlib.sha256(code.encode("utf-8", "replace")).hexdigest()
-    await _settle(ctx, PermissionRequest("code", code, reason, rules, frozenset({f"code {cwd} {key}"}), cwd=cwd))
+    await _request_permission(
+        ctx, PermissionRequest("code", code, reason, rules, frozenset({f"code {cwd} {key}"}), cwd=cwd)
+    )
 
 
 async def folder(ctx: ToolContext, folder: Path) -> None:
     """Leave to write below a folder outside the workspace: for the rest of the turn, or for the session."""
-    paths = await ctx.world.paths()
+    paths = await ctx.resources.paths()
     reason = "It lies outside the workspace."
-    choice = await _settle(ctx, PermissionRequest("write", str(folder), reason, keys=frozenset({f"write {folder}"})))
+    choice = await _request_permission(
+        ctx, PermissionRequest("write", str(folder), reason, keys=frozenset({f"write {folder}"}))
+    )
     paths.grant(folder)
     if choice == "session":
-        ctx.world.granted(folder)
+        ctx.resources.granted(folder)
 
 
 async def reserved(ctx: ToolContext, entries: Sequence[Path], details: str = "") -> None:
     """Leave to write reserved names: what git, an editor, a shell or another agent of the user takes orders from."""
-    paths = await ctx.world.paths()
+    paths = await ctx.resources.paths()
     subject = "\n".join(map(str, entries))
     reason = f"The user's own tools may run what is written there.{details}"
-    choice = await _settle(
+    choice = await _request_permission(
         ctx, PermissionRequest("write", subject, reason, keys=frozenset(f"write {entry}" for entry in entries))
     )
     for entry in entries:
         paths.grant_reserved(entry)
-        ctx.world.granted_reserved(entry, session=choice == "session")
+        ctx.resources.granted_reserved(entry, session=choice == "session")
 
 
 async def set_aside(ctx: ToolContext, sandbox: Sandbox, *, ask: bool) -> dict[str, Any]:
@@ -185,7 +189,7 @@ async def set_aside(ctx: ToolContext, sandbox: Sandbox, *, ask: bool) -> dict[st
 async def host(ctx: ToolContext, host: str, key: str) -> None:
     """Leave for the commands of a running call to reach a host: until it ends, for the session, or for good."""
     reason = "A command in the sandbox wants to connect to this host, which is not granted."
-    await _settle(
+    await _request_permission(
         ctx,
         PermissionRequest(
             "network", host, reason, keys=frozenset({key}), patterns=(host,), setting="terminal.allowed_hosts"
@@ -201,16 +205,16 @@ async def hosts(ctx: ToolContext, urls: Iterable[str]) -> None:
     asked: dict[str, list[str]] = {}
     for url in dict.fromkeys(urls):
         with contextlib.suppress(FetchFailed):  # whoever opens it is told
-            asked.setdefault(ctx.world.urls.check(url, any_host=True).host, []).append(url)
+            asked.setdefault(ctx.resources.urls.check(url, any_host=True).host, []).append(url)
     refusals: list[Blocked] = []
     for host, named in asked.items():
-        if ctx.world.may_read(host):
+        if ctx.resources.may_read(host):
             continue
         reason = f"Neither the user nor the settings have named {host}."
-        matter = PermissionRequest("host", "\n".join(named), reason, keys=frozenset({f"host {host}"}), hint=_HOST_HINT)
+        request = PermissionRequest("host", "\n".join(named), reason, keys=frozenset({f"host {host}"}), hint=_HOST_HINT)
         try:
-            await _settle(ctx, matter)
-            ctx.world.hosts.add(host)
+            await _request_permission(ctx, request)
+            ctx.resources.hosts.add(host)
         except Blocked as refusal:
             refusals.append(refusal)
     if refusals and len(refusals) == len(asked):
@@ -221,20 +225,22 @@ async def write(ctx: ToolContext, kind: str, subject: str, *, wanted: bool, reas
     """Leave to write what lasts longer than the session: where the settings want that (`wanted`), and in any turn that
     has read text from outside."""
     if wanted:
-        await leave(ctx, kind, subject, reason)
-    elif ctx.world.has_foreign():
-        await leave(ctx, kind, subject, "Text from outside has been read in this conversation and may be behind it.")
+        await permission(ctx, kind, subject, reason)
+    elif ctx.resources.has_foreign():
+        await permission(
+            ctx, kind, subject, "Text from outside has been read in this conversation and may be behind it."
+        )
 
 
-async def leave(
+async def permission(
     ctx: ToolContext, kind: str, subject: str, reason: str, rules: Sequence[str] = (), *, key: str = ""
 ) -> None:
     """Leave for something else. With a `key` it can be given for the session, to all that has the same one."""
     keys = frozenset({f"{kind} {key}"}) if key else frozenset[str]()
-    await _settle(ctx, PermissionRequest(kind, subject, reason, tuple(rules), keys))
+    await _request_permission(ctx, PermissionRequest(kind, subject, reason, tuple(rules), keys))
 
 
-def counted(
+def rules_to_approve(
     command: str, hits: Sequence[Hit], forms: Sequence[str], *, isolated: bool, network: bool, usual: bool = True
 ) -> list[Hit]:
     """The rules that a command is asked about where it would run. `usual`: the names of commands mean what they should.
@@ -254,7 +260,7 @@ def counted(
 
 def _has_usual_path(ctx: ToolContext, sandbox: Sandbox) -> bool:
     """Whether no command has changed where the names of commands are looked up."""
-    shell = ctx.world.desk.shell
+    shell = ctx.resources.session.shell
     return shell is None or shell.env.get("PATH") == sandbox.place.env.get("PATH")
 
 
@@ -262,68 +268,66 @@ def online(ctx: ToolContext, sandbox: Sandbox) -> bool:
     """Whether commands reach the network, or may yet be granted a host of it."""
     if not sandbox.isolated or sandbox.place.network:
         return True
-    is_granted = any(key.startswith(HOST_KEY) for key in ctx.world.desk.granted)
+    is_granted = any(key.startswith(HOST_KEY) for key in ctx.resources.session.granted)
     has_hosts = is_granted or bool(ctx.settings.terminal.allowed_hosts) or can_be_approved(ctx)
     return has_hosts and sandbox.name in PROXIED
 
 
 def can_be_approved(ctx: ToolContext) -> bool:
-    """Whether there is any way to get leave in this run."""
     return ctx.asking.answerable or ctx.asking.unattended == "allow" or _mode(ctx) == "off"
 
 
 # ---- the order
 
 
-async def _settle(ctx: ToolContext, matter: PermissionRequest) -> str:
+async def _request_permission(ctx: ToolContext, request: PermissionRequest) -> str:
     """From the modes to the question; returns the choice that allows it, or raises Blocked."""
-    asking, granted, mode = ctx.asking, ctx.world.desk.granted, _mode(ctx)
+    asking, granted, mode = ctx.asking, ctx.resources.session.granted, _mode(ctx)
 
     async def at_once(by: str, comment: str) -> str:
         return (await asking.decide(ctx.call_id, "once", by, comment)).choice
 
     if mode == "off":
         return await at_once("rule", "Approvals are off.")
-    if matter.allowed or (matter.keys and matter.keys <= granted):
+    if request.allowed or (request.keys and request.keys <= granted):
         return await at_once("rule", "It has been allowed before.")
-    review = await _review(ctx, matter) if mode == "smart" and matter.cwd else None
-    reason, choices = matter.reason, ["once", "deny"]
+    review = await _review(ctx, request) if mode == "smart" and request.cwd else None
+    reason, choices = request.reason, ["once", "deny"]
     if review is not None and review["decision"] == "approve":
         return await at_once("reviewer", review["reason"])
     if review is not None:
         reason = f"{reason} The reviewer says: {review['reason']}"
     if review is None or review["decision"] != "deny":
-        choices[1:1] = [*(["session"] if matter.keys else []), *(["always"] if _may_write(ctx, matter) else [])]
+        choices[1:1] = [*(["session"] if request.keys else []), *(["always"] if _may_write(ctx, request) else [])]
     # Whoever answers must see what will be done: only known values are hidden, and nothing is invisible.
-    subject = visible(ctx.secrets.mask(matter.subject))
-    request = ApprovalRequest(
-        ctx.call_id, matter.kind, subject, visible(reason), matter.rules, tuple(choices), review, matter.keys
+    subject = visible(ctx.secrets.mask(request.subject))
+    question = ApprovalRequest(
+        ctx.call_id, request.kind, subject, visible(reason), request.rules, tuple(choices), review, request.keys
     )
-    decision = await asking.approve(request, granted)
+    decision = await asking.approve(question, granted)
     if not decision.allowed:
-        words = (_REFUSED.get(decision.by, ""), decision.comment, reason)
-        raise Blocked(decision.by, " ".join(text for text in words if text), matter.rules, matter.hint)
+        sentences = (_REFUSED.get(decision.by, ""), decision.comment, reason)
+        raise Blocked(decision.by, " ".join(text for text in sentences if text), request.rules, request.hint)
     if decision.choice == "always":
-        await ctx.blocking(partial(_write, ctx, matter.setting, matter.patterns, decision.credential))
+        await ctx.blocking(partial(_write_allowlist, ctx, request.setting, request.patterns, decision.credential))
     return decision.choice
 
 
 def _mode(ctx: ToolContext) -> str:
-    return "off" if ctx.world.yolo else ctx.asking.mode
+    return "off" if ctx.resources.yolo else ctx.asking.mode
 
 
-def _may_write(ctx: ToolContext, matter: PermissionRequest) -> bool:
+def _may_write(ctx: ToolContext, request: PermissionRequest) -> bool:
     """Whether `always` can be offered: there is something to write, and the caller may change the configuration."""
-    return bool(matter.patterns) and (ctx.world.spec.source == "cli" or ctx.owner == "default")
+    return bool(request.patterns) and (ctx.resources.spec.source == "cli" or ctx.owner == "default")
 
 
-def _reason(rules: Iterable[str]) -> str:
+def _explain(rules: Iterable[str]) -> str:
     text = "; ".join(_WHY.get(rule, rule) for rule in rules)
     return f"{text[:1].upper()}{text[1:]}."
 
 
-async def _refuse_never(ctx: ToolContext, texts: Sequence[str], hits: Sequence[Hit]) -> None:
-    """What no mode, flag or grant allows."""
+async def _refuse_forbidden(ctx: ToolContext, texts: Sequence[str], hits: Sequence[Hit]) -> None:
     denied = any(_mentions(text, pattern) for pattern in ctx.settings.approvals.deny for text in texts)
     rules = ["hard"] * any(hit.rule == "hard" for hit in hits) + ["denied"] * denied
     if rules:
@@ -333,7 +337,6 @@ async def _refuse_never(ctx: ToolContext, texts: Sequence[str], hits: Sequence[H
 
 
 def _mentions(text: str, pattern: str) -> bool:
-    """Whether a pattern with `*` stands somewhere in a text, as words of its own."""
     if not pattern.strip(" *"):
         return bool(pattern.strip())
     parts = [r"\s+".join(map(re.escape, part.split(" "))) for part in pattern.strip(" *").split("*")]
@@ -350,11 +353,11 @@ def _mentions(text: str, pattern: str) -> bool:
 # ---- commands
 
 
-def _judged(ctx: ToolContext, sandbox: Sandbox, command: str, cwd: str) -> tuple[list[Hit], list[str]]:
-    place, desk = sandbox.place, ctx.world.desk
-    env = desk.shell.env if desk.shell is not None else place.env
+def _check_command(ctx: ToolContext, sandbox: Sandbox, command: str, cwd: str) -> tuple[list[Hit], list[str]]:
+    place, session = sandbox.place, ctx.resources.session
+    env = session.shell.env if session.shell is not None else place.env
     own = [place.private] if sandbox.isolated else []  # the HOME of commands there
-    workspace = tuple(str(path) for path in (place.workspace, *place.rw, *desk.folders, *own))
+    workspace = tuple(str(path) for path in (place.workspace, *place.rw, *session.folders, *own))
     facts = Facts(workspace, env.get("HOME") or str(place.user_home), str(ctx.home.path), env)
     return check(command, cwd, facts, os.path.exists), simple_forms(command, cwd, facts)
 
@@ -374,11 +377,11 @@ def _patterns(ctx: ToolContext, pieces: Sequence[Sequence[str]]) -> tuple[str, .
     return texts if all(pieces) and fits else ()
 
 
-def _covered(pieces: Sequence[str], patterns: Sequence[str]) -> bool:
+def _is_allowed(pieces: Sequence[str], patterns: Sequence[str]) -> bool:
     return bool(pieces) and all(any(fnmatchcase(piece, pattern) for pattern in patterns) for piece in pieces)
 
 
-def _write(ctx: ToolContext, setting: str, patterns: Sequence[str], by: str) -> None:
+def _write_allowlist(ctx: ToolContext, setting: str, patterns: Sequence[str], by: str) -> None:
     """Allow these from now on. Blocks. A file that cannot be written to stops nobody from going on."""
     try:
         known = load(ctx.home).origin(setting).value
@@ -390,14 +393,14 @@ def _write(ctx: ToolContext, setting: str, patterns: Sequence[str], by: str) -> 
 # ---- the reviewer
 
 
-async def _review(ctx: ToolContext, matter: PermissionRequest) -> dict[str, str] | None:
+async def _review(ctx: ToolContext, request: PermissionRequest) -> dict[str, str] | None:
     """What a model thinks of it, without having seen the output of any tool; None where there is none that counts."""
-    action = {"kind": matter.kind, "action": visible(ctx.secrets.mask(matter.subject)), "cwd": matter.cwd}
-    action |= {"rules": _reason(matter.rules), "user_message": text_of(ctx.world.spec.user_message)}
+    action = {"kind": request.kind, "action": visible(ctx.secrets.mask(request.subject)), "cwd": request.cwd}
+    action |= {"rules": _explain(request.rules), "user_message": text_of(ctx.resources.spec.user_message)}
     message = {"role": "user", "content": json.dumps(action, ensure_ascii=False)}
     try:
         async with asyncio.timeout(ctx.settings.auxiliary.approval.timeout):
-            got = await ctx.world.ask_model("approval", _REVIEW, [message], REVIEW_TOKENS_MAX)
+            got = await ctx.resources.ask_model("approval", _REVIEW, [message], REVIEW_TOKENS_MAX)
     except TimeoutError:
         return None
     if got is None:
@@ -405,8 +408,8 @@ async def _review(ctx: ToolContext, matter: PermissionRequest) -> dict[str, str]
     text, usage = got
     await ctx.asking.spent(usage)
     try:
-        said = json.loads(_FENCE.sub(r"\1", text.strip()))
-        decision, reason = said["decision"], said["reason"]
+        verdict = json.loads(_FENCE.sub(r"\1", text.strip()))
+        decision, reason = verdict["decision"], verdict["reason"]
     except (ValueError, TypeError, LookupError):
         return None
     if decision not in ("approve", "deny", "unsure") or not isinstance(reason, str):

@@ -9,17 +9,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 from urllib.parse import unquote
 
-from hermes.core.limits import (
-    FAULT_CHARS_MAX,
-    NEAREST_NAMES_MAX,
-    SCHEMA_PATTERN_STEPS_MAX,
-    SCHEMA_UNFOLDED_NODES_MAX,
-)
+from hermes.core import limits
 from hermes.core.text import whole_text
 
+Json = dict[str, Any]
+Schema = Mapping[str, Any]
 _ANCHORS, _REFERENCES = ("$anchor", "$dynamicAnchor"), ("$ref", "$dynamicRef", "$recursiveRef")
 # A string that does not end takes the rest: it would otherwise be read again from every quote in it.
 _STRING = re.compile(r'("(?:[^"\\]++|\\.?)*+(?:"|\Z))', re.S)
@@ -33,7 +30,7 @@ class Parsed:
     """`ok` with a value; `cut` when it ends too early to be trusted; `broken` with where and why."""
 
     state: Literal["ok", "cut", "broken"]
-    value: dict[str, Any] | None = None
+    value: Json | None = None
     fault: str = ""
 
 
@@ -59,7 +56,7 @@ def parse(text: str) -> Parsed:
         return Parsed("broken", fault=fault)
 
 
-def _object(value: Any) -> Parsed:
+def _object(value: object) -> Parsed:
     if isinstance(value, dict):
         return Parsed("ok", value)
     if isinstance(value, str):  # a doubly encoded object
@@ -69,7 +66,7 @@ def _object(value: Any) -> Parsed:
             inner = None
         if isinstance(inner, dict):
             return Parsed("ok", inner)
-    return Parsed("broken", fault=f"an object is wanted, not {_kind(value)}")
+    return Parsed("broken", fault=f"an object is wanted, not {_type_name(value)}")
 
 
 def _scan(text: str) -> tuple[str, bool, bool]:
@@ -103,7 +100,6 @@ def _scan(text: str) -> tuple[str, bool, bool]:
 
 
 def _without_trailing_commas(text: str) -> str:
-    """Commas before a closing bracket taken out, outside strings."""
     out = _STRING.split(text)
     return "".join(piece if i % 2 else re.sub(r",(\s*[}\]])", r"\1", piece) for i, piece in enumerate(out))
 
@@ -129,8 +125,7 @@ def settle_name(name: str, offered: Iterable[str]) -> str | None:
 
 
 def nearest(name: str, offered: Iterable[str]) -> list[str]:
-    """The offered names most like it."""
-    return difflib.get_close_matches(_fold(name), list(offered), n=NEAREST_NAMES_MAX, cutoff=0.0)
+    return difflib.get_close_matches(_fold(name), list(offered), n=limits.NEAREST_NAMES_MAX, cutoff=0.0)
 
 
 def _fold(name: str) -> str:
@@ -141,7 +136,7 @@ def _letters(name: str) -> str:
     return "".join(filter(str.isalnum, name.lower()))
 
 
-def check(args: dict[str, Any], schema: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+def check(args: Json, schema: Schema) -> tuple[Json, str]:
     """The arguments, coerced where that loses nothing, and what is wrong with them (empty: nothing)."""
     args = _coerced(args, schema)
     faults = schema_faults(args, schema)
@@ -149,7 +144,6 @@ def check(args: dict[str, Any], schema: Mapping[str, Any]) -> tuple[dict[str, An
 
 
 def _coerced(value: Any, schema: Any) -> Any:
-    """A value as its schema wants it, where that loses nothing; what lies inside it likewise."""
     schema = schema if isinstance(schema, Mapping) else {}
     kind = schema.get("type")
     value = _scalar(value, kind)
@@ -161,7 +155,7 @@ def _coerced(value: Any, schema: Any) -> Any:
     return whole_text(value) if isinstance(value, str) else value
 
 
-def _scalar(value: Any, kind: Any) -> Any:
+def _scalar(value: object, kind: object) -> object:
     if isinstance(value, str):
         text = value.strip()
         if kind == "integer" and re.fullmatch(r"[+-]?\d{1,18}", text):
@@ -184,65 +178,63 @@ def _scalar(value: Any, kind: Any) -> Any:
     return value
 
 
-def schema_faults(value: Any, schema: Mapping[str, Any]) -> list[str]:
-    """What in a value does not fit a JSON Schema, each fault with its place."""
+def schema_faults(value: object, schema: Schema) -> list[str]:
     validator = _validator(json.dumps(schema, sort_keys=True))
     faults = []
     for error in validator.iter_errors(value):
         place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in error.instance_path).lstrip(".")
-        faults.append(f"{place}: {_words(error)}" if place else _words(error))
+        faults.append(f"{place}: {_describe_error(error)}" if place else _describe_error(error))
     return faults
 
 
-def _words(error: Any) -> str:
+def _describe_error(error: Any) -> str:
     """What is wrong, with all that could be there instead, but not with all of what is."""
     text = str(error.message)
     if options := getattr(error.kind, "options", None):
         text = f"{json.dumps(error.instance)} is not one of {', '.join(map(json.dumps, options))}"
-    return text if len(text) <= FAULT_CHARS_MAX else f"{text[:100]} […] {text[100 - FAULT_CHARS_MAX :]}"
+    return text if len(text) <= limits.FAULT_CHARS_MAX else f"{text[:100]} […] {text[100 - limits.FAULT_CHARS_MAX :]}"
 
 
 @lru_cache(maxsize=512)
 def _validator(schema: str) -> Any:
     import jsonschema_rs
 
-    steps = jsonschema_rs.FancyRegexOptions(backtrack_limit=SCHEMA_PATTERN_STEPS_MAX)
+    steps = jsonschema_rs.FancyRegexOptions(backtrack_limit=limits.SCHEMA_PATTERN_STEPS_MAX)
     return jsonschema_rs.validator_for(json.loads(schema), retriever=_no_document, pattern_options=steps)
 
 
-def _no_document(address: str) -> Any:
-    """Whoever wrote the schema is not to have the server fetch or read anything."""
-    raise ValueError(f"{address[:FAULT_CHARS_MAX]} is another document")
+def _no_document(address: str) -> NoReturn:
+    raise ValueError(f"{address[: limits.FAULT_CHARS_MAX]} is another document")
 
 
-def unusable(schema: Mapping[str, Any]) -> str:
+def schema_problem(schema: Schema) -> str:
     """Why nothing can be checked by a schema, as the end of a sentence; empty where it can."""
     try:
-        if _unfolded_nodes(schema) > SCHEMA_UNFOLDED_NODES_MAX:
-            return f"unfolds to more than {SCHEMA_UNFOLDED_NODES_MAX} parts through its references"
+        if _unfolded_nodes(schema) > limits.SCHEMA_UNFOLDED_NODES_MAX:
+            return f"unfolds to more than {limits.SCHEMA_UNFOLDED_NODES_MAX} parts through its references"
         _validator(json.dumps(schema, sort_keys=True))
     except RecursionError:
         return "is nested too deeply"
     except LookupError as error:
-        return f"refers to {str(error.args[0])[:FAULT_CHARS_MAX]!r}, which is not in it"
+        return f"refers to {str(error.args[0])[: limits.FAULT_CHARS_MAX]!r}, which is not in it"
     except (ValueError, TypeError) as error:
-        return f"is malformed: {str(error).partition(chr(10))[0][:FAULT_CHARS_MAX]}"
+        return f"is malformed: {str(error).partition(chr(10))[0][: limits.FAULT_CHARS_MAX]}"
     return ""
 
 
-def _unfolded_nodes(schema: Mapping[str, Any]) -> int:
+def _unfolded_nodes(schema: Schema) -> int:
     """How many parts a schema has with its references followed, each as often as it is made; a recursive one once."""
     anchors = {"": schema}
     sizes: dict[int, int] = {}
 
-    def collect(node: Any) -> None:
+    def collect(node: Schema | list[Any]) -> None:
         for item in node.values() if isinstance(node, Mapping) else node:
             if isinstance(item, Mapping | list):
                 collect(item)
         if isinstance(node, Mapping):
             anchors.update((node[name], node) for name in _ANCHORS if isinstance(node.get(name), str))
 
-    def size(node: Any) -> int:
+    def size(node: object) -> int:
         if not isinstance(node, Mapping | list):
             return 1
         if id(node) not in sizes:
@@ -270,6 +262,6 @@ def _unfolded_nodes(schema: Mapping[str, Any]) -> int:
     return size(schema)
 
 
-def _kind(value: Any) -> str:
+def _type_name(value: object) -> str:
     names = {"NoneType": "null", "list": "an array", "str": "a string", "bool": "a boolean", "int": "a number"}
     return names.get(type(value).__name__, "a number")

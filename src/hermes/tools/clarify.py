@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hermes.core.limits import CLARIFY_CHARS_MAX, CLARIFY_CHOICES_MAX
-from hermes.tools.registry import Answer, Args, ToolContext, ToolDef
+from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, object_schema
 
 
 async def _run(ctx: ToolContext, args: Args) -> Answer:
@@ -15,15 +15,13 @@ TOOL = ToolDef(
     name="clarify",
     toolset="clarify",
     description="Ask the user one question when going on would be a guess that matters. Offer up to four choices.",
-    parameters={
-        "type": "object",
-        "properties": {
+    parameters=object_schema(
+        {
             "question": {"type": "string", "minLength": 1, "maxLength": CLARIFY_CHARS_MAX},
             "choices": {"type": "array", "items": {"type": "string"}, "maxItems": CLARIFY_CHOICES_MAX},
         },
-        "required": ["question"],
-        "additionalProperties": False,
-    },
+        "question",
+    ),
     run=_run,
     reconcile=lambda ctx, args, started: "not_done",  # a question that was cut off is asked again
     timeout_s=None,

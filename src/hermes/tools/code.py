@@ -12,34 +12,35 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from hermes.core import limits
 from hermes.core.errors import HermesError
 from hermes.core.home import make_private_folder
-from hermes.core.limits import (
-    CODE_CALL_BYTES_MAX,
-    CODE_CALLS_MAX,
-    CODE_CHARS_MAX,
-    CODE_ERRORS_CHARS_MAX,
-    CODE_OUTPUT_CHARS_MAX,
-    CODE_S_MAX,
-)
 from hermes.core.stream_parts import ToolCall
 from hermes.sandbox import script
 from hermes.sandbox.base import CHUNK_BYTES_MAX
-from hermes.sandbox.choose import no_commands
+from hermes.sandbox.choose import why_no_commands
 from hermes.tools import approvals
-from hermes.tools.output_buffer import Captured
-from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, render
-from hermes.tools.terminal import ENDED, begun, environment, followed, room_of, seen_through, surroundings
+from hermes.tools.output_buffer import CapturedOutput
+from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema, render
+from hermes.tools.terminal import (
+    ENDED,
+    environment,
+    follow_process,
+    output_chars_max,
+    run_to_end,
+    sandbox_and_shell,
+    start_process,
+)
 
 CALLABLE = ("read_file", "write_file", "patch", "search_files", "terminal", "web_search", "web_extract")
 _CHILD = Path(script.__file__)
 _LAST_WORDS_S = 1.0
 
 
-class Booth:
+class ScriptChannel:
     """A folder with the script, and a socket there that its calls and its errors come through."""
 
-    def __init__(self, ctx: ToolContext, folder: Path, errors: Captured) -> None:
+    def __init__(self, ctx: ToolContext, folder: Path, errors: CapturedOutput) -> None:
         self.calls, self._over = 0, False
         self._ctx, self._folder, self._errors = ctx, folder, errors
         self._tasks: set[asyncio.Task[None]] = set()
@@ -47,12 +48,14 @@ class Booth:
         self._server: asyncio.Server | None = None
 
     async def open(self, code: str) -> None:
-        """Lay everything out and wait for the script."""
-        listening = await self._ctx.blocking(partial(_laid_out, self._folder, code))
-        self._server = await asyncio.start_unix_server(self._connected, sock=listening, limit=CODE_CALL_BYTES_MAX)
+        listening = await self._ctx.blocking(partial(_write_script, self._folder, code))
+        self._server = await asyncio.start_unix_server(
+            lambda *streams: self._tasks.add(asyncio.create_task(self._serve(*streams))),
+            sock=listening,
+            limit=limits.CODE_CALL_BYTES_MAX,
+        )
 
     def hang_up(self) -> None:
-        """End the call that is under way; no other follows."""
         self._over = True
         if (calls := self._taken.get("calls")) is not None:
             calls.cancel()
@@ -69,11 +72,7 @@ class Booth:
             await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._ctx.blocking(partial(shutil.rmtree, self._folder, ignore_errors=True))
 
-    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._tasks.add(asyncio.create_task(self._serve(reader, writer)))
-
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection of each kind; the script is the first to connect."""
         serve = asyncio.current_task()
         try:
             purpose = (await reader.readline()).decode("ascii", "replace").strip()
@@ -104,16 +103,15 @@ class Booth:
         if name not in CALLABLE or name not in self._ctx.tools or self._ctx.call is None:
             hint = f"A script can call {', '.join(name for name in CALLABLE if name in self._ctx.tools)}."
             return render({"error": f"{name} cannot be called from here.", "code": "unknown_tool", "hint": hint})
-        if self.calls == CODE_CALLS_MAX:
-            fault = f"A script makes at most {CODE_CALLS_MAX} calls."
+        if self.calls == limits.CODE_CALLS_MAX:
+            fault = f"A script makes at most {limits.CODE_CALLS_MAX} calls."
             return render({"error": fault, "code": "limit_reached", "hint": "Split the work."})
         self.calls += 1
         text = json.dumps(arguments, ensure_ascii=False)
         return await self._ctx.call(self._ctx, ToolCall(f"{self._ctx.call_id}.{self.calls}", name, text))
 
 
-def _laid_out(folder: Path, code: str) -> socket.socket:
-    """Write what the script needs, and listen. Blocks."""
+def _write_script(folder: Path, code: str) -> socket.socket:
     make_private_folder(folder.parent)
     os.mkdir(folder, 0o700)
     # Commands can write around here: from now on nothing is found by its path, which may come to lead elsewhere.
@@ -136,7 +134,7 @@ def _laid_out(folder: Path, code: str) -> socket.socket:
 
 
 async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
-    sandbox, shell = await surroundings(ctx)
+    sandbox, shell = await sandbox_and_shell(ctx)
     await approvals.script(ctx, args["code"], shell.cwd)
     return Prepared(value=(sandbox, shell))
 
@@ -145,27 +143,31 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
     sandbox, shell = ctx.prepared
     folder = sandbox.place.private / f".hermes-{os.urandom(8).hex()}"
     names = {name: list(ctx.tools[name].parameters["properties"]) for name in CALLABLE if name in ctx.tools}
-    output = Captured(min(CODE_OUTPUT_CHARS_MAX, room_of(ctx) * 4 // 5), ctx.secrets, ctx.emit)
-    errors = Captured(min(CODE_ERRORS_CHARS_MAX, room_of(ctx) // 5), ctx.secrets, ctx.emit, "stderr")
-    booth = Booth(ctx, folder, errors)
+    output = CapturedOutput(min(limits.CODE_OUTPUT_CHARS_MAX, output_chars_max(ctx) * 4 // 5), ctx.secrets, ctx.emit)
+    errors = CapturedOutput(
+        min(limits.CODE_ERRORS_CHARS_MAX, output_chars_max(ctx) // 5), ctx.secrets, ctx.emit, "stderr"
+    )
+    booth = ScriptChannel(ctx, folder, errors)
     argv = [sandbox.python, "-u", "-B", str(folder / "hermes_tools.py"), shell.cwd, json.dumps(names)]
     try:
         await booth.open(args["code"])
-        async with ctx.world.desk.hosts.call(ctx) as call:
-            process, _ = await begun(sandbox.spawn(argv, env=environment(ctx, shell), seconds=CODE_S_MAX))
-            code = await followed(process, output, booth.hang_up)
+        async with ctx.resources.session.hosts.call(ctx) as call:
+            process, _ = await start_process(
+                sandbox.spawn(argv, env=environment(ctx, shell), seconds=limits.CODE_S_MAX)
+            )
+            code = await follow_process(process, output, booth.hang_up)
         ctx.foreign = ctx.foreign or call.connected or (sandbox.name == "docker" and sandbox.place.network)
     except HermesError as fault:
         raise ToolError(f"The script could not be started: {fault}", "tool_unavailable", "Tell the user.") from None
     finally:
-        await seen_through(booth.close())
+        await run_to_end(booth.close())
     status, error = ENDED[process.ended_by]
     answer: Answer = {"stdout": output.text(), "stderr": errors.text(), "exit_code": code, "status": status}
     answer["calls"] = booth.calls
     answer |= await approvals.set_aside(ctx, sandbox, ask=status == "ok")
     if status != "ok":
         hint = answer.pop("hint", "") or ("Do less in one script." if status == "timeout" else "")
-        raise ToolError(process.reason or error.format(seconds=CODE_S_MAX), status, hint, **answer)
+        raise ToolError(process.reason or error.format(seconds=limits.CODE_S_MAX), status, hint, **answer)
     if code and call.hint:
         answer["hint"] = call.hint
     return answer
@@ -177,18 +179,13 @@ TOOL = ToolDef(
     description=(
         "Run a Python script, for work of many steps, loops or much data: only what it prints comes back. It can call "
         f"tools: `from hermes_tools import {', '.join(CALLABLE)}`; each takes the arguments of the tool and returns its "
-        f"answer as a dict. At most {CODE_CALLS_MAX} calls and {CODE_S_MAX:g} seconds."
+        f"answer as a dict. At most {limits.CODE_CALLS_MAX} calls and {limits.CODE_S_MAX:g} seconds."
     ),
-    parameters={
-        "type": "object",
-        "properties": {"code": {"type": "string", "minLength": 1, "maxLength": CODE_CHARS_MAX}},
-        "required": ["code"],
-        "additionalProperties": False,
-    },
+    parameters=object_schema({"code": {"type": "string", "minLength": 1, "maxLength": limits.CODE_CHARS_MAX}}, "code"),
     run=_run,
     prepare=_prepare,
     scope=lambda _: frozenset({"shell"}),
     timeout_s=None,
-    available=no_commands,
+    available=why_no_commands,
     preview=lambda args: str(args["code"]).strip().partition("\n")[0],
 )

@@ -117,7 +117,7 @@ class _Jobs:
     """The jobs that a session may see: those of its owner, made under its key."""
 
     def __init__(self, ctx: ToolContext) -> None:
-        store: Any = ctx.world.engine.store
+        store: Any = ctx.resources.engine.store
         self._ctx, self._store = ctx, store.jobs
 
     async def all(self) -> list[Job]:
@@ -134,7 +134,7 @@ class _Jobs:
         return job
 
     async def add(self, args: Args) -> Job:
-        ctx, spec = self._ctx, self._ctx.world.spec
+        ctx, spec = self._ctx, self._ctx.resources.spec
         if len(await self.all()) >= JOBS_MAX:
             raise ToolError(f"There are {JOBS_MAX} jobs already.", "limit_reached", "Remove those no longer needed.")
         job = made(args, time.time(), ctx.settings.timezone, ctx.secrets)
@@ -197,7 +197,7 @@ def _told(job: Job, now: float) -> Answer:
 
 def _ceilings(ctx: ToolContext, job: Mapping[str, Any]) -> Job:
     """The ceilings of a job's runs: it may never do more than whoever made or changed it."""
-    spec = ctx.world.spec
+    spec = ctx.resources.spec
     if spec.disabled_toolsets:
         every = {*toolsets.DEFAULTS, *toolsets.of_servers(ctx.settings)}
         spec = spec.within(frozenset(every - spec.disabled_toolsets), None)
@@ -215,7 +215,7 @@ async def _check_place(ctx: ToolContext, args: Args) -> None:
     if unknown := sorted(set(args.get("enabled_toolsets") or ()) - known):
         hint = f"There are: {', '.join(sorted(known))}."
         raise ToolError(f"There is no toolset {', '.join(unknown)}.", "invalid_arguments", hint)
-    allowed = ctx.world.spec.allowed_models
+    allowed = ctx.resources.spec.allowed_models
     if args.get("model") and not is_allowed(ctx.settings, allowed, route_of(args["model"], None)):
         hint = f"These may be used: {', '.join(sorted(allowed or ()))}."
         raise ToolError(f"The model {args['model']!r} may not be used here.", "invalid_arguments", hint)

@@ -17,7 +17,7 @@ from hermes.providers.routes import of_session
 from hermes.runs.engine import LiveRun, Refused
 from hermes.runs.writer import LogEnded
 from hermes.store.base import StoreError
-from hermes.tools.registry import Answer, Args, Reconciled, ToolContext, ToolDef, ToolError
+from hermes.tools.registry import Answer, Args, Reconciled, ToolContext, ToolDef, ToolError, object_schema
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Child:
 
     def __init__(self, ctx: ToolContext, parent: LiveRun, number: int, task: Mapping[str, str]) -> None:
         self._ctx, self._parent, self._number, self._task = ctx, parent, number, task
-        self._engine = ctx.world.engine
+        self._engine = ctx.resources.engine
         place = f"{ctx.run_id}\0{parent.log.step}\0{ctx.call_id}\0{number}"
         self._id = hashlib.sha256(place.encode()).hexdigest()[:32]
         self.run_id = f"run_{self._id}"
@@ -40,14 +40,14 @@ class Child:
         self._asked: dict[str, dict[str, Any]] = {}
         self._open: dict[str, asyncio.Task[None]] = {}
 
-    async def work(self, slots: asyncio.Semaphore, told: set[tuple[str, str]]) -> Answer:
+    async def work(self, slots: asyncio.Semaphore, recorded: set[tuple[str, str]]) -> Answer:
         """The task's outcome; what goes wrong with it is part of that."""
         try:
             async with slots:
-                await self._begin(told)
-                return await self._follow(told)
+                await self._begin(recorded)
+                return await self._follow(recorded)
         except asyncio.CancelledError:
-            await self._let_go(told)
+            await self._let_go(recorded)
             raise
         except (StoreError, LogEnded):
             raise
@@ -62,13 +62,12 @@ class Child:
                 question.cancel()
 
     async def cancel(self, reason: str, by: str) -> bool:
-        """Have the run stop; whether there is one."""
         control = Control("cancel", {"reason": reason}, by=by or "parent")
         return await self._engine.control(self.run_id, control) != "unknown"
 
-    async def _begin(self, told: set[tuple[str, str]]) -> None:
+    async def _begin(self, recorded: set[tuple[str, str]]) -> None:
         self._begun = True
-        if ("subagent.started", self.run_id) not in told:
+        if ("subagent.started", self.run_id) not in recorded:
             goal = self._ctx.secrets.redact(self._task["goal"])[:GOAL_SHOWN_CHARS_MAX]
             await self._tell("subagent.started", goal=goal)
         if await self._engine.get(self.run_id) is None:
@@ -92,7 +91,7 @@ class Child:
             route=route,
             sampling=spec.sampling,
             reasoning=spec.reasoning,
-            toolsets=ctx.world.toolsets - WITHOUT,
+            toolsets=ctx.resources.toolsets - WITHOUT,
             disabled_toolsets=spec.disabled_toolsets | WITHOUT,
             tool_policy=spec.tool_policy,
             allowed_models=spec.allowed_models,
@@ -110,14 +109,14 @@ class Child:
             workdir=spec.workdir,
         )
 
-    async def _follow(self, told: set[tuple[str, str]]) -> Answer:
+    async def _follow(self, recorded: set[tuple[str, str]]) -> Answer:
         while True:
             async with aclosing(self._engine.batches(self.run_id, self._seen)) as batches:
                 async for batch in batches:
                     for event in batch:
                         self._seen = event.seq
                         if event.final:
-                            return await self._outcome(event, told)
+                            return await self._outcome(event, recorded)
                         await self._take(event)
                     for approval_id in self._asked.keys() - self._open.keys():
                         await self._ask(approval_id)
@@ -155,20 +154,20 @@ class Child:
         who = (by, surface, str(answer.pop("credential", "")))
         await self._engine.control(self.run_id, Control("approve", {**answer, "id": approval_id}, *who))
 
-    async def _outcome(self, end: Event, told: set[tuple[str, str]]) -> Answer:
+    async def _outcome(self, end: Event, recorded: set[tuple[str, str]]) -> Answer:
         data, status = end.data, _STATUS[end.type]
         row_id = data.get("row") or data.get("partial_row")
         row = await self._engine.row(self.run_id, row_id) if row_id is not None else None
         text = row.content if row is not None and isinstance(row.content, str) else ""
         usage = dict(data.get("usage") or {})
-        if ("subagent.finished", self.run_id) not in told:
+        if ("subagent.finished", self.run_id) not in recorded:
             steps = data.get("steps") or 0
             await self._tell("subagent.finished", status=status, chars=len(text), usage=usage, steps=steps)
-            self._ctx.world.spend({**usage, "calls": steps})
-        most = self._ctx.settings.delegation.max_summary_chars
-        if len(text) > most:
+            self._ctx.resources.spend({**usage, "calls": steps})
+        chars_max = self._ctx.settings.delegation.max_summary_chars
+        if len(text) > chars_max:
             note = f"\n[… cut: {len(text)} characters in all]"
-            text = text[: most - len(note)] + note
+            text = text[: chars_max - len(note)] + note
         answer: Answer = {"status": status, "summary": text, "child_run_id": self.run_id, "usage": usage}
         if status == "failed":
             answer["error"] = data.get("error") or "The subagent failed."
@@ -177,7 +176,7 @@ class Child:
     async def _tell(self, kind: str, **data: Any) -> None:
         await self._parent.log.emit(kind, call_id=self._ctx.call_id, child_run_id=self.run_id, **data)
 
-    async def _let_go(self, told: set[tuple[str, str]]) -> None:
+    async def _let_go(self, recorded: set[tuple[str, str]]) -> None:
         """The parent is to stop: so is the child, for the same reason. One that will be taken up again waits for that."""
         stop, spec = self._parent.controls.stop, self._parent.spec
         waits = stop.reason == "server_shutdown" and spec.persist and spec.on_detach == "continue"
@@ -186,14 +185,14 @@ class Child:
         with suppress(TimeoutError, StoreError, LogEnded):
             async with asyncio.timeout(CLOSE_S_MAX):
                 if await self.cancel(stop.reason, stop.by):
-                    await self._follow(told)
+                    await self._follow(recorded)
 
 
 def _children(ctx: ToolContext, args: Args) -> list[Child]:
     tasks = args.get("tasks") or ([args] if args.get("goal") else [])
     if not tasks or (args.get("tasks") and args.get("goal")):
         raise ToolError("Give either `goal` or `tasks`.", "invalid_arguments")
-    parent = ctx.world.engine.live(ctx.run_id)
+    parent = ctx.resources.engine.live(ctx.run_id)
     if parent is None or parent.spec.parent is not None:
         raise ToolError("A subagent cannot delegate.", "tool_unavailable", "Do the work yourself.")
     texts = [task.get(name) or "" for task in (args, *tasks) for name in ("goal", "context")]
@@ -207,13 +206,13 @@ def _children(ctx: ToolContext, args: Args) -> list[Child]:
 async def _run(ctx: ToolContext, args: Args) -> Answer:
     children = _children(ctx, args)
     # Children ask for what the user has not named, and know what the conversation has seen.
-    ctx.world.named_hosts()
-    ctx.world.has_foreign()
+    ctx.resources.named_hosts()
+    ctx.resources.has_foreign()
     ids = {child.run_id for child in children}
-    events = await ctx.world.engine.durable(ctx.run_id)
-    told = {(event.type, event.data["child_run_id"]) for event in events if event.data.get("child_run_id") in ids}
+    events = await ctx.resources.engine.durable(ctx.run_id)
+    recorded = {(event.type, event.data["child_run_id"]) for event in events if event.data.get("child_run_id") in ids}
     slots = asyncio.Semaphore(ctx.settings.delegation.max_concurrent_children)
-    works = [asyncio.create_task(child.work(slots, told)) for child in children]
+    works = [asyncio.create_task(child.work(slots, recorded)) for child in children]
     try:
         await asyncio.wait(works)
     except asyncio.CancelledError:
@@ -226,7 +225,7 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
 
 async def _reconcile(ctx: ToolContext, args: Args, _: Mapping[str, Any]) -> Reconciled:
     """A call that was cut off goes on with its children; where its run is not to go on, neither are they."""
-    parent = ctx.world.engine.live(ctx.run_id)
+    parent = ctx.resources.engine.live(ctx.run_id)
     if parent is None or parent.resumption is None or parent.resumption.verdict == "go_on":
         return "not_done"
     for child in _children(ctx, args):
@@ -245,25 +244,18 @@ TOOL = ToolDef(
         "your tools and your workspace, and sees nothing of this conversation but what you write. Good for work that "
         "reads much and reports little, and for parts that do not depend on each other."
     ),
-    parameters={
-        "type": "object",
-        "properties": {
+    parameters=object_schema(
+        {
             "goal": _GOAL,
             "context": _CONTEXT,
             "tasks": {
                 "type": "array",
                 "minItems": 1,
                 "maxItems": DELEGATED_TASKS_MAX,
-                "items": {
-                    "type": "object",
-                    "properties": {"goal": _GOAL, "context": _CONTEXT},
-                    "required": ["goal"],
-                    "additionalProperties": False,
-                },
+                "items": object_schema({"goal": _GOAL, "context": _CONTEXT}, "goal"),
             },
-        },
-        "additionalProperties": False,
-    },
+        }
+    ),
     run=_run,
     effect="effect",
     timeout_s=None,

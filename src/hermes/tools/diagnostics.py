@@ -28,11 +28,11 @@ def diagnostics(path: str, data: bytes) -> list[dict[str, Any]] | None:
     try:
         parse(data.decode("utf-8-sig"))
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
-        said = str(getattr(error, "msg", error)) or "nested too deeply"
-        place = re.search(r" \(at line (\d+), column (\d+)\)$", said)  # the way of tomllib
+        text = str(getattr(error, "msg", error)) or "nested too deeply"
+        place = re.search(r" \(at line (\d+), column (\d+)\)$", text)  # the way of tomllib
         line, column = place.groups() if place else (getattr(error, "lineno", 1), getattr(error, "colno", None))
         column = getattr(error, "offset", 1) if column is None else column
-        message = said[: place.start()] if place else said
+        message = text[: place.start()] if place else text
         return [{"line": int(line or 1), "column": int(column or 1), "message": message}]
     return []
 
@@ -45,8 +45,8 @@ def _yaml(text: str) -> None:
             pass
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        said = str(getattr(error, "problem", None) or error).partition("\n")[0]
-        raise _Fault(mark.line + 1 if mark else 1, mark.column + 1 if mark else 1, said) from None
+        message = str(getattr(error, "problem", None) or error).partition("\n")[0]
+        raise _Fault(mark.line + 1 if mark else 1, mark.column + 1 if mark else 1, message) from None
 
 
 def _toml(text: str) -> None:

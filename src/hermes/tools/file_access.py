@@ -15,17 +15,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hermes.core.limits import (
-    BLOCK_BYTES,
-    BYTES_PER_TOKEN,
-    COMPARED_LINES_MAX,
-    LINE_BYTES_MAX,
-    LINE_CHARS_MAX,
-    NEAR_NAMES_MAX,
-    READ_WINDOW_SHARE,
-    SPILLED_CHARS_MIN,
-    WRITTEN_BYTES_MAX,
-)
+from hermes.core import limits
 from hermes.core.text import whole_text
 from hermes.guards.paths import PathRefused, Paths
 from hermes.guards.secrets import MARK
@@ -62,41 +52,36 @@ _TYPES = {
 # ---- paths
 
 
-class Placed(Protocol):
-    """Whatever works in the world of a run."""
-
+class HasResources(Protocol):
     @property
-    def world(self) -> RunResources: ...
+    def resources(self) -> RunResources: ...
 
 
-def _base(ctx: Placed, paths: Paths) -> str:
-    shell = ctx.world.desk.shell
+def _base(ctx: HasResources, paths: Paths) -> str:
+    shell = ctx.resources.session.shell
     return str(paths.cwd) if shell is None else shell.cwd
 
 
-def located(ctx: Placed, paths: Paths, path: str) -> str:
-    """A path as the guard is asked for it: what is relative begins where the session's shell is, `~` is its home."""
-    if (shell := ctx.world.desk.shell) is not None and re.match(r"~(/|\Z)", path):
+def resolve_path(ctx: HasResources, paths: Paths, path: str) -> str:
+    if (shell := ctx.resources.session.shell) is not None and re.match(r"~(/|\Z)", path):
         path = shell.env.get("HOME", "~") + path[1:]
     return path if path.startswith(("/", "~")) or not path else os.path.join(_base(ctx, paths), path)
 
 
-def shown(ctx: Placed, paths: Paths, real: str | Path) -> str:
-    """A real path as the model is told it: short where it lies below the working folder."""
+def display_path(ctx: HasResources, paths: Paths, real: str | Path) -> str:
     text, base = str(real), _base(ctx, paths).rstrip("/") + "/"
     return whole_text(text.removeprefix(base))
 
 
 @contextlib.contextmanager
-def told(ctx: ToolContext, paths: Paths, path: str) -> Iterator[None]:
-    """What goes wrong with a file, said so that the model knows what to do next."""
+def report_file_errors(ctx: ToolContext, paths: Paths, path: str) -> Iterator[None]:
     try:
         yield
     except PathRefused as refused:
         hint = "Do not try another way; tell the user if this file is needed."
         raise ToolError(f"{path}: {refused}", "path_refused", hint, rule=refused.rule) from None
     except (FileNotFoundError, NotADirectoryError):
-        near = _near(ctx, paths, path)
+        near = _similar_names(ctx, paths, path)
         hint = f"Near names: {', '.join(near)}." if near else "search_files with target=files finds files by name."
         raise ToolError(f"There is no file {path}.", "path_not_found", hint, near=near) from None
     except IsADirectoryError:
@@ -110,9 +95,8 @@ def told(ctx: ToolContext, paths: Paths, path: str) -> Iterator[None]:
         raise ToolError(f"{path}: {error.strerror or error}.", "tool_crashed", hint) from None
 
 
-def _near(ctx: ToolContext, paths: Paths, path: str) -> list[str]:
-    """Names like the part of a path that is missing."""
-    folder, wanted = os.path.split(os.path.normpath(located(ctx, paths, path)))
+def _similar_names(ctx: ToolContext, paths: Paths, path: str) -> list[str]:
+    folder, wanted = os.path.split(os.path.normpath(resolve_path(ctx, paths, path)))
     names = None
     while names is None:
         try:
@@ -121,19 +105,19 @@ def _near(ctx: ToolContext, paths: Paths, path: str) -> list[str]:
             folder, wanted = os.path.split(folder)
         except (PathRefused, OSError):
             return []
-    known = {name.lower(): name for name in sorted(names)[:COMPARED_LINES_MAX]}
-    close = difflib.get_close_matches(wanted.lower(), known, NEAR_NAMES_MAX, 0.5)
-    return [shown(ctx, paths, os.path.join(folder, known[name])) for name in close]
+    known = {name.lower(): name for name in sorted(names)[: limits.COMPARED_LINES_MAX]}
+    close = difflib.get_close_matches(wanted.lower(), known, limits.NEAR_NAMES_MAX, 0.5)
+    return [display_path(ctx, paths, os.path.join(folder, known[name])) for name in close]
 
 
 async def writable(ctx: ToolContext, paths: Paths, path: str) -> str:
     """The real path of a file that may be written, with the user's leave where that is needed."""
     from hermes.tools import approvals
 
-    where = located(ctx, paths, path)
+    where = resolve_path(ctx, paths, path)
 
     def look() -> tuple[Path, Path | None, Path | None]:
-        with told(ctx, paths, path):
+        with report_file_errors(ctx, paths, path):
             try:
                 real = paths.check(where, "write")
             except PathRefused as refused:
@@ -169,17 +153,14 @@ class Lines:
 
     @property
     def number(self) -> int:
-        """The number of the next line."""
         return self.last + 1
 
     @property
     def last(self) -> int:
-        """The number of the last line that was passed."""
         return self._newlines + (self._last != b"\n")
 
     def skip_to(self, number: int) -> None:
-        """Pass everything before a line, or everything there is."""
-        while (missing := number - 1 - self._newlines) > 0 and (block := self._file.read(BLOCK_BYTES)):
+        while (missing := number - 1 - self._newlines) > 0 and (block := self._file.read(limits.BLOCK_BYTES)):
             if block.count(b"\n") >= missing:
                 end = 0
                 for _ in range(missing):
@@ -190,20 +171,18 @@ class Lines:
 
     def next(self) -> bytes:
         """A line, or of a very long one its beginning; nothing at the end of the file. `is_key`: of a private key."""
-        while self._last != b"\n" and (rest := self._file.readline(BLOCK_BYTES)):
+        while self._last != b"\n" and (rest := self._file.readline(limits.BLOCK_BYTES)):
             self._took(rest)
         was_in_key = self._in_key
-        self._took(line := self._file.readline(LINE_BYTES_MAX))
+        self._took(line := self._file.readline(limits.LINE_BYTES_MAX))
         self.is_key = self._in_key or (was_in_key and b"-----END" in line)
         return line
 
     def ahead(self) -> bytes:
-        """Some of what comes next; it is not passed yet."""
         return self._file.peek()
 
     def finish(self) -> str:
-        """Pass what is left; the digest of all that was passed."""
-        while block := self._file.read(BLOCK_BYTES):
+        while block := self._file.read(limits.BLOCK_BYTES):
             self._took(block)
         return self._sha.hexdigest()
 
@@ -221,13 +200,13 @@ class Lines:
         self._tail = data[-64:]
 
 
-def room(ctx: ToolContext) -> int:
+def content_chars_max(ctx: ToolContext) -> int:
     """How many characters of files an answer has room for; a longer one would be spilled."""
-    share = int(ctx.world.window_tokens * BYTES_PER_TOKEN * READ_WINDOW_SHARE)
-    return min(ctx.settings.file_read_max_chars, max(SPILLED_CHARS_MIN, share))
+    share = int(ctx.resources.window_tokens * limits.BYTES_PER_TOKEN * limits.READ_WINDOW_SHARE)
+    return min(ctx.settings.file_read_max_chars, max(limits.SPILLED_CHARS_MIN, share))
 
 
-class Shower:
+class LineRedactor:
     """Lines as the model sees them: without secrets, and never too long."""
 
     def __init__(self, ctx: ToolContext) -> None:
@@ -243,22 +222,21 @@ class Shower:
         if is_key:
             return "«redacted:private_key»", False
         text = raw.removeprefix(BOM).decode("utf-8", "replace").rstrip("\r\n")
-        if plain and len(text) <= LINE_CHARS_MAX:
+        if plain and len(text) <= limits.LINE_CHARS_MAX:
             return text, False
-        shown = self.text(text[: LINE_CHARS_MAX + _BEYOND_CHARS])
-        cut = len(shown) > LINE_CHARS_MAX or len(text) > LINE_CHARS_MAX + _BEYOND_CHARS
-        return (shown[:LINE_CHARS_MAX] + " […]" if cut else shown), cut
+        shown = self.text(text[: limits.LINE_CHARS_MAX + _BEYOND_CHARS])
+        cut = len(shown) > limits.LINE_CHARS_MAX or len(text) > limits.LINE_CHARS_MAX + _BEYOND_CHARS
+        return (shown[: limits.LINE_CHARS_MAX] + " […]" if cut else shown), cut
 
     def text(self, text: str) -> str:
-        """A text with marks in the place of secrets."""
-        kept = text.replace(MARK, "\ufdd0")  # what says so already is no secret of this file
-        kept = self._secrets.mask(kept).replace(MARK, "«redacted:known»")
+        masked = text.replace(MARK, "\ufdd0")  # what says so already is no secret of this file
+        masked = self._secrets.mask(masked).replace(MARK, "«redacted:known»")
         if self._all:
-            kept = self._secrets.redact(kept).replace(MARK, "«redacted:credential»")
-        return kept.replace("\ufdd0", MARK)
+            masked = self._secrets.redact(masked).replace(MARK, "«redacted:credential»")
+        return masked.replace("\ufdd0", MARK)
 
 
-def no_marks(*texts: str) -> None:
+def refuse_redaction_marks(*texts: str) -> None:
     """Refuse to write what stands for a secret: the secret itself would be lost."""
     if found := next((match[0] for text in texts if (match := _SHOWN_SECRET.search(text))), None):
         hint = "Change only the lines around it, with patch, so that the secret stays as it is."
@@ -275,22 +253,19 @@ def type_of(head: bytes, name: str) -> str | None:
     return mimetypes.guess_type(name)[0] or "application/octet-stream"
 
 
-def binary(path: str, kind: str, size: int, hint: str = "") -> ToolError:
-    """The refusal of a file that is no text."""
+def binary_refusal(path: str, kind: str, size: int, hint: str = "") -> ToolError:
     hint = hint or "A command in the terminal can convert or inspect it."
     return ToolError(f"{path} is no text: {kind}, {size} bytes.", "binary_file", hint, type=kind, bytes=size)
 
 
 def content_of(paths: Paths, real: str) -> tuple[bytes, os.stat_result] | None:
-    """A file's content, or None where it is too large to be changed as a whole."""
     with paths.open(real) as file:
         about = os.fstat(file.fileno())
-        data = file.read(WRITTEN_BYTES_MAX + 1)
-    return None if len(data) > WRITTEN_BYTES_MAX else (data, about)
+        data = file.read(limits.WRITTEN_BYTES_MAX + 1)
+    return None if len(data) > limits.WRITTEN_BYTES_MAX else (data, about)
 
 
 def is_crlf(data: bytes) -> bool:
-    """Whether every line ends the way of Windows."""
     return data.count(b"\r\n") == data.count(b"\n") > 0
 
 
@@ -312,8 +287,7 @@ class Change:
         return None if self.data is None else hashlib.sha256(self.data).hexdigest()
 
 
-def prepared(changes: list[Change], value: Any) -> Prepared:
-    """The digests of every file before and after, for the record."""
+def prepare_changes(changes: list[Change], value: Any) -> Prepared:
     before = {whole_text(change.path): change.before for change in changes}
     after = {whole_text(change.path): change.after for change in changes}
     return Prepared({"before": before, "after": after}, value)
@@ -323,7 +297,7 @@ def commit(ctx: ToolContext, paths: Paths, changes: list[Change]) -> None:
     """Make all changes, or none: files that have changed since they were looked at stay as they are."""
     for change in changes:
         if paths.digest(change.path) != change.before:
-            raise stale(shown(ctx, paths, change.path), "has changed meanwhile")
+            raise stale_refusal(display_path(ctx, paths, change.path), "has changed meanwhile")
     done: list[Change] = []
     try:
         for change in sorted(changes, key=lambda change: change.data is None):
@@ -332,11 +306,11 @@ def commit(ctx: ToolContext, paths: Paths, changes: list[Change]) -> None:
     except BaseException:
         left = [change.path for change in reversed(done) if not _undone(paths, change)]
         if left:
-            names = ", ".join(shown(ctx, paths, path) for path in left)
-            said = f"The change failed half-way, and could not be undone in: {names}."
-            raise ToolError(said, "tool_crashed", "Look at these files and tell the user.") from None
+            names = ", ".join(display_path(ctx, paths, path) for path in left)
+            message = f"The change failed half-way, and could not be undone in: {names}."
+            raise ToolError(message, "tool_crashed", "Look at these files and tell the user.") from None
         raise
-    seen = ctx.world.desk.seen
+    seen = ctx.resources.session.seen
     for change in changes:
         if change.after is None:
             seen.pop(change.path, None)
@@ -359,20 +333,19 @@ def _put(paths: Paths, path: str, data: bytes | None, like: os.stat_result | Non
         paths.replace(path, data, like)
 
 
-def stale(path: str, why: str) -> ToolError:
+def stale_refusal(path: str, why: str) -> ToolError:
     """The refusal to write over what the model does not know."""
     return ToolError(f"{path} {why}.", "stale_file", "Read it first, then write again.")
 
 
 async def reconcile(ctx: ToolContext, _: Args, started: Mapping[str, Any]) -> Reconciled:
-    """What became of changes that were cut off, by the digests on record."""
     before, after = started.get("before"), started.get("after")
     if not isinstance(before, dict) or not isinstance(after, dict) or not after:
         return "unclear"
-    paths = await ctx.world.paths()
+    paths = await ctx.resources.paths()
     now: dict[str, str | None] = await ctx.blocking(lambda: {path: paths.digest(path) for path in after})
     if now not in (before, after):
         return "unclear"
     # Either way it is as this session knows it.
-    ctx.world.desk.seen.update({path: digest for path, digest in now.items() if digest is not None})
+    ctx.resources.session.seen.update({path: digest for path, digest in now.items() if digest is not None})
     return "done" if now == after else "not_done"

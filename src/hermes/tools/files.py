@@ -7,13 +7,7 @@ import os
 from collections import Counter
 from io import BufferedReader
 
-from hermes.core.limits import (
-    IMAGE_BYTES_MAX,
-    READ_LINES,
-    READ_LINES_MAX,
-    SEEN_BYTES_MAX,
-    WRITTEN_BYTES_MAX,
-)
+from hermes.core import limits
 from hermes.core.text import spaced_json
 from hermes.guards.paths import PathRefused, Paths
 from hermes.tools.diagnostics import diagnostics
@@ -22,57 +16,57 @@ from hermes.tools.file_access import (
     SCOPE,
     SNIFFED_BYTES,
     Change,
+    LineRedactor,
     Lines,
-    Shower,
-    binary,
+    binary_refusal,
     commit,
+    content_chars_max,
     content_of,
+    display_path,
     is_crlf,
-    located,
-    no_marks,
-    prepared,
+    prepare_changes,
     reconcile,
-    room,
-    shown,
-    stale,
-    told,
+    refuse_redaction_marks,
+    report_file_errors,
+    resolve_path,
+    stale_refusal,
     type_of,
     writable,
 )
-from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
+from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema
 from hermes.tools.vision import data_url
 
 # ---- read_file
 
 
 async def _paths(ctx: ToolContext, _: Args) -> Prepared:
-    return Prepared(value=await ctx.world.paths())
+    return Prepared(value=await ctx.resources.paths())
 
 
 def _read(ctx: ToolContext, args: Args) -> Answer:
     paths: Paths = ctx.prepared
     path = args["path"]
-    with told(ctx, paths, path):
-        real = str(paths.check(located(ctx, paths, path), "read"))
-        ctx.foreign = ctx.world.is_foreign_file(real)
+    with report_file_errors(ctx, paths, path):
+        real = str(paths.check(resolve_path(ctx, paths, path), "read"))
+        ctx.foreign = ctx.resources.is_foreign_file(real)
         with paths.open(real) as file:
             size, head = os.fstat(file.fileno()).st_size, file.read(SNIFFED_BYTES)
             kind = type_of(head, real)
             is_image = kind is not None and kind.startswith("image/")
             if kind is not None and not (is_image and ctx.sees_images):
                 seen = is_image and "vision_analyze" in ctx.tools
-                raise binary(path, kind, size, "vision_analyze can look at it." if seen else "")
+                raise binary_refusal(path, kind, size, "vision_analyze can look at it." if seen else "")
             file.seek(0)
-            answer: Answer = {"path": shown(ctx, paths, real)}
+            answer: Answer = {"path": display_path(ctx, paths, real)}
             if not is_image:
                 return answer | _slice(ctx, args, file, size, real)
-            ctx.images.append(data_url(file.read(IMAGE_BYTES_MAX + 1)))
+            ctx.images.append(data_url(file.read(limits.IMAGE_BYTES_MAX + 1)))
             return answer | {"type": kind, "bytes": size, "note": "The image itself comes with this answer."}
 
 
 def _slice(ctx: ToolContext, args: Args, file: BufferedReader, size: int, real: str) -> Answer:
-    offset, limit = args.get("offset", 1), args.get("limit", READ_LINES)
-    lines, shower, left = Lines(file, ctx.cancelled), Shower(ctx), room(ctx)
+    offset, limit = args.get("offset", 1), args.get("limit", limits.READ_LINES)
+    lines, shower, left = Lines(file, ctx.cancelled), LineRedactor(ctx), content_chars_max(ctx)
     lines.skip_to(offset)
     content: list[str] = []
     cut_lines: list[int] = []
@@ -93,8 +87,8 @@ def _slice(ctx: ToolContext, args: Args, file: BufferedReader, size: int, real: 
         cut_lines += [number] if cut else []
         replaced = replaced or ("\ufffd" in text and "\ufffd".encode() not in raw)
     total = None
-    if size <= SEEN_BYTES_MAX:
-        ctx.world.desk.seen[real], total = lines.finish(), lines.last
+    if size <= limits.SEEN_BYTES_MAX:
+        ctx.resources.session.seen[real], total = lines.finish(), lines.last
     answer: Answer = {"content": "\n".join(content), "total_lines": total, "truncated": more}
     answer["next_offset"] = offset + len(content) if more else None
     notes = [
@@ -114,21 +108,19 @@ READ = ToolDef(
         "Read a text file, or look at an image. Lines come as N|text; N| is not part of the file. Long files: go on at next_offset. "
         "What looks like «redacted:kind» stands for a secret that is not shown."
     ),
-    parameters={
-        "type": "object",
-        "properties": {
+    parameters=object_schema(
+        {
             "path": {"type": "string", "minLength": 1},
             "offset": {"type": "integer", "minimum": 1, "description": "First line, from 1."},
             "limit": {
                 "type": "integer",
                 "minimum": 1,
-                "maximum": READ_LINES_MAX,
+                "maximum": limits.READ_LINES_MAX,
                 "description": "Lines; 500 if not given.",
             },
         },
-        "required": ["path"],
-        "additionalProperties": False,
-    },
+        "path",
+    ),
     run=_read,
     effect="read",
     scope=lambda _: SCOPE,
@@ -142,23 +134,23 @@ READ = ToolDef(
 
 async def _prepare_write(ctx: ToolContext, args: Args) -> Prepared:
     path, content = args["path"], args["content"]
-    no_marks(content)
-    if len(content) > WRITTEN_BYTES_MAX or len(content.encode()) > WRITTEN_BYTES_MAX:
+    refuse_redaction_marks(content)
+    if len(content) > limits.WRITTEN_BYTES_MAX or len(content.encode()) > limits.WRITTEN_BYTES_MAX:
         hint = "Write it in parts, or make it with a command."
-        raise ToolError(f"That is more than {WRITTEN_BYTES_MAX} bytes.", "too_large", hint)
-    paths = await ctx.world.paths()
+        raise ToolError(f"That is more than {limits.WRITTEN_BYTES_MAX} bytes.", "too_large", hint)
+    paths = await ctx.resources.paths()
     real = await writable(ctx, paths, path)
 
     def look() -> Prepared:
-        with told(ctx, paths, path):
+        with report_file_errors(ctx, paths, path):
             before, old = paths.digest(real), None
-            if before is not None and not args.get("overwrite") and ctx.world.desk.seen.get(real) != before:
+            if before is not None and not args.get("overwrite") and ctx.resources.session.seen.get(real) != before:
                 why = (
                     "was not read in this session"
-                    if real not in ctx.world.desk.seen
+                    if real not in ctx.resources.session.seen
                     else "has changed since it was read"
                 )
-                raise stale(path, why)
+                raise stale_refusal(path, why)
             if before is not None:
                 with contextlib.suppress(PathRefused):  # it may be replaced, but not be looked at
                     old = content_of(paths, real)
@@ -167,13 +159,13 @@ async def _prepare_write(ctx: ToolContext, args: Args) -> Prepared:
             data = data.replace(b"\n", b"\r\n")
         if old is not None and old[0].startswith(BOM) and not data.startswith(BOM):
             data = BOM + data
-        answer: Answer = {"path": shown(ctx, paths, real), "bytes": len(data), "created": before is None}
+        answer: Answer = {"path": display_path(ctx, paths, real), "bytes": len(data), "created": before is None}
         answer |= _counts(b"" if before is None else old and old[0], data)
         answer["diagnostics"] = diagnostics(real, data)
         change = Change(real, before, data)
-        return prepared([change], (paths, change, answer))
+        return prepare_changes([change], (paths, change, answer))
 
-    return await ctx.blocking(look)  # type: ignore[no-any-return]
+    return await ctx.blocking(look)
 
 
 def _counts(old: bytes | None, new: bytes) -> Answer:
@@ -186,9 +178,9 @@ def _counts(old: bytes | None, new: bytes) -> Answer:
 
 def _write(ctx: ToolContext, args: Args) -> Answer:
     paths, change, answer = ctx.prepared
-    with told(ctx, paths, args["path"]):
+    with report_file_errors(ctx, paths, args["path"]):
         commit(ctx, paths, [change])
-    ctx.world.desk.seen[change.path] = change.after
+    ctx.resources.session.seen[change.path] = change.after
     return answer  # type: ignore[no-any-return]
 
 
@@ -199,16 +191,15 @@ WRITE = ToolDef(
         "Write a whole file; folders on the way are made. A file that exists must have been read before, unless "
         "overwrite=true. To change a part of a file use patch. `diagnostics` tells where the content does not parse."
     ),
-    parameters={
-        "type": "object",
-        "properties": {
+    parameters=object_schema(
+        {
             "path": {"type": "string", "minLength": 1},
             "content": {"type": "string"},
             "overwrite": {"type": "boolean", "description": "Replace a file without having read it."},
         },
-        "required": ["path", "content"],
-        "additionalProperties": False,
-    },
+        "path",
+        "content",
+    ),
     run=_write,
     effect="idempotent",
     scope=lambda _: SCOPE,
@@ -216,4 +207,3 @@ WRITE = ToolDef(
     prepare=_prepare_write,
     reconcile=reconcile,
 )
-TOOLS = (READ, WRITE)

@@ -13,23 +13,21 @@ from hermes.core.limits import SHRUNK_PIXELS_MAX
 Message = dict[str, Any]
 
 
-def present(messages: Sequence[Message]) -> bool:
-    """Whether any message holds an image."""
+def has_images(messages: Sequence[Message]) -> bool:
     return any(_is_image(part) for m in messages if isinstance(m.get("content"), list) for part in m["content"])
 
 
 def can_shrink() -> bool:
-    """Whether the extra `images` is installed."""
     return find_spec("PIL") is not None
 
 
-def shrunk(messages: Sequence[Message]) -> list[Message]:
-    """The conversation with inline images scaled down, and others asked for in low detail."""
+def shrink_images(messages: Sequence[Message]) -> list[Message]:
     return [_map_images(message, _shrink) for message in messages]
 
 
-async def described(messages: Sequence[Message], describe: Callable[[Message], Awaitable[str]]) -> list[Message]:
-    """The conversation with every image replaced by a description of it."""
+async def replace_by_descriptions(
+    messages: Sequence[Message], describe: Callable[[Message], Awaitable[str]]
+) -> list[Message]:
     texts: dict[str, str] = {}
     for message in messages:
         for part in message["content"] if isinstance(message.get("content"), list) else ():
@@ -42,14 +40,12 @@ async def described(messages: Sequence[Message], describe: Callable[[Message], A
     return [_map_images(message, words) for message in messages]
 
 
-def unseen(messages: Sequence[Message]) -> list[Message]:
-    """The conversation with words in the place of images that tools have shown, for a model that sees none."""
-    words = {"type": "text", "text": "[An image that you cannot be shown.]"}
-    return [_map_images(m, lambda _: words) if m.get("role") == "tool" else m for m in messages]
+def hide_tool_images(messages: Sequence[Message]) -> list[Message]:
+    note = {"type": "text", "text": "[An image that you cannot be shown.]"}
+    return [_map_images(m, lambda _: note) if m.get("role") == "tool" else m for m in messages]
 
 
-def removed(messages: Sequence[Message]) -> list[Message]:
-    """The conversation with a note in the place of every image, for a provider that refuses them."""
+def remove_images(messages: Sequence[Message]) -> list[Message]:
     note = {"type": "text", "text": "[An image was here. It was refused by the model's provider and cannot be shown.]"}
     return [_map_images(message, lambda _: note) for message in messages]
 

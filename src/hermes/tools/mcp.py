@@ -16,17 +16,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from hermes.core import limits
 from hermes.core.ids import folder_name
-from hermes.core.limits import (
-    MCP_FAILURES_MAX,
-    MCP_IMAGES_MAX,
-    MCP_READY_S_MAX,
-    MCP_RELIST_S,
-    MCP_STEADY_S,
-    MCP_WAIT_S_MAX,
-    MCP_WAIT_S_MIN,
-    MCP_WINDOW_SHARE,
-)
 from hermes.core.tokens import estimate
 from hermes.guards.urls import UrlGuard
 from hermes.sandbox import bubblewrap
@@ -36,10 +27,11 @@ from hermes.sandbox.mounts import Place
 from hermes.sandbox.proxy import EgressProxy
 from hermes.sandbox.quota import write_spill
 from hermes.tools import mcp_names as names
-from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
+from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema
 from hermes.tools.vision import data_url
 
 if TYPE_CHECKING:
+    from hermes.core.threads import RunBlocking
     from hermes.guards.network import Network
     from hermes.guards.secrets import Secrets
     from hermes.settings.config import Settings
@@ -65,7 +57,7 @@ def _expanded(path: str) -> Path:
     return Path(os.path.realpath(Path(path).expanduser()))
 
 
-def _seen_by(command: str, args: Sequence[str]) -> list[Path]:
+def _program_paths(command: str, args: Sequence[str]) -> list[Path]:
     """What a program needs to see beside the system: where it is installed, and what its arguments name."""
     program = shutil.which(os.path.expanduser(command)) or command
     seen = [Path(place).parent.parent for place in (program, os.path.realpath(program)) if os.path.isabs(place)]
@@ -85,7 +77,7 @@ class Servers:
         network: Network,
         secrets: Callable[[], Secrets],
         own_ports: Callable[[], Collection[int]],
-        blocking: Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]],
+        blocking: RunBlocking,
     ) -> None:
         self.network, self.secrets, self.own_ports, self.blocking = network, secrets, own_ports, blocking
         self.taken: dict[str, str] = {}
@@ -93,7 +85,6 @@ class Servers:
         self._closing: set[asyncio.Task[None]] = set()
 
     def begin(self, settings: Settings) -> None:
-        """Connect those that are not to wait until they are wanted."""
         for name, wanted in settings.mcp_servers.items():
             if wanted.enabled and wanted.connect == "eager":
                 self._server(name, settings)
@@ -126,14 +117,18 @@ class Servers:
         return next(state for state in self.states() if state["name"] == name)
 
     def states(self) -> list[dict[str, Any]]:
-        """How every server stands that has been wanted so far."""
         return [
             {"name": s.name, "state": s.state, "error": s.error, "tools": sorted(s.tools), "unfit": dict(s.unfit)}
             for s in self._servers.values()
         ]
 
     async def offered(
-        self, tools: Mapping[str, ToolDef], sets: Collection[str], settings: Settings, window: int, told: dict[str, str]
+        self,
+        tools: Mapping[str, ToolDef],
+        sets: Collection[str],
+        settings: Settings,
+        window: int,
+        known: dict[str, str],
     ) -> tuple[dict[str, ToolDef], list[Notice]]:
         """The tools of a turn with those of its servers, as many as fit, and what is to be said about them.
 
@@ -146,16 +141,17 @@ class Servers:
         if fresh := {server.tried: server.began + until for server in servers if not server.tried.done()}:
             await asyncio.wait(fresh, timeout=max(0.0, max(fresh.values()) - time.monotonic()))
         found = {tool.name: tool for server in servers for tool in server.tools.values() if tool.name not in tools}
-        room = int(window * MCP_WINDOW_SHARE) - sum(map(_size, tools.values()))
-        kept, left = names.fitting(((name, _size(found[name])) for name in sorted(found)), room)
-        notices = _told(servers, {name: found[name] for name in kept}, told)
-        if left:
-            notices.append(("mcp_tools_left_out", f"Too large for the window, and not offered: {_some(left)}."))
-        every = {**tools, **{name: found[name] for name in kept}}
+        room = int(window * limits.MCP_WINDOW_SHARE) - sum(map(_size, tools.values()))
+        fitting, left_out = names.fit_into_window(((name, _size(found[name])) for name in sorted(found)), room)
+        notices = _new_notices(servers, {name: found[name] for name in fitting}, known)
+        if left_out:
+            notices.append(
+                ("mcp_tools_left_out", f"Too large for the window, and not offered: {_shorten_list(left_out)}.")
+            )
+        every = {**tools, **{name: found[name] for name in fitting}}
         return dict(sorted(every.items())), notices
 
     async def close(self) -> None:
-        """End every connection."""
         for name in list(self._servers):
             self._retire(name)
         if self._closing:
@@ -166,34 +162,31 @@ def _size(tool: ToolDef) -> int:
     return estimate({"n": tool.name, "d": tool.description, "p": tool.parameters})
 
 
-def _some(found: list[str]) -> str:
+def _shorten_list(found: list[str]) -> str:
     more = len(found) - _NAMED_MAX
     return ", ".join(found[:_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
-def _told(servers: list[Server], offered: Mapping[str, ToolDef], told: dict[str, str]) -> list[Notice]:
-    """What is new to the session: servers that fail, tools that cannot be used, tools that have changed."""
+def _new_notices(servers: list[Server], offered: Mapping[str, ToolDef], known: dict[str, str]) -> list[Notice]:
     notices: list[Notice] = []
     for server in servers:
         failed = server.error if server.state in ("waiting", "down") else ""
-        if told.get(f"server {server.name}", "") != failed and failed:
+        if known.get(f"server {server.name}", "") != failed and failed:
             notices.append(("mcp_unavailable", f"The MCP server {server.name!r} is not available: {failed}"))
-        told[f"server {server.name}"] = failed
+        known[f"server {server.name}"] = failed
         unfit = "; ".join(f"{tool}: {why}" for tool, why in server.unfit.items())
-        if unfit and told.get(f"unfit {server.name}") != unfit:
+        if unfit and known.get(f"unfit {server.name}") != unfit:
             notices.append(("mcp_tools_unfit", f"Not offered of {server.name!r}: {unfit[:1000]}."))
-        told[f"unfit {server.name}"] = unfit
+        known[f"unfit {server.name}"] = unfit
     now = {name: json.dumps([tool.description, tool.parameters]) for name, tool in offered.items()}
-    changed = [name for name in sorted(now) if told.get(name, now[name]) != now[name]]
+    changed = [name for name in sorted(now) if known.get(name, now[name]) != now[name]]
     if changed:
-        notices.append(("mcp_tools_changed", f"Their servers have changed these tools: {_some(changed)}."))
-    told |= now
+        notices.append(("mcp_tools_changed", f"Their servers have changed these tools: {_shorten_list(changed)}."))
+    known |= now
     return notices
 
 
 class Server:
-    """One server: its connection, as it comes and goes, and the tools that it has."""
-
     def __init__(self, name: str, wanted: McpServer, settings: Settings, servers: Servers) -> None:
         self.name, self.wanted = name, wanted
         self.state: State = "connecting"
@@ -213,7 +206,6 @@ class Server:
         self._task = asyncio.create_task(self._keep_up(), context=Context())
 
     async def close(self) -> None:
-        """Leave."""
         for task in (self._task, *self._calls):
             task.cancel()
         await asyncio.wait([self._task, *self._calls])
@@ -230,7 +222,7 @@ class Server:
             except ImportError as error:
                 self.error = INSTALL
                 log.warning("no MCP server can be used: %s", error)
-                failures = MCP_FAILURES_MAX
+                failures = limits.MCP_FAILURES_MAX
             except Exception as error:  # noqa: BLE001  (whatever a server does, it is its connection's end only)
                 self.error = self._words(error)
                 log.warning("the MCP server %s was lost: %s", self.name, self.error)
@@ -238,16 +230,15 @@ class Server:
                 self._client = None
                 if not self.tried.done():
                     self.tried.set_result(None)
-            failures = 1 if self._served or time.monotonic() - began > MCP_STEADY_S else failures + 1
-            if failures >= MCP_FAILURES_MAX:
+            failures = 1 if self._served or time.monotonic() - began > limits.MCP_STEADY_S else failures + 1
+            if failures >= limits.MCP_FAILURES_MAX:
                 self.state = "down"
                 return
             self.state = "waiting"
-            await asyncio.sleep(min(MCP_WAIT_S_MAX, MCP_WAIT_S_MIN * 2 ** (failures - 1)))
+            await asyncio.sleep(min(limits.MCP_WAIT_S_MAX, limits.MCP_WAIT_S_MIN * 2 ** (failures - 1)))
 
     async def _connect(self) -> None:
-        """Connect, and stay so until the server is lost."""
-        link = await self._servers.blocking(_link)
+        link = await self._servers.blocking(_load_client)
         if self.wanted.sandbox and self.wanted.command:
             await self._servers.blocking(bubblewrap.probe)
         self._lost = False
@@ -267,7 +258,9 @@ class Server:
                         await self._news.wait()
                         if not self._lost:
                             await self._take(await link.tools(client))
-                            await asyncio.sleep(MCP_RELIST_S)  # who changes all the time is not asked all the time
+                            await asyncio.sleep(
+                                limits.MCP_RELIST_S
+                            )  # who changes all the time is not asked all the time
                 finally:
                     self._up.clear()
                     watching.cancel()
@@ -275,7 +268,6 @@ class Server:
         raise link.Lost
 
     def _leave(self) -> None:
-        """The connection is of no more use."""
         self._lost = True
         self._up.clear()
         self._news.set()
@@ -305,7 +297,7 @@ class Server:
             home,
             private,
             private,
-            ro=(*map(_expanded, terminal.sandbox_ro), *_seen_by(command, self.wanted.args)),
+            ro=(*map(_expanded, terminal.sandbox_ro), *_program_paths(command, self.wanted.args)),
             rw=tuple(map(_expanded, terminal.sandbox_rw)),
             memory_mb=terminal.container_memory,
             cpus=terminal.container_cpu,
@@ -316,12 +308,10 @@ class Server:
         return made
 
     def _note(self, text: str) -> None:
-        """What the server says beside the protocol."""
         self._said = self._servers.secrets().redact(text).splitlines()[-1][:_WORDS_CHARS_MAX] if text else self._said
         log.info("MCP server %s: %s", self.name, text)
 
     def _words(self, error: BaseException) -> str:
-        """The first cause of a failure, in a line."""
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         if isinstance(error, TimeoutError):
@@ -332,7 +322,6 @@ class Server:
         return " ".join(text.split())[:_WORDS_CHARS_MAX]
 
     async def _take(self, listing: list[dict[str, Any]]) -> None:
-        """Make tools of what the server lists."""
         chosen, taken = self.wanted.tools, self._servers.taken
         listing = [tool for tool in listing if chosen is None or tool["name"] in chosen]
         fit, self.unfit = await self._servers.blocking(partial(names.fit, self.name, listing))
@@ -354,7 +343,7 @@ class Server:
             scope=lambda _: frozenset({f"mcp:{self.name}"}),
             timeout_s=self.wanted.timeout,
             foreign=True,
-            prepare=partial(self._ask, tool.name) if names.needs_leave(self.wanted.approval, tool.hints) else None,
+            prepare=partial(self._ask, tool.name) if names.needs_approval(self.wanted.approval, tool.hints) else None,
         )
 
     # ---- calls
@@ -364,30 +353,30 @@ class Server:
 
         reason = f"It calls a tool of the MCP server {self.name!r} that may change or delete something."
         subject = f"{self.name}: {raw} {json.dumps(args, ensure_ascii=False)}"
-        await approvals.leave(ctx, "mcp", subject, reason, key=f"{self.name} {raw}")
+        await approvals.permission(ctx, "mcp", subject, reason, key=f"{self.name} {raw}")
         return Prepared()
 
     async def _call(self, raw: str, ctx: ToolContext, args: Args) -> Answer:
         result = await self._asked(lambda client: client.call_tool(raw, args))
-        told, blobs = names.answer(result["content"], result.get("structuredContent"))
+        answer, blobs = names.answer(result["content"], result.get("structuredContent"))
         if result.get("isError"):
-            text = str(told.get("text") or told.get("structured") or "it does not say why")
+            text = str(answer.get("text") or answer.get("structured") or "it does not say why")
             raise ToolError(f"{raw} of {self.name!r} failed: {text[:10_000]}", "tool_crashed", _OTHERWISE)
-        return await _kept(ctx, told, blobs)
+        return await _store_blobs(ctx, answer, blobs)
 
     async def _read_resource(self, ctx: ToolContext, args: Args) -> Answer:
         uri = args.get("uri")
         if not uri:
             listed = await self._asked(lambda client: client.list_resources())
-            told, _ = names.answer(listed["resources"])
-            return told or {"resources": [], "note": "The server lists no resources."}
+            answer, _ = names.answer(listed["resources"])
+            return answer or {"resources": [], "note": "The server lists no resources."}
         result = await self._asked(lambda client: client.read_resource(uri))
-        return await _kept(ctx, *names.answer(result["contents"]))
+        return await _store_blobs(ctx, *names.answer(result["contents"]))
 
     async def _asked(self, ask: Callable[[Client], Coroutine[Any, Any, Any]]) -> dict[str, Any]:
         """What the server answers. Who waits for it may leave at once; the server is told so behind his back."""
         client = await self._ready()
-        link = await self._servers.blocking(_link)
+        link = await self._servers.blocking(_load_client)
         call = asyncio.create_task(ask(client))
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
@@ -398,12 +387,14 @@ class Server:
             call.cancel()
             raise
         except link.MCPError as error:
-            words = self._words(error)
+            message = self._words(error)
             if error.code == link.CONNECTION_CLOSED or error.message == link.FORGOTTEN:
                 self._leave()
                 raise self._unavailable("was lost while it worked on this call, which may have taken effect") from None
             code = "invalid_arguments" if error.code == link.INVALID_PARAMS else "tool_crashed"
-            raise ToolError(f"The MCP server {self.name!r} refuses: {words}", code, _OTHERWISE, foreign=True) from None
+            raise ToolError(
+                f"The MCP server {self.name!r} refuses: {message}", code, _OTHERWISE, foreign=True
+            ) from None
         except Exception as error:  # noqa: BLE001  (a server that does not keep to the protocol)
             log.warning("the MCP server %s gave an answer that cannot be used: %s", self.name, self._words(error))
             raise self._unavailable("gave an answer that cannot be used") from None
@@ -413,47 +404,43 @@ class Server:
 
     async def _ready(self) -> Client:
         try:
-            async with asyncio.timeout(0 if self.state == "down" else MCP_READY_S_MAX):
+            async with asyncio.timeout(0 if self.state == "down" else limits.MCP_READY_S_MAX):
                 await self._up.wait()
         except TimeoutError:
             raise self._unavailable(f"is not available. {self.error}".strip(" .")) from None
         assert self._client is not None
         return self._client
 
-    def _unavailable(self, words: str) -> ToolError:
+    def _unavailable(self, problem: str) -> ToolError:
         hint = "Go on without it, or try once more later; tell the user if the work needs it."
-        return ToolError(f"The MCP server {self.name!r} {words}.", "mcp_unavailable", hint, foreign=True)
+        return ToolError(f"The MCP server {self.name!r} {problem}.", "mcp_unavailable", hint, foreign=True)
 
 
-async def _kept(ctx: ToolContext, told: dict[str, Any], blobs: list[names.Blob]) -> Answer:
+async def _store_blobs(ctx: ToolContext, answer: dict[str, Any], blobs: list[names.Blob]) -> Answer:
     """The answer, with what is no text in files beside it; the model is shown what it can see of that."""
     files: list[dict[str, Any]] = []
     for number, blob in enumerate(blobs):
         kind = "".join(filter(str.isalnum, blob.media_type.partition("/")[2]))[:8] or "bin"
         call = "".join(char if char.isalnum() else "_" for char in ctx.call_id)[:64]
-        path = ctx.world.spill / f"{call}-{number}.{kind}"
+        path = ctx.resources.spill / f"{call}-{number}.{kind}"
         await ctx.blocking(partial(write_spill, path, blob.data))
         files.append({"path": str(path), "media_type": blob.media_type, "bytes": len(blob.data)})
-        if ctx.sees_images and blob.media_type.startswith("image/") and len(ctx.images) < MCP_IMAGES_MAX:
+        if ctx.sees_images and blob.media_type.startswith("image/") and len(ctx.images) < limits.MCP_IMAGES_MAX:
             with contextlib.suppress(ToolError):  # what cannot be shown lies in its file
                 ctx.images.append(await ctx.blocking(partial(data_url, blob.data)))
                 files[-1]["shown"] = True
     if files:
-        told["files"] = files
-    return told or {"note": "The tool has answered with nothing."}
+        answer["files"] = files
+    return answer or {"note": "The tool has answered with nothing."}
 
 
-def _link() -> Any:
+def _load_client() -> Any:
     return import_module("hermes.tools.mcp_link")
 
 
 _RESOURCE = names.Fit(
     "read_resource",
     "Read a resource of this MCP server by its URI; without one, list those that there are.",
-    {
-        "type": "object",
-        "properties": {"uri": {"type": "string", "maxLength": 4096}},
-        "additionalProperties": False,
-    },
+    object_schema({"uri": {"type": "string", "maxLength": 4096}}),
     {"readOnlyHint": True},
 )

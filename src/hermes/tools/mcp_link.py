@@ -35,7 +35,7 @@ from hermes.guards.url_text import FetchFailed
 from hermes.guards.urls import Opened, UrlGuard
 from hermes.http_client.exchange import Timeouts
 from hermes.sandbox.bubblewrap import Bubblewrap
-from hermes.sandbox.piped import Program, Throttle, piped, sandboxed
+from hermes.sandbox.piped import Program, Throttle, piped_process, sandboxed_process
 
 __all__ = ["CONNECTION_CLOSED", "INVALID_PARAMS", "Client", "Lost", "MCPError"]
 
@@ -58,13 +58,11 @@ _NOT_TOLD = frozenset({"content-encoding", "content-length", "transfer-encoding"
 
 
 class Lost(Exception):
-    """The connection has come to an end."""
+    pass
 
 
 @asynccontextmanager
 async def connected(streams: Streams, changed: Callable[[], None], gone: Callable[[], None]) -> AsyncIterator[Client]:
-    """A client that has greeted its server, and tells when the server's tools have changed, and when it is gone."""
-
     async def heard(message: object) -> None:
         if isinstance(message, ToolListChangedNotification):
             changed()
@@ -76,7 +74,6 @@ async def connected(streams: Streams, changed: Callable[[], None], gone: Callabl
 
 
 async def tools(client: Client) -> list[dict[str, Any]]:
-    """Every tool of the server, as far as it comes to an end."""
     found: list[dict[str, Any]] = []
     cursor: str | None = None
     for _ in range(MCP_PAGES_MAX):
@@ -90,8 +87,8 @@ async def tools(client: Client) -> list[dict[str, Any]]:
 
 async def watch(client: Client) -> None:
     """Hear of changes also from servers that tell only those who listen. It lasts as long as they let it."""
-    told = client.server_capabilities.tools
-    if told is not None and told.list_changed:
+    capability = client.server_capabilities.tools
+    if capability is not None and capability.list_changed:
         with suppress(RuntimeError, MCPError):
             async with client.listen(tools_list_changed=True) as events:
                 async for _ in events:
@@ -152,8 +149,7 @@ def _without_output_schemas(result: Mapping[str, Any]) -> None:
 async def over_pipes(
     argv: Sequence[str], env: Mapping[str, str], note: Callable[[str], None], sandbox: Bubblewrap | None
 ) -> AsyncIterator[tuple[Any, Any]]:
-    """Streams to a process that is started now and gone at the end, with all that it has started."""
-    start: Any = piped if sandbox is None else partial(sandboxed, sandbox)
+    start: Any = piped_process if sandbox is None else partial(sandboxed_process, sandbox)
     async with AsyncExitStack() as stack:
         process = await stack.enter_async_context(
             start(argv, env, note, line_bytes_max=MCP_MESSAGE_BYTES_MAX, end_s=MCP_END_S_MAX)
@@ -211,7 +207,6 @@ async def _write(process: asyncio.subprocess.Process | Program, outgoing: Any) -
 async def over_http(
     url: str, headers: Mapping[str, str], guard: UrlGuard, note: Callable[[str], None]
 ) -> AsyncIterator[tuple[Any, Any]]:
-    """Streams to a server of the operator's."""
     async with (
         httpx2.AsyncClient(headers=dict(headers), transport=_Guarded(guard, note), timeout=None) as client,
         streamable_http_client(url, http_client=client, max_sse_event_size=MCP_MESSAGE_BYTES_MAX) as streams,
@@ -220,8 +215,6 @@ async def over_http(
 
 
 class _Guarded(httpx2.AsyncBaseTransport):
-    """Requests of the SDK, carried out by the one way to URLs."""
-
     def __init__(self, guard: UrlGuard, note: Callable[[str], None]) -> None:
         self._guard, self._note = guard, note
 
@@ -238,8 +231,8 @@ class _Guarded(httpx2.AsyncBaseTransport):
             raise httpx2.ConnectError(str(error), request=request) from error
         if opened.status >= 400:
             self._note(f"It answered a {request.method} with status {opened.status}.")
-        told = [(name, value) for name, value in opened.headers.items() if name.lower() not in _NOT_TOLD]
-        return httpx2.Response(opened.status, headers=told, stream=_Body(opening, opened))
+        headers = [(name, value) for name, value in opened.headers.items() if name.lower() not in _NOT_TOLD]
+        return httpx2.Response(opened.status, headers=headers, stream=_Body(opening, opened))
 
 
 class _Body(httpx2.AsyncByteStream):

@@ -10,15 +10,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from hermes.core.limits import (
-    MCP_ANSWER_CHARS_MAX,
-    MCP_DESCRIPTION_CHARS_MAX,
-    MCP_NAME_CHARS_MAX,
-    MCP_SCHEMA_BYTES_MAX,
-    MCP_SCHEMA_DEPTH_MAX,
-)
+from hermes.core import limits
 from hermes.guards.injection import fenced, suspicious
-from hermes.tools.arguments import unusable
+from hermes.tools.arguments import schema_problem
 from hermes.tools.registry import Effect
 
 Json = dict[str, Any]
@@ -28,22 +22,20 @@ _DROPPED = frozenset({"$schema", "$id", "$comment", "$vocabulary", "title"})
 
 
 class Unfit(ValueError):
-    """A tool that cannot be offered, and why."""
+    pass
 
 
 def toolname(server: str, tool: str, taken: dict[str, str], kind: str = "tool") -> str:
     """What the model calls it, noted in `taken`. One that is too long, or another's already, ends in a mark of its own."""
     key = f"{kind}\0{server}\0{tool}"
     name = re.sub(r"[^a-z0-9_]", "_", f"mcp_{server}_{tool}".lower())
-    if len(name) > MCP_NAME_CHARS_MAX or taken.setdefault(name, key) != key:
+    if len(name) > limits.MCP_NAME_CHARS_MAX or taken.setdefault(name, key) != key:
         mark = hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()[:8]
-        name = f"{name[: MCP_NAME_CHARS_MAX - 9]}_{mark}"
+        name = f"{name[: limits.MCP_NAME_CHARS_MAX - 9]}_{mark}"
     return name
 
 
 class Fit(NamedTuple):
-    """A tool that can be offered."""
-
     name: str
     description: str
     parameters: Json
@@ -51,27 +43,25 @@ class Fit(NamedTuple):
 
 
 def fit(server: str, listing: Iterable[Json]) -> tuple[list[Fit], dict[str, str]]:
-    """The tools of a list that can be offered, and why the others cannot; of two with the same name the first counts."""
     found: dict[str, Fit] = {}
     unfit: dict[str, str] = {}
     for tool in listing:
         name, hints = str(tool.get("name")), tool.get("annotations")
         try:
-            told = description(server, name, tool.get("description")), schema(tool.get("inputSchema"))
+            offer = description(server, name, tool.get("description")), schema(tool.get("inputSchema"))
         except Unfit as why:
-            unfit[name[:MCP_NAME_CHARS_MAX]] = str(why)
+            unfit[name[: limits.MCP_NAME_CHARS_MAX]] = str(why)
         else:
-            found.setdefault(name, Fit(name, *told, hints if isinstance(hints, dict) else {}))
+            found.setdefault(name, Fit(name, *offer, hints if isinstance(hints, dict) else {}))
     return list(found.values()), unfit
 
 
 def description(server: str, tool: str, text: object) -> str:
-    """The server's words about a tool, cut, and marked as its words."""
-    said = text.strip() if isinstance(text, str) else ""
-    if len(said) > MCP_DESCRIPTION_CHARS_MAX:
-        said = said[: MCP_DESCRIPTION_CHARS_MAX - 1] + "…"
+    quote = text.strip() if isinstance(text, str) else ""
+    if len(quote) > limits.MCP_DESCRIPTION_CHARS_MAX:
+        quote = quote[: limits.MCP_DESCRIPTION_CHARS_MAX - 1] + "…"
     begin = f"The tool {tool!r} of the MCP server {server!r}"
-    return f"{begin}, which says of it: {fenced(said, 'that server')}" if said else f"{begin}."
+    return f"{begin}, which says of it: {fenced(quote, 'that server')}" if quote else f"{begin}."
 
 
 def schema(given: object) -> Json:
@@ -83,15 +73,15 @@ def schema(given: object) -> Json:
     if not isinstance(top.setdefault("properties", {}), dict):
         raise Unfit("its schema is malformed")
     top["type"] = "object"
-    if len(json.dumps(top, ensure_ascii=False).encode("utf-8", "replace")) > MCP_SCHEMA_BYTES_MAX:
-        raise Unfit(f"its schema is larger than {MCP_SCHEMA_BYTES_MAX // 1024} KB")
-    if fault := unusable(top):
+    if len(json.dumps(top, ensure_ascii=False).encode("utf-8", "replace")) > limits.MCP_SCHEMA_BYTES_MAX:
+        raise Unfit(f"its schema is larger than {limits.MCP_SCHEMA_BYTES_MAX // 1024} KB")
+    if fault := schema_problem(top):
         raise Unfit(f"its schema {fault[:120]}")
     return top
 
 
 def _clean(value: Any, deep: int) -> Any:
-    if deep > MCP_SCHEMA_DEPTH_MAX:
+    if deep > limits.MCP_SCHEMA_DEPTH_MAX:
         raise Unfit("its schema is nested too deeply")
     if isinstance(value, list):
         return [_clean(item, deep + 1) for item in value]
@@ -104,41 +94,36 @@ def _clean(value: Any, deep: int) -> Any:
         if isinstance(item, str) and (name in _DROPPED or (name == "description" and suspicious(item))):
             continue
         if name == "description" and isinstance(item, str):
-            item = item[:MCP_DESCRIPTION_CHARS_MAX]
+            item = item[: limits.MCP_DESCRIPTION_CHARS_MAX]
         made[name] = _clean(item, deep + 1)
     return made
 
 
 def effect(hints: Mapping[str, Any]) -> Effect:
-    """What a tool says that a call does."""
     if hints.get("readOnlyHint") is True:
         return "read"
     return "idempotent" if hints.get("idempotentHint") is True else "effect"
 
 
-def needs_leave(mode: str, hints: Mapping[str, Any]) -> bool:
-    """Whether somebody is to be asked before a call."""
+def needs_approval(mode: str, hints: Mapping[str, Any]) -> bool:
     if mode != "destructive":
         return mode == "always"
     return hints.get("readOnlyHint") is not True and hints.get("destructiveHint") is not False
 
 
-def fitting(costs: Iterable[tuple[str, int]], room: int) -> tuple[set[str], list[str]]:
-    """Which of the tools, each with its size, fit into the room, in their order; and which do not."""
-    kept: set[str] = set()
-    left: list[str] = []
+def fit_into_window(costs: Iterable[tuple[str, int]], room: int) -> tuple[set[str], list[str]]:
+    fitting: set[str] = set()
+    left_out: list[str] = []
     for name, size in costs:
         if size <= room:
-            kept.add(name)
+            fitting.add(name)
             room -= size
         else:
-            left.append(name)
-    return kept, left
+            left_out.append(name)
+    return fitting, left_out
 
 
 class Blob(NamedTuple):
-    """Something that is no text."""
-
     media_type: str
     data: bytes
 
@@ -162,16 +147,16 @@ def answer(content: Iterable[Json], structured: object = None) -> tuple[Json, li
     made: Json = {}
     if structured is not None:
         made["structured"] = structured
-    if text and not (structured is not None and _says(text, structured)):
+    if text and not (structured is not None and _repeats(text, structured)):
         made["text"] = text
-        if len(text) > MCP_ANSWER_CHARS_MAX:
-            made["text"] = f"{text[:MCP_ANSWER_CHARS_MAX]}\n[… cut: {len(text)} characters in all]"
+        if len(text) > limits.MCP_ANSWER_CHARS_MAX:
+            made["text"] = f"{text[: limits.MCP_ANSWER_CHARS_MAX]}\n[… cut: {len(text)} characters in all]"
     if links:
         made["resources"] = links
     return made, blobs
 
 
-def _says(text: str, structured: object) -> bool:
+def _repeats(text: str, structured: object) -> bool:
     """Whether a text only repeats the structured part, as servers do for clients that read texts only."""
     if structured == {"result": text}:
         return True

@@ -5,33 +5,29 @@ from __future__ import annotations
 import asyncio
 import codecs
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from hermes.core import limits
 from hermes.core.home import make_private_folder, private_opener
-from hermes.core.limits import (
-    COMMAND_OUTPUT_BYTES_KEPT,
-    COMMAND_PIECE_CHARS,
-    COMMAND_QUIET_S,
-    COMMAND_SHOWN_CHARS_MAX,
-)
-from hermes.sandbox.quota import spilled
+from hermes.sandbox.quota import note_spill
 
 if TYPE_CHECKING:
+    from hermes.core.threads import RunBlocking
     from hermes.guards.secrets import Secrets
 
 # A sequence that moves the cursor or sets colours; one that holds a text, to its end; any other.
 _ESCAPES = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]*[0-OQ-WYZ\\`-~]"
 )
-_BEGUN = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*\Z|\x1b[\]PX^_][^\x07\x1b]*\x1b?\Z|\x1b[ -/]*\Z")
-_BEGUN_CHARS_MAX = 4096
+_UNFINISHED = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*\Z|\x1b[\]PX^_][^\x07\x1b]*\x1b?\Z|\x1b[ -/]*\Z")
+_UNFINISHED_CHARS_MAX = 4096
 _FILE_PIECE_CHARS = 256 * 1024
 
 
-class Readable:
+class OutputDecoder:
     """Bytes as text: what cannot be decoded is replaced, escape sequences are removed, known secrets are masked."""
 
     def __init__(self, secrets: Secrets) -> None:
@@ -45,7 +41,7 @@ class Readable:
         self._begun = ""
         if "\x1b" in text or "\x9b" in text:
             text = _ESCAPES.sub("", text)
-            if (found := _BEGUN.search(text)) and not end and len(text) - found.start() < _BEGUN_CHARS_MAX:
+            if (found := _UNFINISHED.search(text)) and not end and len(text) - found.start() < _UNFINISHED_CHARS_MAX:
                 text, self._begun = text[: found.start()], found[0]
             text = text.replace("\x1b", "")
         if text.endswith("\r") and not end:
@@ -54,7 +50,7 @@ class Readable:
         return text + self._mask.finish() if end else text
 
 
-class Ends:
+class HeadAndTail:
     """The first two fifths and the last three of a text."""
 
     def __init__(self, chars_max: int) -> None:
@@ -63,7 +59,6 @@ class Ends:
         self._head = self._tail = ""
 
     def add(self, text: str) -> None:
-        """More of the text."""
         self.total += len(text)
         room = self._head_max - len(self._head)
         self._head += text[:room]
@@ -71,42 +66,35 @@ class Ends:
 
     @property
     def cut(self) -> int:
-        """How many characters are left out."""
         return max(0, self.total - self.chars_max)
 
     def text(self, more: str = "") -> str:
-        """All there is; a cut is named where it was made, with `more` about it."""
         mark = f"\n[… {self.cut} characters left out{more} …]\n" if self.cut else ""
         return f"{self._head}{mark}{self._tail}"
 
 
-class Shown:
-    """What is shown while it comes: by the line, or what there is of one after a moment."""
-
+class LiveOutput:
     def __init__(self, emit: Callable[[str, str], None], stream: str) -> None:
         self._emit, self._stream = emit, stream
-        self._room = COMMAND_SHOWN_CHARS_MAX
+        self._room = limits.COMMAND_SHOWN_CHARS_MAX
         self._line = ""
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def open(self) -> bool:
-        """Whether anything more is shown."""
         return self._room > 0
 
     def add(self, text: str) -> None:
-        """More of the text."""
         self._line += text if self.open else ""
         whole = self._line.rfind("\n") + 1
         if whole:
             self._out(whole)
-        if len(self._line) >= COMMAND_PIECE_CHARS:
+        if len(self._line) >= limits.COMMAND_PIECE_CHARS:
             self._out(len(self._line))
         if self._line and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(COMMAND_QUIET_S, self.flush)
+            self._timer = asyncio.get_running_loop().call_later(limits.COMMAND_QUIET_S, self.flush)
 
     def flush(self) -> None:
-        """Show what there is."""
         if self._line:
             self._out(len(self._line))
 
@@ -125,15 +113,12 @@ class Shown:
 class Spill:
     """A file for the whole of a text, up to a limit, without what `redact` takes out of its lines."""
 
-    def __init__(
-        self, path: Path, blocking: Callable[[Callable[[], Any]], Awaitable[Any]], redact: Callable[[str], str]
-    ) -> None:
+    def __init__(self, path: Path, blocking: RunBlocking, redact: Callable[[str], str]) -> None:
         self.path, self._blocking, self._redact = path, blocking, redact
         self.begun, self.whole = False, True
-        self._room, self._held = COMMAND_OUTPUT_BYTES_KEPT, ""
+        self._room, self._held = limits.COMMAND_OUTPUT_BYTES_KEPT, ""
 
     async def add(self, text: str) -> None:
-        """More of the text."""
         self.begun = True
         if self.whole:
             self._held += text
@@ -157,12 +142,10 @@ class Spill:
         with open(self.path, "ab", buffering=0, opener=private_opener) as file:
             while data:
                 data = data[file.write(data) or 0 :]
-        spilled(self.path, size)
+        note_spill(self.path, size)
 
 
-class Captured:
-    """One output of a command."""
-
+class CapturedOutput:
     def __init__(
         self,
         chars_max: int,
@@ -171,17 +154,16 @@ class Captured:
         stream: str = "stdout",
         spill: Spill | None = None,
     ) -> None:
-        self.ends, self.spill = Ends(chars_max), spill
-        self._readable, self._shown = Readable(secrets), Shown(emit, stream)
+        self.ends, self.spill = HeadAndTail(chars_max), spill
+        self._readable, self._shown = OutputDecoder(secrets), LiveOutput(emit, stream)
 
     async def add(self, data: bytes, *, end: bool = False) -> None:
-        """More of it, or its end."""
         text = self._readable.feed(data, end=end)
         if self.spill is not None and (self.spill.begun or self.ends.total + len(text) > self.ends.chars_max):
             await self.spill.add(text if self.spill.begun else self.ends.text() + text)
         self.ends.add(text)
-        for at in range(0, len(text) if self._shown.open else 0, COMMAND_PIECE_CHARS):
-            self._shown.add(text[at : at + COMMAND_PIECE_CHARS])
+        for at in range(0, len(text) if self._shown.open else 0, limits.COMMAND_PIECE_CHARS):
+            self._shown.add(text[at : at + limits.COMMAND_PIECE_CHARS])
             await asyncio.sleep(0)
         if end:
             self._shown.flush()
@@ -189,9 +171,8 @@ class Captured:
                 await self.spill.flush()
 
     def text(self) -> str:
-        """What the answer holds of it."""
         spill = self.spill
         if spill is None or not spill.begun:
             return self.ends.text()
-        what = "all of it is" if spill.whole else f"its first {COMMAND_OUTPUT_BYTES_KEPT >> 20} MiB are"
+        what = "all of it is" if spill.whole else f"its first {limits.COMMAND_OUTPUT_BYTES_KEPT >> 20} MiB are"
         return self.ends.text(f"; {what} in {spill.path}")

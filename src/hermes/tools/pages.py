@@ -6,11 +6,20 @@ import codecs
 import io
 import re
 import time
+from collections import Counter
+from collections.abc import Sequence
+from html.parser import HTMLParser
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from urllib.parse import urljoin
 
-from hermes.core.limits import PAGE_CHARS_MAX, PAGE_READ_S_MAX
-from hermes.tools.html_to_markdown import markdown
+from hermes.core.limits import (
+    MAIN_PART_CHARS_MIN,
+    NESTED_LISTS_SHOWN_MAX,
+    PAGE_CHARS_MAX,
+    PAGE_READ_S_MAX,
+    PLAIN_HTML_CHARS_MAX,
+)
 
 _DECLARED = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([\w.:-]+)", re.I)
 # Encodings of pages; some others that Python knows take very long on purpose-made bytes.
@@ -36,16 +45,16 @@ class Page(NamedTuple):
 def read(data: bytes, content_type: str, charset: str, url: str) -> Page:
     """The text of a document that was fetched from a URL. Raises Unreadable."""
     if content_type == "application/pdf":
-        return _pdf(data)
+        return _read_pdf(data)
     is_html = "html" in content_type
-    text = _decoded(data, charset, is_html).replace("\0", "")
+    text = _decode(data, charset, is_html).replace("\0", "")
     page = Page(*markdown(text, url)) if is_html else Page("", text)
     if not page.text.strip():
         raise Unreadable("The document holds no text; it may need a browser, or be empty. Try another source.")
     return page
 
 
-def _decoded(data: bytes, charset: str, is_html: bool) -> str:
+def _decode(data: bytes, charset: str, is_html: bool) -> str:
     for mark, name in ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16")):
         if data.startswith(mark):
             return data.decode(name, "replace").removeprefix("\ufeff")
@@ -61,7 +70,7 @@ def _decoded(data: bytes, charset: str, is_html: bool) -> str:
 # --- PDF -------------------------------------------------------------------------------------------------------------
 
 
-def _pdf(data: bytes) -> Page:
+def _read_pdf(data: bytes) -> Page:
     try:
         pypdf = import_module("pypdf")
     except ImportError:
@@ -84,3 +93,261 @@ def _pdf(data: bytes) -> Page:
     if not size:
         raise Unreadable("The PDF holds no text, only images of it. Try another source.")
     return Page(" ".join(title.split()), "\n\n".join(filter(None, texts)), complete)
+
+
+# --- HTML ------------------------------------------------------------------------------------------------------------
+
+_CHUNK_CHARS = 16_384
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_VOID = _names("area base br col embed hr img input link meta source track wbr")
+_SKIPPED = _names(
+    "audio button canvas dialog footer iframe nav noscript object script select style svg template textarea video"
+)
+_HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
+_BLOCKS = _HEADINGS.keys() | _names(
+    "address article aside blockquote body caption center dd details div dl dt fieldset figcaption figure form header "
+    "hgroup hr html legend li main ol p pre section summary table tr ul"
+)
+_MAIN = ("main", "article")
+_SPACE, _SPACES, _LINE_END = re.compile(r"\s+"), re.compile(r" {2,}"), re.compile(r" *\n *")
+# Elements that may be left without an end of their own: what is hidden with them has no end that could be found.
+_LEFT_OPEN = _names("p li dt dd tr td th option")
+_HIDDEN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.I)
+
+
+class TimeUp(Exception):
+    pass
+
+
+def markdown(html: str, url: str) -> tuple[str, str, bool]:
+    """A page's title and visible text, of its main part where there is one; and whether there was time to read it all."""
+    writer = _Writer(url, time.monotonic() + PAGE_READ_S_MAX)
+    complete = True
+    try:
+        complete = _parse(html, writer)
+    except (TimeUp, AssertionError):  # the latter is how the plain parser gives up on marks that are none
+        complete = False
+    return " ".join("".join(writer.title).split()), writer.text(), complete
+
+
+def _parse(html: str, writer: _Writer) -> bool:
+    """Show the writer all of a page; not of one that is too long for the parser at hand."""
+    parser: Any
+    text, complete = html, True
+    try:
+        parser = import_module("lxml.etree").HTMLParser(target=writer, remove_comments=True, remove_pis=True)
+    except ImportError:
+        # It takes its time on purpose-made pages, more of it the longer they are.
+        parser, complete = _Plain(writer), len(text) <= PLAIN_HTML_CHARS_MAX
+        text = text[:PLAIN_HTML_CHARS_MAX]
+    for at in range(0, len(text), _CHUNK_CHARS):
+        parser.feed(text[at : at + _CHUNK_CHARS])
+    if text:
+        parser.close()
+    return complete
+
+
+class _Plain(HTMLParser):
+    def __init__(self, writer: _Writer) -> None:
+        super().__init__()
+        self._writer = writer
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._writer.start(tag, dict(attrs))
+
+    def handle_endtag(self, tag: str) -> None:
+        self._writer.end(tag)
+
+    def handle_data(self, data: str) -> None:
+        self._writer.data(data)
+
+
+class _Block(NamedTuple):
+    """A piece of the text: what it is, where neighbours of its kind belong together, and the parts it is in."""
+
+    kind: str
+    text: str
+    parts: frozenset[str]
+
+
+class _Writer:
+    """Makes Markdown of what a parser meets: the target of either parser."""
+
+    def __init__(self, url: str, until: float) -> None:
+        self.title: list[str] = []
+        self._url, self._until = url, until
+        self._blocks: list[_Block] = []
+        self._inline: list[str] = []
+        self._link: tuple[int, str] | None = None
+        # For each list that is open the next number, or 0; of a row of a table the cells so far.
+        self._lists: list[int] = []
+        self._cells = self._quotes = 0
+        # The parts that may be the main one: how many there were, and how many are open.
+        self._met, self._open = Counter[str](), Counter[str]()
+        self._mark = self._heading = ""
+        self._in_pre = self._in_title = False
+        self._skipped, self._depth = "", 0
+
+    def text(self) -> str:
+        self._end_pre()
+        self._end_block(ends_row=True)
+        for name in (name for name in _MAIN if self._met[name] == 1):
+            part = _join_blocks([block for block in self._blocks if name in block.parts])
+            if len(part) >= MAIN_PART_CHARS_MIN:
+                return part
+        return _join_blocks(self._blocks)
+
+    # ---- what the parser meets
+
+    def start(self, tag: str, attrs: Any) -> None:
+        if time.monotonic() > self._until:
+            raise TimeUp
+        if self._skipped:
+            self._depth += tag == self._skipped
+        elif tag in _SKIPPED or (tag not in _LEFT_OPEN and _is_hidden(attrs)):
+            if tag not in _VOID:
+                self._skipped, self._depth = tag, 1
+        else:
+            self._begin(tag, attrs)
+
+    def end(self, tag: str) -> None:
+        if self._skipped:
+            self._depth -= tag == self._skipped
+            self._skipped = self._skipped if self._depth else ""
+        else:
+            self._finish(tag)
+
+    def data(self, text: str) -> None:
+        if time.monotonic() > self._until:
+            raise TimeUp
+        if self._in_title and not self._skipped:
+            self.title.append(text)
+        elif not self._skipped:
+            self._inline.append(text if self._in_pre else _SPACE.sub(" ", text))
+
+    def close(self) -> None:
+        pass
+
+    def _begin(self, tag: str, attrs: Any) -> None:
+        self._in_title = tag == "title"
+        if tag in _BLOCKS:
+            self._end_block(ends_row=tag in ("table", "tr"))
+        if tag in _MAIN:
+            self._met[tag] += not self._open[tag]
+            self._open[tag] += 1
+        if tag == "a":
+            self._link = (len(self._inline), attrs.get("href") or "")
+        elif tag == "img" and (message := " ".join((attrs.get("alt") or "").split())):
+            address = _absolute_url(self._url, attrs.get("src") or "")
+            self._inline.append(f"![{message}]({address})" if address else "")
+        elif tag in ("br", "code"):
+            self._inline.append("\n" if tag == "br" else "" if self._in_pre else "`")
+        elif tag in ("ul", "ol"):
+            self._lists.append(1 if tag == "ol" else 0)
+        elif tag == "li":
+            self._mark = self._next_mark()
+        elif tag in ("td", "th"):
+            self._inline.append(" | " if self._cells else "")
+            self._cells += 1
+        elif tag == "pre":
+            self._in_pre = True
+        elif tag == "blockquote":
+            self._quotes += 1
+        else:
+            self._heading = _HEADINGS.get(tag, self._heading)
+
+    def _finish(self, tag: str) -> None:
+        self._in_title = self._in_title and tag != "title"
+        if tag == "pre":
+            self._end_pre()
+        if tag in _BLOCKS:
+            self._end_block(ends_row=tag in ("table", "tr"))
+        if tag in _MAIN and self._open[tag]:
+            self._open[tag] -= 1
+        if tag == "a":
+            self._end_link()
+        elif tag == "code" and not self._in_pre:
+            self._inline.append("`")
+        elif tag in ("ul", "ol"):
+            self._mark = ""
+            del self._lists[-1:]
+        elif tag == "blockquote":
+            self._quotes = max(0, self._quotes - 1)
+        elif tag in _HEADINGS:
+            self._heading = ""
+
+    # ---- what becomes of it
+
+    def _end_link(self) -> None:
+        (at, href), self._link = self._link or (len(self._inline), ""), None
+        text, address = "".join(self._inline[at:]), _absolute_url(self._url, href)
+        if address and text.strip() and not self._in_pre:
+            message = " ".join(text.split())
+            self._inline[at:] = [" " * text[:1].isspace(), f"[{message}]({address})", " " * text[-1:].isspace()]
+
+    def _next_mark(self) -> str:
+        if not self._lists or not self._lists[-1]:
+            return "- "
+        self._lists[-1] += 1
+        return f"{self._lists[-1] - 1}. "
+
+    def _take(self) -> str:
+        text = "".join(self._inline)
+        self._inline.clear()
+        self._link = (0, self._link[1]) if self._link else None
+        return text
+
+    def _end_block(self, *, ends_row: bool = False) -> None:
+        kind = "row" if self._cells else ""
+        if ends_row:
+            self._cells = 0
+        if self._in_pre:
+            self._inline.append("" if not self._inline or self._inline[-1].endswith("\n") else "\n")
+        elif self._cells:  # what is in a cell stays on its line
+            self._inline.append(" ")
+        elif text := _LINE_END.sub("\n", _SPACES.sub(" ", self._take())).strip():
+            self._put(self._heading + text, kind)
+            self._heading = ""
+
+    def _end_pre(self) -> None:
+        was_in_pre, self._in_pre = self._in_pre, False
+        if was_in_pre and not self._cells and (text := self._take().strip("\n")).strip():
+            fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+            self._put(f"{fence}\n{text}\n{fence}")
+
+    def _put(self, text: str, kind: str = "") -> None:
+        quotes, deep = "> " * min(self._quotes, NESTED_LISTS_SHOWN_MAX), min(len(self._lists), NESTED_LISTS_SHOWN_MAX)
+        first = rest = "  " * deep
+        if self._mark:
+            first, kind, self._mark = "  " * (deep - 1) + self._mark, "item", ""
+        lines = [quotes + (rest if n else first) + line for n, line in enumerate(text.split("\n"))]
+        parts = frozenset(name for name in _MAIN if self._open[name])
+        self._blocks.append(_Block(kind, "\n".join(lines), parts))
+
+
+def _is_hidden(attrs: Any) -> bool:
+    return "hidden" in attrs or attrs.get("aria-hidden") == "true" or bool(_HIDDEN.search(attrs.get("style") or ""))
+
+
+def _absolute_url(base: str, href: str) -> str:
+    if not href or href.startswith("#"):
+        return ""
+    try:
+        found = urljoin(base, href.strip())
+    except ValueError:
+        return ""
+    return found if found.startswith(("http://", "https://")) and not re.search(r"[\s()<>]", found) else ""
+
+
+def _join_blocks(blocks: Sequence[_Block]) -> str:
+    out: list[str] = []
+    before = ""
+    for block in blocks:
+        out.append(("\n" if block.kind and block.kind == before else "\n\n") + block.text)
+        before = block.kind
+    return "".join(out).strip()

@@ -11,33 +11,27 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from hermes.core.limits import (
-    COMPARED_LINES_MAX,
-    DIFF_CHARS_MAX,
-    PLACES_TOLD_MAX,
-    REPEATED_LINES_MAX,
-    WRITTEN_BYTES_MAX,
-)
+from hermes.core import limits
 from hermes.guards.paths import Paths
 from hermes.tools.diagnostics import diagnostics
 from hermes.tools.file_access import (
     BOM,
     SCOPE,
     Change,
-    Shower,
-    binary,
+    LineRedactor,
+    binary_refusal,
     commit,
     content_of,
+    display_path,
     is_crlf,
-    no_marks,
-    prepared,
+    prepare_changes,
     reconcile,
-    shown,
-    told,
+    refuse_redaction_marks,
+    report_file_errors,
     type_of,
     writable,
 )
-from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
+from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema
 
 # The ways to compare two lines, from the strictest on.
 LEVELS: tuple[tuple[str, Callable[[str], str]], ...] = (
@@ -56,8 +50,7 @@ _GRAMMAR = (
 # ---- finding
 
 
-def blocks(lines: list[str], wanted: list[str], form: Callable[[str], str]) -> list[int]:
-    """Where lines stand one after the other in others, compared in a form."""
+def find_blocks(lines: list[str], wanted: list[str], form: Callable[[str], str]) -> list[int]:
     want = [form(line) for line in wanted]
     # Knuth, Morris and Pratt: repeated lines would otherwise be compared once for each place where they could begin.
     shorter = [0] * len(want)
@@ -77,7 +70,7 @@ def blocks(lines: list[str], wanted: list[str], form: Callable[[str], str]) -> l
     return starts
 
 
-def reindented(new: list[str], old: list[str], found: list[str]) -> list[str]:
+def reindent(new: list[str], old: list[str], found: list[str]) -> list[str]:
     """New lines, moved in or out as far as what was found is moved against what was looked for."""
     first = next((at for at, line in enumerate(old) if line.strip()), 0)
     was, now = _indent(old[first]), _indent(found[first])
@@ -95,28 +88,30 @@ def _indent(line: str) -> str:
     return line[: len(line) - len(line.lstrip())]
 
 
-def replaced(text: str, old: str, new: str, every: bool) -> tuple[str, str]:
+def replace_text(text: str, old: str, new: str, every: bool) -> tuple[str, str]:
     """The text with old made new, and how old was found. Raises ToolError where its place is not the only one."""
     starts = [match.start() for match in re.finditer(re.escape(old), text)]
     if starts:
         if len(starts) > 1 and not every:
-            raise ambiguous([text.count("\n", 0, start) + 1 for start in starts[:PLACES_TOLD_MAX]], len(starts))
+            raise ambiguous_match(
+                [text.count("\n", 0, start) + 1 for start in starts[: limits.PLACES_TOLD_MAX]], len(starts)
+            )
         return text.replace(old, new), "exact"
     lines, wanted, instead = _lines(text), _lines(old), _lines(new)
     for by, form in LEVELS[1:] if old.strip() else ():
-        if found := blocks(lines, wanted, form):
+        if found := find_blocks(lines, wanted, form):
             if len(found) > 1 and not every:
-                raise ambiguous([at + 1 for at in found], len(found))
+                raise ambiguous_match([at + 1 for at in found], len(found))
             pieces: list[list[str]] = []
             free = len(lines)
             for at in reversed(found):
                 end = at + len(wanted)
                 if end <= free:  # places may overlap
-                    here = reindented(instead, wanted, lines[at:end]) if by == "indentation" else instead
+                    here = reindent(instead, wanted, lines[at:end]) if by == "indentation" else instead
                     pieces += (lines[end:free], here)
                     free = at
             pieces.append(lines[:free])
-            return _joined([line for piece in reversed(pieces) for line in piece], text), by
+            return _join_lines([line for piece in reversed(pieces) for line in piece], text), by
     raise no_match("old_string does not occur in the file", lines, wanted)
 
 
@@ -124,22 +119,19 @@ def _lines(text: str) -> list[str]:
     return text.removesuffix("\n").split("\n") if text else []
 
 
-def _joined(lines: list[str], before: str) -> str:
-    """The text of lines; its end is like that of the text before."""
+def _join_lines(lines: list[str], before: str) -> str:
     return "\n".join(lines) + ("" if before and not before.endswith("\n") else "\n") if lines else ""
 
 
-def ambiguous(numbers: list[int], count: int) -> ToolError:
-    """The refusal to choose between places."""
-    numbers = numbers[:PLACES_TOLD_MAX]
+def ambiguous_match(numbers: list[int], count: int) -> ToolError:
+    numbers = numbers[: limits.PLACES_TOLD_MAX]
     more = f" and {count - len(numbers)} more" if count > len(numbers) else ""
     hint = "Give more of the lines around it, or replace_all=true to change every place."
-    said = f"That occurs {count} times, at the lines {', '.join(map(str, numbers))}{more}."
-    return ToolError(said, "ambiguous_match", hint, lines=numbers)
+    message = f"That occurs {count} times, at the lines {', '.join(map(str, numbers))}{more}."
+    return ToolError(message, "ambiguous_match", hint, lines=numbers)
 
 
 def no_match(why: str, lines: list[str], wanted: list[str]) -> ToolError:
-    """The refusal to guess, with the places that are most like it."""
     near = [{"line": at + 1, "text": "\n".join(lines[at : at + _NEAREST_LINES])} for at in nearest(lines, wanted)]
     hint = "Compare with the nearest places, or read the file again." if near else "Read the file again."
     if any("«redacted:" in line for line in wanted):
@@ -154,12 +146,12 @@ def nearest(lines: list[str], wanted: list[str]) -> list[int]:
     for at, line in enumerate(stripped):
         places.setdefault(line, []).append(at)
     for offset, line in enumerate(line.strip() for line in wanted):
-        if line and len(known := places.get(line, [])) <= PLACES_TOLD_MAX:
+        if line and len(known := places.get(line, [])) <= limits.PLACES_TOLD_MAX:
             votes.update(max(0, at - offset) for at in known)
     if votes:
         return [at for at, _ in votes.most_common(_NEAREST)]
     longest = max((line.strip() for line in wanted), key=len, default="")[:_COMPARED_CHARS]
-    some = [line for line in places if 0 < len(line) <= _COMPARED_CHARS][:COMPARED_LINES_MAX]
+    some = [line for line in places if 0 < len(line) <= _COMPARED_CHARS][: limits.COMPARED_LINES_MAX]
     return [places[line][0] for line in difflib.get_close_matches(longest, some, _NEAREST, 0.5)] if longest else []
 
 
@@ -177,16 +169,13 @@ class Hunk:
 
 @dataclass(slots=True)
 class Section:
-    """What a patch does with one file."""
-
     kind: str
     path: str
     move: str = ""
     hunks: list[Hunk] = field(default_factory=list)
 
 
-def parsed(patch: str) -> list[Section]:
-    """The sections of a patch, or a refusal that names the line."""
+def parse_patch(patch: str) -> list[Section]:
     sections: list[Section] = []
     for number, line in enumerate(patch.replace("\r\n", "\n").split("\n"), 1):
         section = sections[-1] if sections else None
@@ -197,7 +186,7 @@ def parsed(patch: str) -> list[Section]:
         elif re.fullmatch(r"\*\*\* (Begin|End) Patch\s*", line) or (section is None and not line.strip()):
             continue
         elif section is None or (section.kind == "Delete" and line.strip()):
-            raise _bad(number, line)
+            raise _syntax_error(number, line)
         elif line.startswith("@@") and section.kind == "Update":
             if not section.hunks or section.hunks[-1].rows:
                 section.hunks.append(Hunk())
@@ -209,7 +198,7 @@ def parsed(patch: str) -> list[Section]:
                 section.hunks = section.hunks or [Hunk()]
                 section.hunks[-1].rows.append((line[:1], line[1:]))
         else:
-            raise _bad(number, line)
+            raise _syntax_error(number, line)
     for kind, hunk in ((section.kind, hunk) for section in sections for hunk in section.hunks):
         while hunk.rows and hunk.rows[-1][0] == "":  # an empty line behind a hunk belongs to nothing
             hunk.rows.pop()
@@ -219,36 +208,36 @@ def parsed(patch: str) -> list[Section]:
     return sections
 
 
-def _bad(number: int, line: str) -> ToolError:
-    said = f"Line {number} of the patch is not understood: {line[:80]!r}."
-    return ToolError(said, "invalid_arguments", f"A patch looks so:\n{_GRAMMAR}")
+def _syntax_error(number: int, line: str) -> ToolError:
+    message = f"Line {number} of the patch is not understood: {line[:80]!r}."
+    return ToolError(message, "invalid_arguments", f"A patch looks so:\n{_GRAMMAR}")
 
 
-def patched(text: str, hunks: list[Hunk]) -> tuple[str, str]:
+def apply_hunks(text: str, hunks: list[Hunk]) -> tuple[str, str]:
     """The text after all hunks, and the weakest way in which one was found."""
-    places = _Places(_lines(text))
+    places = _LineIndex(_lines(text))
     lines, out = places.lines, list[str]()
     at, level = 0, 0
     for hunk in (hunk for hunk in hunks if hunk.rows):
         old = [line for sign, line in hunk.rows if sign != "+"]
-        start, how = _place(places, old, hunk, at)
-        level = max(level, how)
+        start, match_level = _locate_hunk(places, old, hunk, at)
+        level = max(level, match_level)
         here = lines[start : start + len(old)]
         added = [line for sign, line in hunk.rows if sign == "+"]
-        new = iter(reindented(added, old, here) if LEVELS[how][0] == "indentation" else added)
-        kept = iter(here)
+        new = iter(reindent(added, old, here) if LEVELS[match_level][0] == "indentation" else added)
+        context = iter(here)
         out += lines[at:start]
         for sign, _ in hunk.rows:
             if sign == "+":
                 out.append(next(new))
             else:
-                line = next(kept)
+                line = next(context)
                 out += [line] if sign != "-" else []
         at = start + len(old)
-    return _joined([*out, *lines[at:]], text), LEVELS[level][0]
+    return _join_lines([*out, *lines[at:]], text), LEVELS[level][0]
 
 
-class _Places:
+class _LineIndex:
     """The lines of a file and where each of them stands, so that the hunks of a patch do not each read all of it."""
 
     def __init__(self, lines: list[str]) -> None:
@@ -256,7 +245,6 @@ class _Places:
         self._by_level: dict[int, tuple[list[str], dict[str, list[int]]]] = {}
 
     def blocks(self, wanted: list[str], level: int, above: int) -> list[int]:
-        """Where lines stand one after the other from a line on, compared at a level."""
         if level not in self._by_level:
             formed, known = list(map(LEVELS[level][1], self.lines)), dict[str, list[int]]()
             for at, line in enumerate(formed):
@@ -270,14 +258,13 @@ class _Places:
         if len(starts) * len(want) <= _COMPARED_AT_ONCE:
             return [start for start in starts if formed[start : start + len(want)] == want]
         self._compared += len(formed)
-        if self._compared > REPEATED_LINES_MAX:
-            said = "The patch changes too many places that look alike."
-            raise ToolError(said, "too_large", "Apply it in several smaller patches.")
-        return [start for start in blocks(formed, want, str) if start >= above]
+        if self._compared > limits.REPEATED_LINES_MAX:
+            message = "The patch changes too many places that look alike."
+            raise ToolError(message, "too_large", "Apply it in several smaller patches.")
+        return [start for start in find_blocks(formed, want, str) if start >= above]
 
 
-def _place(places: _Places, old: list[str], hunk: Hunk, at: int) -> tuple[int, int]:
-    """Where a hunk belongs, behind the one before it, and the level at which it was found."""
+def _locate_hunk(places: _LineIndex, old: list[str], hunk: Hunk, at: int) -> tuple[int, int]:
     lines = places.lines
     numbered = next((int(m[1]) for text in hunk.anchors if (m := re.match(r"-(\d+)", text))), None)
     named = [anchor for anchor in hunk.anchors if not re.match(r"-\d+", anchor)]
@@ -300,15 +287,14 @@ def _place(places: _Places, old: list[str], hunk: Hunk, at: int) -> tuple[int, i
         if len(found) == 1 or (found and named):
             return found[0], level
         if found:
-            raise ambiguous([i + 1 for i in found], len(found))
+            raise ambiguous_match([i + 1 for i in found], len(found))
     raise no_match("The lines of a hunk do not occur in the file", lines, old)
 
 
 # ---- what has changed
 
 
-def difference(old: list[str], new: list[str], names: tuple[str, str]) -> tuple[str, int, int]:
-    """A unified diff, and how many lines came and went."""
+def unified_diff(old: list[str], new: list[str], names: tuple[str, str]) -> tuple[str, int, int]:
     head = 0
     while head < min(len(old), len(new)) and old[head] == new[head]:
         head += 1
@@ -331,7 +317,7 @@ def difference(old: list[str], new: list[str], names: tuple[str, str]) -> tuple[
 
 
 def _groups(a: list[str], b: list[str], lead: int, trail: int) -> Iterable[list[tuple[str, int, int, int, int]]]:
-    if max(len(a), len(b)) <= COMPARED_LINES_MAX:
+    if max(len(a), len(b)) <= limits.COMPARED_LINES_MAX:
         return difflib.SequenceMatcher(None, a, b).get_grouped_opcodes(_CONTEXT)
     x, y = len(a) - trail, len(b) - trail  # comparing so many lines would take too long
     return [[("equal", 0, lead, 0, lead), ("replace", lead, x, lead, y), ("equal", x, len(a), y, len(b))]]
@@ -356,9 +342,9 @@ def _bytes(text: str, before: bytes) -> bytes:
 def _load(paths: Paths, path: str, real: str) -> tuple[bytes, os.stat_result]:
     if (found := content_of(paths, real)) is None:
         hint = "A command in the terminal can change it."
-        raise ToolError(f"{path} has more than {WRITTEN_BYTES_MAX} bytes.", "too_large", hint)
+        raise ToolError(f"{path} has more than {limits.WRITTEN_BYTES_MAX} bytes.", "too_large", hint)
     if (kind := type_of(found[0][:8192], real)) is not None:
-        raise binary(path, kind, len(found[0]))
+        raise binary_refusal(path, kind, len(found[0]))
     return found
 
 
@@ -371,15 +357,15 @@ async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
     if single and args["old_string"] in ("", args["new_string"]):
         hint = "Quote what is to be changed; write_file makes new files."
         raise ToolError("old_string is empty, or the same as new_string.", "invalid_arguments", hint)
-    sections = [Section("Update", args["path"])] if single else parsed(args["patch"])
+    sections = [Section("Update", args["path"])] if single else parse_patch(args["patch"])
     rows = [row for section in sections for hunk in section.hunks for row in hunk.rows]
-    no_marks(args["new_string"] if single else "\n".join(line for sign, line in rows if sign == "+"))
-    paths = await ctx.world.paths()
+    refuse_redaction_marks(args["new_string"] if single else "\n".join(line for sign, line in rows if sign == "+"))
+    paths = await ctx.resources.paths()
     real = {path: await writable(ctx, paths, path) for s in sections for path in (s.path, s.move) if path}
     named = [real[path] for s in sections for path in (s.path, s.move) if path]
     if len(set(named)) < len(named):
         raise ToolError("A file is named twice in the patch.", "invalid_arguments", "Put its hunks into one section.")
-    return await ctx.blocking(lambda: _plan(ctx, paths, args, sections, real))  # type: ignore[no-any-return]
+    return await ctx.blocking(lambda: _plan(ctx, paths, args, sections, real))
 
 
 def _plan(ctx: ToolContext, paths: Paths, args: Args, sections: list[Section], real: dict[str, str]) -> Prepared:
@@ -390,7 +376,7 @@ def _plan(ctx: ToolContext, paths: Paths, args: Args, sections: list[Section], r
     faults: list[dict[str, object]] = []
     for section in sections:
         path, target = section.path, section.move or section.path
-        with told(ctx, paths, path):
+        with report_file_errors(ctx, paths, path):
             for new in [p for p in (section.move, path if section.kind == "Add" else "") if p]:
                 if paths.digest(real[new]) is not None:
                     raise ToolError(f"{new} exists already.", "stale_file", "Read it, and use *** Update File instead.")
@@ -398,46 +384,46 @@ def _plan(ctx: ToolContext, paths: Paths, args: Args, sections: list[Section], r
         before, after, by = _text(was), None, "exact"
         try:
             if args["mode"] == "replace":
-                after, by = replaced(before, args["old_string"], args["new_string"], args.get("replace_all", False))
+                after, by = replace_text(before, args["old_string"], args["new_string"], args.get("replace_all", False))
             elif section.kind != "Delete":
-                after, by = patched(before, section.hunks)
+                after, by = apply_hunks(before, section.hunks)
         except ToolError as refusal:
-            refusal.answer["error"] = f"{path}: {_plain(refusal.answer['error'])}"
+            refusal.answer["error"] = f"{path}: {_printable(refusal.answer['error'])}"
             for place in refusal.answer.get("nearest", ()):
-                place["text"] = Shower(ctx).line(place["text"].encode("utf-8", "surrogateescape"))[0]
+                place["text"] = LineRedactor(ctx).line(place["text"].encode("utf-8", "surrogateescape"))[0]
             raise
         data = None if after is None else _bytes(after, was)
         changes += [Change(real[target], None, data, like=like)] if section.move else []
         digest = None if like is None else hashlib.sha256(was).hexdigest()
         changes.append(Change(real[path], digest, None if section.move else data, None if like is None else was, like))
         names = ("/dev/null" if like is None else path), ("/dev/null" if after is None else target)
-        text, added, removed = difference(_lines(before), _lines(after or ""), names)
+        text, added, removed = unified_diff(_lines(before), _lines(after or ""), names)
         diffs.append(text)
-        answer["files"].append({"path": shown(ctx, paths, real[target]), "added": added, "removed": removed})
+        answer["files"].append({"path": display_path(ctx, paths, real[target]), "added": added, "removed": removed})
         answer["matched_by"] = max(answer["matched_by"], by, key=[name for name, _ in LEVELS].index)
         faults += [{"path": target, **fault} for fault in diagnostics(target, data) or ()] if data else []
-    answer["diff"] = _cut(ctx, "\n".join(diffs))
-    return prepared(changes, (paths, changes, answer | ({"diagnostics": faults} if faults else {})))
+    answer["diff"] = _shorten_diff(ctx, "\n".join(diffs))
+    return prepare_changes(changes, (paths, changes, answer | ({"diagnostics": faults} if faults else {})))
 
 
-def _plain(text: str) -> str:
+def _printable(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def _cut(ctx: ToolContext, diff: str) -> str:
+def _shorten_diff(ctx: ToolContext, diff: str) -> str:
     """The diff without secrets, and not too long; secrets do not span lines, so it is cut between two."""
-    some = diff[: 2 * DIFF_CHARS_MAX]
+    some = diff[: 2 * limits.DIFF_CHARS_MAX]
     if len(some) < len(diff):
         some = some[: some.rfind("\n") + 1]
-    some = Shower(ctx).text(_plain(some))
-    if len(some) <= DIFF_CHARS_MAX and len(diff) <= 2 * DIFF_CHARS_MAX:
+    some = LineRedactor(ctx).text(_printable(some))
+    if len(some) <= limits.DIFF_CHARS_MAX and len(diff) <= 2 * limits.DIFF_CHARS_MAX:
         return some
-    return some[: DIFF_CHARS_MAX - 40] + "\n[the rest of the diff is left out]"
+    return some[: limits.DIFF_CHARS_MAX - 40] + "\n[the rest of the diff is left out]"
 
 
 def _run(ctx: ToolContext, args: Args) -> Answer:
     paths, changes, answer = ctx.prepared
-    with told(ctx, paths, args.get("path") or ", ".join(file["path"] for file in answer["files"])):
+    with report_file_errors(ctx, paths, args.get("path") or ", ".join(file["path"] for file in answer["files"])):
         commit(ctx, paths, changes)
     return answer  # type: ignore[no-any-return]
 
@@ -450,9 +436,8 @@ TOOL = ToolDef(
         "spaces at the ends of lines and indentation need not be exact. mode=patch: several files as one, all or none:\n"
         + _GRAMMAR
     ),
-    parameters={
-        "type": "object",
-        "properties": {
+    parameters=object_schema(
+        {
             "mode": {"type": "string", "enum": ["replace", "patch"]},
             "path": {"type": "string", "minLength": 1},
             "old_string": {"type": "string"},
@@ -460,9 +445,8 @@ TOOL = ToolDef(
             "replace_all": {"type": "boolean"},
             "patch": {"type": "string"},
         },
-        "required": ["mode"],
-        "additionalProperties": False,
-    },
+        "mode",
+    ),
     run=_run,
     scope=lambda _: SCOPE,
     preview=lambda args: (

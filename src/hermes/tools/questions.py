@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hermes.core.events import Event
@@ -32,8 +32,6 @@ class ApprovalRequest:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How a question for leave was decided, and by whom: `credential` is the key that answered, or else the surface."""
-
     choice: str
     by: str
     comment: str = ""
@@ -41,34 +39,31 @@ class Decision:
 
     @property
     def allowed(self) -> bool:
-        """Whether it may be done."""
         return self.choice != "deny"
 
 
+@dataclass(slots=True, eq=False)
 class Asking:
-    """The channel to whoever may answer. The call waits; the loop does not."""
+    """The channel to whoever may answer. The call waits; the loop does not. `before` is what was asked and answered
+    before the run was cut off."""
 
-    def __init__(
-        self,
-        log: RunWriter,
-        controls: RunControls,
-        *,
-        mode: str,
-        answerable: bool,
-        unattended: str,
-        approval_s: float,
-        clarify_s: float,
-        before: Resumption | None = None,
-        resumes: bool = False,
-    ) -> None:
-        self._log, self._controls, self._resumes = log, controls, resumes
-        self.mode, self.answerable, self.unattended = mode, answerable, unattended
-        self._approval_s, self._clarify_s = approval_s, clarify_s
-        self._one_at_a_time = asyncio.Lock()
-        # What was asked and answered before the run was cut off.
-        self._granted = set(before.granted) if before else set()
-        self._asked = dict(before.asked) if before else {}
-        self._answers = dict(before.answers) if before else {}
+    log: RunWriter
+    controls: RunControls
+    mode: str
+    answerable: bool
+    unattended: str
+    approval_s: float
+    clarify_s: float
+    before: Resumption | None = None
+    resumes: bool = False
+    _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _granted: set[str] = field(default_factory=set)
+    _asked: dict[str, str] = field(default_factory=dict)
+    _answers: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if (before := self.before) is not None:
+            self._granted, self._asked, self._answers = set(before.granted), dict(before.asked), dict(before.answers)
 
     async def approve(self, request: ApprovalRequest, granted: set[str] | None = None) -> Decision:
         """Ask for leave; where nobody can answer, the settings do. `granted` is what the session has leave for: it may
@@ -84,71 +79,68 @@ class Asking:
         async with self._one_at_a_time:
             if request.keys and request.keys <= granted:
                 return await self._decided(approval_id, "once", "rule", comment="It has been allowed before.")
-            event = self._log.event(
+            event = self.log.event(
                 "approval.requested", approval_id=approval_id, call_id=request.call_id, kind=request.kind
             )
             event.data |= {"subject": request.subject, "reason": request.reason, "rules": list(request.rules)}
-            expires_at = _expiry(self._log.state.approvals.get(approval_id), self._approval_s)
+            expires_at = _expiry(self.log.state.approvals.get(approval_id), self.approval_s)
             event.data |= {"choices": list(request.choices), "expires_at": expires_at}
             event.data |= {"reviewer": dict(request.reviewer) if request.reviewer else None, "path": []}
             try:
-                answer, by = await self._wait(self._controls.approvals, approval_id, event)
+                answer, by = await self._wait(self.controls.approvals, approval_id, event)
             except asyncio.CancelledError:
                 if not self._stays_open:
                     await self._decided(approval_id, "deny", "interrupt")
                 raise
-            said = answer or {}
-            choice = str(said.get("choice", "deny"))
-            told = {name: str(said.get(name, "")) for name in ("surface", "credential", "comment")}
+            answer = answer or {}
+            choice = str(answer.get("choice", "deny"))
             choice = choice if choice in request.choices else "deny"
-            decision = await self._decided(approval_id, choice, by, **told)
+            details = {name: str(answer.get(name, "")) for name in ("surface", "credential", "comment")}
+            decision = await self._decided(approval_id, choice, by, **details)
             granted |= request.keys if choice in ("session", "always") else frozenset()
             return decision
 
     async def decide(self, call_id: str, choice: str, by: str, comment: str) -> Decision:
-        """Put on record what nobody had to be asked about."""
         return await self._decided(f"apr_{random_hex(8)}", choice, by, comment=comment, call_id=call_id)
 
     async def spent(self, usage: Mapping[str, Any]) -> None:
-        """Put on record what asking a model has cost."""
-        await self._log.emit("usage", **usage)
+        await self.log.emit("usage", **usage)
 
     async def clarify(self, call_id: str, question: str, choices: Sequence[str]) -> str | None:
-        """The user's answer, or None when nobody gave one."""
         if not self.answerable:
             return None
         request_id = self._asked.pop(call_id, f"clr_{random_hex(8)}")
-        event = self._log.event("clarify.requested", request_id=request_id, call_id=call_id, question=question)
-        expires_at = _expiry(self._log.state.questions.get(request_id), self._clarify_s)
+        event = self.log.event("clarify.requested", request_id=request_id, call_id=call_id, question=question)
+        expires_at = _expiry(self.log.state.questions.get(request_id), self.clarify_s)
         event.data |= {"choices": list(choices), "expires_at": expires_at}
         answer, by = None, "interrupt"
         try:
-            answer, by = await self._wait(self._controls.clarifications, request_id, event)
+            answer, by = await self._wait(self.controls.clarifications, request_id, event)
         finally:
             if by != "interrupt" or not self._stays_open:
-                event = self._log.event("clarify.resolved", request_id=request_id, by=by, answered=answer is not None)
+                event = self.log.event("clarify.resolved", request_id=request_id, by=by, answered=answer is not None)
                 event.data |= {name: str((answer or {}).get(name, "")) for name in ("surface", "credential")}
-                await self._log.append(event)
+                await self.log.append(event)
         return str(answer["answer"]) if answer is not None else None
 
     @property
     def _stays_open(self) -> bool:
         """Whether a question is left for the next server, which goes on with the run."""
-        return self._resumes and self._controls.stop.reason == "server_shutdown"
+        return self.resumes and self.controls.stop.reason == "server_shutdown"
 
     async def close_stale(self, calls: Container[str]) -> None:
         """Close the questions of a run that was cut off, but for those of calls that are still to be made."""
-        state = self._log.state
+        state = self.log.state
         for question in [id_ for id_, data in state.approvals.items() if data["call_id"] not in calls]:
             await self._decided(question, "deny", "interrupt")
         for question in [id_ for id_, data in state.questions.items() if data["call_id"] not in calls]:
-            await self._log.emit("clarify.resolved", request_id=question, by="interrupt", answered=False)
+            await self.log.emit("clarify.resolved", request_id=question, by="interrupt", answered=False)
 
     async def _wait(self, questions: Questions, question_id: str, event: Event) -> tuple[Mapping[str, Any] | None, str]:
         future, expires_at = questions.ask(question_id), event.data["expires_at"]
         try:
             if expires_at > time.time():
-                await self._log.append(event)
+                await self.log.append(event)
             if (known := self._answers.pop(question_id, None)) is not None and not future.done():
                 future.set_result(known)
             async with asyncio.timeout(expires_at - time.time()):
@@ -170,9 +162,9 @@ class Asking:
         comment: str = "",
         **more: str,
     ) -> Decision:
-        event = self._log.event("approval.resolved", approval_id=approval_id, choice=choice, by=by)
+        event = self.log.event("approval.resolved", approval_id=approval_id, choice=choice, by=by)
         event.data |= {"surface": surface, "credential": credential, "comment": comment, **more}
-        await self._log.append(event)
+        await self.log.append(event)
         return Decision(choice, by, comment, credential or surface)
 
 

@@ -13,6 +13,7 @@ from hermes.core.limits import TOOL_TIMEOUT_S
 if TYPE_CHECKING:
     from hermes.core.home import Home
     from hermes.core.stream_parts import ToolCall
+    from hermes.core.threads import RunBlocking
     from hermes.guards.secrets import Secrets
     from hermes.settings.config import Settings
     from hermes.tools.questions import Asking
@@ -39,8 +40,6 @@ def _always(settings: Settings) -> str | None:
 
 @dataclass(slots=True)
 class ToolContext:
-    """All that a tool may know of the world around it."""
-
     run_id: str
     call_id: str
     session_id: str
@@ -51,9 +50,9 @@ class ToolContext:
     secrets: Secrets
     asking: Asking
     emit: Callable[[str, str], None]
-    blocking: Callable[[Callable[[], Any]], Awaitable[Any]]
+    blocking: RunBlocking
     last_answer: Callable[[str, str], Answer | None]
-    world: RunResources
+    resources: RunResources
     # Whether the model can be shown images, and what a call shows it beside its answer, as data URLs.
     sees_images: bool = False
     images: list[str] = field(default_factory=list)
@@ -67,7 +66,6 @@ class ToolContext:
 
     @property
     def redact(self) -> Callable[[str], str]:
-        """What takes secrets out of a text, as far as the settings want it."""
         return redaction(self.secrets, self.settings)
 
 
@@ -77,6 +75,12 @@ class Prepared:
 
     started: Mapping[str, Any] = field(default_factory=dict)
     value: Any = None
+
+
+def object_schema(properties: dict[str, Any], *required: str) -> dict[str, Any]:
+    """The JSON Schema of an object with these properties and no others."""
+    schema: dict[str, Any] = {"type": "object", "properties": properties}
+    return {**schema, **({"required": list(required)} if required else {}), "additionalProperties": False}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,17 +110,13 @@ class ToolDef:
     reconcile: Callable[[ToolContext, Args, Mapping[str, Any]], Reconciled | Awaitable[Reconciled]] | None = None
 
     def effect_of(self, args: Args) -> Effect:
-        """The class of this call."""
         return self.effect if isinstance(self.effect, str) else self.effect(args)
 
     def scope_of(self, args: Args) -> frozenset[str]:
-        """What this call touches."""
         return frozenset({"*"}) if self.alone else self.scope(args)
 
 
 class Registry:
-    """The tools of this process by name."""
-
     def __init__(self, tools: Iterable[ToolDef] = ()) -> None:
         self._tools: dict[str, ToolDef] = {}
         self._of_sets: dict[frozenset[str], list[ToolDef]] = {}
@@ -124,22 +124,18 @@ class Registry:
             self.add(tool)
 
     def add(self, tool: ToolDef) -> None:
-        """Register a tool; a name is taken once."""
         if tool.name in self._tools:
             raise ValueError(f"A tool called {tool.name} is registered already.")
         self._tools[tool.name] = tool
         self._of_sets.clear()
 
     def get(self, name: str) -> ToolDef | None:
-        """The tool of that name."""
         return self._tools.get(name)
 
     def all(self) -> list[ToolDef]:
-        """Every tool, sorted by name."""
         return sorted(self._tools.values(), key=lambda tool: tool.name)
 
     def offered(self, toolsets: Iterable[str], settings: Settings) -> dict[str, ToolDef]:
-        """The tools of these toolsets that can be used now, sorted by name."""
         wanted = frozenset(toolsets)
         if wanted not in self._of_sets:
             self._of_sets[wanted] = [tool for tool in self.all() if tool.toolset in wanted]
@@ -148,7 +144,6 @@ class Registry:
 
 
 def redaction(secrets: Secrets, settings: Settings) -> Callable[[str], str]:
-    """By value and by pattern, or by value only where the settings want no more."""
     return secrets.redact if settings.security.redact_secrets else secrets.mask
 
 

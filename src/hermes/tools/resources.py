@@ -9,17 +9,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hermes.guards.hosts import domain, names
 from hermes.guards.path_lists import below
 from hermes.guards.paths import Paths
+from hermes.guards.url_text import domain_suffix, is_named
 from hermes.guards.urls import UrlGuard
 from hermes.sandbox.choose import Sandboxes, workspace_of
 from hermes.sandbox.local import NoSandbox
-from hermes.tools.background import Processes
+from hermes.tools.process import Processes
 
 if TYPE_CHECKING:
     from hermes.core.home import Home
     from hermes.core.spec import RunSpec
+    from hermes.core.threads import RunBlocking
     from hermes.guards.network import Network
     from hermes.guards.secrets import Secrets
     from hermes.runs.engine import RunEngine
@@ -30,13 +31,10 @@ if TYPE_CHECKING:
 
 SAFE_ROOT = "HERMES_WRITE_SAFE_ROOT"
 YOLO = "HERMES_YOLO_MODE"
-Blocking = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 @dataclass(slots=True)
 class ProcessResources:
-    """Resources of the process: sandboxes, network, background processes."""
-
     sandboxes: Sandboxes
     network: Network
     engine: Callable[[], RunEngine]
@@ -46,6 +44,7 @@ class ProcessResources:
     yolo: bool = field(default_factory=lambda: os.environ.get(YOLO, "").lower() in ("1", "true", "yes", "on"))
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class RunResources:
     """Files, commands, addresses, the store and other runs, as far as one run may touch them.
 
@@ -54,87 +53,73 @@ class RunResources:
     whether the model has been shown text from outside.
     """
 
-    def __init__(
-        self,
-        *,
-        spec: RunSpec,
-        home: Home,
-        settings: Settings,
-        secrets: Secrets,
-        store: Any,
-        desk: SessionState,
-        outside: ProcessResources,
-        blocking: Blocking,
-        window_tokens: int,
-        ask_model: Callable[..., Awaitable[Any]],
-        toolsets: frozenset[str] = frozenset(),
-        spend: Callable[[dict[str, Any]], None] = lambda _: None,
-        has_foreign: Callable[[], bool] = lambda: False,
-        named_hosts: Callable[[], frozenset[str]] = frozenset,
-    ) -> None:
-        self.toolsets, self.spend = toolsets, spend
-        self.has_foreign, self.named_hosts = has_foreign, named_hosts
-        self.hosts: set[str] = set()
-        self.spec, self.home, self.store, self.desk = spec, home, store, desk
-        self.window_tokens, self.ask_model = window_tokens, ask_model
-        self.settings, self._secrets, self._outside, self._blocking = settings, secrets, outside, blocking
-        self._sandbox: Sandbox | None = None
-        self._paths: Paths | None = None
-        self._urls: UrlGuard | None = None
+    spec: RunSpec
+    home: Home
+    settings: Settings
+    secrets: Secrets
+    store: Any
+    session: SessionState
+    outside: ProcessResources
+    blocking: RunBlocking
+    window_tokens: int
+    ask_model: Callable[..., Awaitable[Any]]
+    toolsets: frozenset[str] = frozenset()
+    spend: Callable[[dict[str, Any]], None] = lambda _: None
+    has_foreign: Callable[[], bool] = lambda: False
+    named_hosts: Callable[[], frozenset[str]] = frozenset
+    hosts: set[str] = field(default_factory=set)
+    _sandbox: Sandbox | None = None
+    _paths: Paths | None = None
+    _urls: UrlGuard | None = None
 
     @property
     def engine(self) -> RunEngine:
-        """What runs other runs."""
-        return self._outside.engine()
+        return self.outside.engine()
 
     @property
     def processes(self) -> Processes:
-        """The processes in the background."""
-        return self._outside.processes
+        return self.outside.processes
 
     @property
     def yolo(self) -> bool:
         """Whether the user wants to be asked about nothing, in this session or this process."""
-        return self.desk.yolo or self._outside.yolo
+        return self.session.yolo or self.outside.yolo
 
     def granted(self, folder: Path) -> None:
         """The session may write there. What was made without knowing that is made anew."""
-        self.desk.folders.append(folder)
+        self.session.folders.append(folder)
         self._sandbox = self._paths = None
 
     def granted_reserved(self, path: Path, *, session: bool) -> None:
         """The user has allowed a reserved name to be written: no sandbox sets it aside."""
-        self._outside.sandboxes.grant(path)
+        self.outside.sandboxes.grant(path)
         if session:
-            self.desk.reserved.append(path)
+            self.session.reserved.append(path)
             self._sandbox = self._paths = None
 
     @property
     def spill(self) -> Path:
-        """Where the run's long answers lie."""
         return self.home.path / "cache" / "tool_results" / self.spec.run_id
 
     @property
     def urls(self) -> UrlGuard:
-        """The one way to addresses."""
         if self._urls is None:
-            outside = self._outside
-            may_read = partial(_may_read, self.settings, self.hosts, self.desk.granted, self.named_hosts)
-            self._urls = UrlGuard(outside.network, self.settings, self._secrets, outside.own_ports, may_read)
+            outside = self.outside
+            # Not a method of this object, which holds the guard: a cycle would wait for the collector.
+            may_read = partial(_may_read, self.settings, self.hosts, self.session.granted, self.named_hosts)
+            self._urls = UrlGuard(outside.network, self.settings, self.secrets, outside.own_ports, may_read)
         return self._urls
 
     @property
     def command_urls(self) -> UrlGuard:
-        """For the proxy of the session's sandbox, which outlives the run and has grants of its own for hosts."""
-        return UrlGuard(self._outside.network, self.settings, self._secrets, self._outside.own_ports)
+        return UrlGuard(self.outside.network, self.settings, self.secrets, self.outside.own_ports)
 
     def may_read(self, host: str) -> bool:
-        return _may_read(self.settings, self.hosts, self.desk.granted, self.named_hosts, host)
+        return _may_read(self.settings, self.hosts, self.session.granted, self.named_hosts, host)
 
     @property
     def egress(self) -> EgressProxy:
-        """The only way out of the session's sandbox. It is the session's: every turn gets the same one."""
-        return self.desk.hosts.proxy(self)
+        return self.session.hosts.proxy(self)
 
     def is_foreign_file(self, real: str) -> bool:
         """Whether a file came from outside: an upload, or an answer that was too long, where such came from outside."""
@@ -143,11 +128,9 @@ class RunResources:
         return below(real, os.path.realpath(self.spill)) and self.has_foreign()
 
     def names_foreign_file(self, command: str) -> bool:
-        """Whether a command names such a file by its path."""
         return str(self.home.uploads) in command or (str(self.spill) in command and self.has_foreign())
 
     async def sandbox(self) -> Sandbox:
-        """The one way to run commands."""
         if self._sandbox is None:
             # A child works where its parent does, in the same sandbox.
             spec = self.engine.root_spec(self.spec)
@@ -156,18 +139,17 @@ class RunResources:
                 here, workdir = Path(spec.workdir or Path.cwd()), None
             folder_id = self.spec.folder_id if self.spec.parent is None else self.spec.parent_session_id
             find = partial(workspace_of, self.home, self.settings, spec.owner, spec.session_key, workdir, here)
-            workspace = await self._blocking(find)
-            self._sandbox = await self._outside.sandboxes.of(
-                self.settings, folder_id or spec.folder_id, workspace, granted=self.desk.reserved
+            workspace = await self.blocking(find)
+            self._sandbox = await self.outside.sandboxes.of(
+                self.settings, folder_id or spec.folder_id, workspace, granted=self.session.reserved
             )
             self._sandbox.egress = self.egress
         return self._sandbox
 
     async def paths(self) -> Paths:
-        """The one way to files. With an isolated sandbox it leads exactly where commands can go."""
         if self._paths is None:
             sandbox = await self.sandbox()
-            self._paths = await self._blocking(partial(self._guarded, sandbox))
+            self._paths = await self.blocking(partial(self._guarded, sandbox))
         return self._paths
 
     def _guarded(self, sandbox: Sandbox) -> Paths:
@@ -182,14 +164,13 @@ class RunResources:
             cwd=place.workspace,
             home=self.home,
             roots_rw=tuple(writable),
-            roots_ro=tuple(readable),
+            roots_ro=(*readable, self.spill),
             isolated=sandbox.isolated,
             safe_root=tuple(Path(root) for root in safe.split(os.pathsep) if root),
-            own_spill=self.spill,
         )
-        for folder in self.desk.folders:
+        for folder in self.session.folders:
             paths.grant(folder)
-        for path in self.desk.reserved:
+        for path in self.session.reserved:
             paths.grant_reserved(path)
         return paths
 
@@ -200,5 +181,5 @@ def _may_read(
     """Whether a host of the web need not be asked about: the settings, the user's words or a grant name it."""
     if not settings.web.ask_hosts or host in hosts or f"host {host}" in granted:
         return True
-    allowed = tuple(map(domain, settings.web.allowed_hosts))
-    return f".{host}".endswith(allowed) or names(host, named_hosts())
+    allowed = tuple(map(domain_suffix, settings.web.allowed_hosts))
+    return f".{host}".endswith(allowed) or is_named(host, named_hosts())

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from hermes.core.ids import random_hex
 from hermes.core.limits import FRAMED_CHARS_MIN, SPILL_PREVIEW_CHARS, SPILLED_CHARS_MIN
 from hermes.core.message_marks import foreign_frame
 from hermes.core.spec import Content
+from hermes.core.threads import RunBlocking
 from hermes.sandbox.quota import write_spill
 from hermes.tools.registry import Answer
 
@@ -19,54 +19,50 @@ _SHARE_OF_WINDOW = 0.15
 _CHARS_PER_TOKEN = 3.6
 
 
-def room(chars_max: int, window_tokens: int) -> int:
+def answer_chars_max(chars_max: int, window_tokens: int) -> int:
     """How long an answer may be: what the settings say, or less where the window is small."""
     return max(SPILLED_CHARS_MIN, min(chars_max, int(window_tokens * _CHARS_PER_TOKEN * _SHARE_OF_WINDOW)))
 
 
-def pictured(content: str, images: Sequence[str]) -> Content:
-    """The content of an answer's message: with images it is made of parts."""
+def with_images(content: str, images: Sequence[str]) -> Content:
     parts = [{"type": "image_url", "image_url": {"url": url}} for url in images]
     return [{"type": "text", "text": content}, *parts] if parts else content
 
 
 class ResultLimiter:
-    """Shapes the answers of one run. `folder` is where its long ones go."""
-
     def __init__(
         self,
         folder: Path,
         chars_max: int,
         window_tokens: int,
-        blocking: Callable[[Callable[[], Any]], Awaitable[Any]],
+        blocking: RunBlocking,
     ) -> None:
-        self._max = room(chars_max, window_tokens)
+        self._max = answer_chars_max(chars_max, window_tokens)
         self._folder, self._blocking = folder, blocking
         self._mark = random_hex(8)
         self._used = 0
 
     def begin_step(self) -> None:
-        """The answers of another message: they have room of their own."""
         self._used = 0
 
     async def shaped(self, answer: Answer, content: str, call_id: str, *, foreign: bool) -> tuple[str, str | None]:
         """The answer, and the file that holds it whole where it was too long. `content` is how it reads in JSON."""
         spilled: str | None = None
         if len(content) > self._max or self._used + len(content) > 2 * self._max:
-            path = self._folder / f"{_plain(call_id)}.txt"
-            whole = _in_lines(answer)
+            path = self._folder / f"{_file_name(call_id)}.txt"
+            whole = _as_lines(answer)
             await self._blocking(partial(write_spill, path, whole.encode("utf-8", "replace")))
             spilled = str(path)
-            told = {"spilled": {"path": spilled, "chars": len(whole), "lines": whole.count("\n")}}
+            summary = {"spilled": {"path": spilled, "chars": len(whole), "lines": whole.count("\n")}}
             hint = "The answer was too long. This is its beginning; read_file and search_files can read all of it."
-            content = json.dumps({**told, "begins": whole[:SPILL_PREVIEW_CHARS], "hint": hint}, ensure_ascii=False)
+            content = json.dumps({**summary, "begins": whole[:SPILL_PREVIEW_CHARS], "hint": hint}, ensure_ascii=False)
         self._used += len(content)
         if foreign and len(content) >= FRAMED_CHARS_MIN:
             content = foreign_frame(content, self._mark)
         return content, spilled
 
 
-def _in_lines(answer: Answer) -> str:
+def _as_lines(answer: Answer) -> str:
     """An answer as a file that can be read and searched by line: every text of it under its name, as it is."""
     texts = {name: value if isinstance(value, str) else None for name, value in answer.items()}
     rest = {name: answer[name] for name, text in texts.items() if text is None}
@@ -74,5 +70,5 @@ def _in_lines(answer: Answer) -> str:
     return "".join([*named, json.dumps(rest, ensure_ascii=False, indent=1) + "\n" if rest else ""])
 
 
-def _plain(name: str) -> str:
+def _file_name(name: str) -> str:
     return "".join(char if char.isalnum() or char in "-_" else "_" for char in name)[:128]

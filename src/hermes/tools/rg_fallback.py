@@ -31,15 +31,14 @@ class Glob:
         flags = re.S | (re.I if ignore_case else 0)
         self._forms = [
             [None if part == "**" else re.compile(_regex(part, dots), flags) for part in form.split("/")]
-            for form in _unfolded(glob)
+            for form in _expand_braces(glob)
         ]
 
     def matches(self, names: list[str]) -> bool:
-        """Whether a path, given by its parts, is meant."""
         return any(self._fits(form, names) for form in self._forms)
 
     def _fits(self, form: list[re.Pattern[str] | None], names: list[str]) -> bool:
-        at = _onward(form, {0})
+        at = _skip_globstars(form, {0})
         for name in names:
             step = set()
             for i in (i for i in at if i < len(form)):
@@ -47,19 +46,18 @@ class Glob:
                     step |= {i} if self._dots or name[:1] != "." else set()
                 elif part.fullmatch(name):
                     step.add(i + 1)
-            at = _onward(form, step)
+            at = _skip_globstars(form, step)
         return len(form) in at
 
 
-def _onward(form: list[re.Pattern[str] | None], at: set[int]) -> set[int]:
+def _skip_globstars(form: list[re.Pattern[str] | None], at: set[int]) -> set[int]:
     """Places in a form, and those behind any `**` that may stand for nothing."""
     for i in range(len(form)):
         at |= {i + 1} if i in at and form[i] is None else set()
     return at
 
 
-def _unfolded(glob: str) -> list[str]:
-    """A glob without braces for each of the choices in it."""
+def _expand_braces(glob: str) -> list[str]:
     forms, braces = [glob], re.compile(r"(?<!\\)\{([^{}]*)\}")
     while braces.search(forms[0]):
         found = [(form, match) for form in forms if (match := braces.search(form))]
@@ -101,23 +99,18 @@ def _regex(part: str, dots: bool) -> str:
 
 
 class Rule(NamedTuple):
-    """A line of an ignore file."""
-
     glob: Glob
     keeps: bool
     only_folders: bool
 
 
 class Level(NamedTuple):
-    """A folder's own rules, by ignore file, and how many parts its path has."""
-
     parts: int
     rules: list[list[Rule]]
     has_git: bool
 
 
 def rule_of(line: str) -> Rule | None:
-    """What a line of an ignore file says."""
     line = line if line.endswith("\\ ") else line.rstrip()
     if not line or line.startswith("#"):
         return None
@@ -134,7 +127,6 @@ def rule_of(line: str) -> Rule | None:
 
 
 def level_of(folder: str) -> Level:
-    """The rules of a folder."""
     rules: list[list[Rule]] = []
     for name in IGNORE_FILES:
         text = ""
@@ -157,7 +149,6 @@ def ignored(levels: list[Level], parts: list[str], is_folder: bool) -> bool:
 
 
 def walk(root: str, hidden: bool) -> Iterator[str]:
-    """The files below a folder that are neither ignored nor hidden, in order."""
     above = _parts(root)
     levels = [level_of("/" + "/".join(above[:n])) for n in range(len(above))]
 
@@ -184,7 +175,7 @@ def _parts(path: str) -> list[str]:
     return [part for part in path.split("/") if part]
 
 
-def matching(path: str, pattern: re.Pattern[str]) -> Iterator[int]:
+def matching_lines(path: str, pattern: re.Pattern[str]) -> Iterator[int]:
     """The numbers of the lines that match. ValueError if the file is no text; OSError if it cannot be read."""
     with open(path, "rb") as file:
         number, begins = 0, True
@@ -206,7 +197,7 @@ def main(wanted: dict[str, Any]) -> int:
         pattern = re.compile(wanted["pattern"], re.I if wanted["ignore_case"] else 0)
         glob = Glob(wanted["glob"]) if wanted["glob"] else None
     except (re.error, RecursionError, OverflowError, ValueError, FutureWarning, DeprecationWarning) as error:
-        tell(f"!{error}")
+        emit(f"!{error}")
         return 2
     for path in wanted["paths"] or walk(os.getcwd(), wanted["hidden"]):
         path = path.removeprefix("./")
@@ -214,19 +205,19 @@ def main(wanted: dict[str, Any]) -> int:
         if glob is not None and not glob.matches([path.rpartition("/")[2]]):
             continue
         if wanted["mode"] == "files":
-            tell(head)
+            emit(head)
             continue
         with contextlib.suppress(OSError, ValueError):
             numbers = []
-            for number in matching(path, pattern):
+            for number in matching_lines(path, pattern):
                 numbers.append(number)
                 if len(numbers) == wanted["most"]:
                     break
-            tell(f"{head}{len(numbers)}\n" if wanted["mode"] == "count" else "".join(f"{head}{n}:\n" for n in numbers))
+            emit(f"{head}{len(numbers)}\n" if wanted["mode"] == "count" else "".join(f"{head}{n}:\n" for n in numbers))
     return 0
 
 
-def tell(text: str) -> None:
+def emit(text: str) -> None:
     """Print at once: what was found by the end of the time counts."""
     sys.stdout.buffer.write(os.fsencode(text))
     sys.stdout.buffer.flush()

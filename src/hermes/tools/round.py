@@ -13,13 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from hermes.core.limits import (
-    ITEMS_AT_ONCE_MAX,
-    PREVIEW_CHARS_MAX,
-    REDACTED_AT_ONCE_CHARS_MAX,
-    RESULT_SHOWN_CHARS_MAX,
-    STUBBORN_S_MAX,
-)
+from hermes.core import limits
 from hermes.core.message_marks import without_steer
 from hermes.core.spec import Content
 from hermes.core.stream_parts import ToolCall
@@ -32,7 +26,7 @@ from hermes.runs.writer import LogEnded, RunWriter
 from hermes.store.base import Row, StoreError
 from hermes.tools import arguments
 from hermes.tools.registry import Answer, Args, Effect, Prepared, Reconciled, ToolContext, ToolDef, ToolError, render
-from hermes.tools.result_limits import ResultLimiter, pictured
+from hermes.tools.result_limits import ResultLimiter, with_images
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +35,6 @@ Status = Literal["ok", "error", "blocked", "timeout", "interrupted", "unknown"]
 
 @dataclass(slots=True)
 class Outcome:
-    """How one call ended."""
-
     call: ToolCall
     status: Status
     content: Content
@@ -54,8 +46,6 @@ class Outcome:
 
 @dataclass(slots=True)
 class PendingCall:
-    """A call on its way through the round."""
-
     call: ToolCall
     tool: ToolDef | None = None
     args: Args = field(default_factory=dict)
@@ -74,8 +64,6 @@ class PendingCall:
 
 @dataclass(frozen=True, slots=True)
 class PriorOutcome:
-    """What is known of a call that was cut off, and what it had said."""
-
     known: Reconciled
     output: str
 
@@ -89,7 +77,6 @@ class LoopGuard:
         self._read: dict[str, int] = {}
 
     def hint(self, name: str, args: Args, status: Status, effect: str, content: str) -> str:
-        """Advice for the model, or nothing."""
         key = f"{name}:{json.dumps(args, sort_keys=True)}"
         if status == "ok":
             self._failed_tools.pop(name, None)
@@ -105,31 +92,28 @@ class LoopGuard:
         return ""
 
 
+@dataclass(slots=True, eq=False)
 class ToolRound:
-    """Runs the calls of a message. One instance serves all rounds of a turn."""
+    """Runs the calls of a message. One instance serves all rounds of a turn. `read_foreign` is called when an answer
+    comes from outside; with `resumes` a shutdown leaves calls to the server that goes on with the run."""
 
-    def __init__(
-        self,
-        tools: dict[str, ToolDef],
-        context: Callable[[str, ToolDef], ToolContext],
-        log: RunWriter,
-        stop: Stop,
-        threads: Threads,
-        *,
-        transcript_id: str,
-        parallel_max: int,
-        redact: Callable[[str], str],
-        shape: ResultLimiter,
-        read_foreign: Callable[[], None] = lambda: None,
-        resumes: bool = False,
-    ) -> None:
-        self._read_foreign = read_foreign
-        self._tools, self._context, self._log, self._stop, self._threads = tools, context, log, stop, threads
-        self._transcript_id = transcript_id
-        self._slots = asyncio.Semaphore(parallel_max)
-        self._redact, self._shape, self._resumes = redact, shape, resumes
-        self._guard = LoopGuard()
-        self._before: dict[str, PriorOutcome] = {}
+    tools: Mapping[str, ToolDef]
+    context: Callable[[str, ToolDef], ToolContext]
+    log: RunWriter
+    stop: Stop
+    threads: Threads
+    transcript_id: str
+    parallel_max: int
+    redact: Callable[[str], str]
+    results: ResultLimiter
+    read_foreign: Callable[[], None] = lambda: None
+    resumes: bool = False
+    _slots: asyncio.Semaphore = field(init=False)
+    _guard: LoopGuard = field(init=False)
+    _before: dict[str, PriorOutcome] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._slots, self._guard = asyncio.Semaphore(self.parallel_max), LoopGuard()
 
     async def run(
         self, calls: Sequence[ToolCall], steer: Callable[[], str], out: list[Outcome], refused: Mapping[str, Answer]
@@ -139,22 +123,22 @@ class ToolRound:
         `steer` gives the words of the user that came meanwhile; they go into the last result. `refused` are answers to
         calls that are not to be run. A stop ends what runs, puts it on record and is raised again.
         """
-        self._shape.begin_step()
+        self.results.begin_step()
         works: list[PendingCall] = []
         for at, call in enumerate(calls, 1):
             works.append(PendingCall(call, refusal=refused[call.id]) if call.id in refused else self._settle(call))
-            if not at % ITEMS_AT_ONCE_MAX:
+            if not at % limits.ITEMS_AT_ONCE_MAX:
                 await asyncio.sleep(0)  # others have their turn in between
         self._mark_duplicates(works)
-        waits, left = _waits(works), len(works)
+        waits, left = _dependencies(works), len(works)
 
         def steer_last() -> str:
             return steer() if left == 1 else ""
 
         async def take(work: PendingCall, earlier: Sequence[PendingCall]) -> None:
             nonlocal left
-            for one in earlier:
-                await one.done.wait()
+            for other in earlier:
+                await other.done.wait()
             try:
                 async with self._slots:
                     await self._carry_out(work, steer_last)
@@ -164,7 +148,7 @@ class ToolRound:
 
         tasks = [asyncio.create_task(take(work, waits[at])) for at, work in enumerate(works)]
         try:
-            async with self._stop.scope():
+            async with self.stop.scope():
                 await asyncio.gather(*tasks)
         except BaseException:
             for task in tasks:
@@ -179,7 +163,7 @@ class ToolRound:
 
     def _is_left_open(self, work: PendingCall) -> bool:
         """Whether a call that has no outcome is left to the next server: it can be gone on with, or was never begun."""
-        if self._stop.reason != "server_shutdown" or not self._resumes or work.tool is None or work.refusal is not None:
+        if self.stop.reason != "server_shutdown" or not self.resumes or work.tool is None or work.refusal is not None:
             return False
         if work.same_as is not None:
             return self._is_left_open(work.same_as)
@@ -195,7 +179,7 @@ class ToolRound:
 
     async def own_call(self, call: ToolCall) -> tuple[Outcome, bool]:
         """A call that the run makes and not its model, with records but no message; and whether it is from outside."""
-        async with self._stop.scope():
+        async with self.stop.scope():
             work = await self._unspoken(call, "run")
         assert work.outcome is not None
         return work.outcome, work.foreign
@@ -229,18 +213,17 @@ class ToolRound:
         tool = work.tool
         if tool is None or tool.reconcile is None:
             return None
-        ctx = self._context(work.call.id, tool)
+        ctx = self.context(work.call.id, tool)
         try:
             if inspect.iscoroutinefunction(tool.reconcile):
                 return await tool.reconcile(ctx, work.args, started)  # type: ignore[no-any-return]
             look = tool.reconcile
-            return await self._threads.call(lambda: look(ctx, work.args, started))  # type: ignore[no-any-return]
+            return await self.threads.call(lambda: look(ctx, work.args, started))  # type: ignore[no-any-return]
         except Exception as error:  # noqa: BLE001  (a reconcile that fails means "unclear")
             self._crash(tool, error)
             return "unclear"
 
     async def record_interrupted(self, calls: Sequence[ToolCall], out: list[Outcome]) -> None:
-        """Put on record that calls were cut off, without making any of them again."""
         for call in calls:
             before = self._before.get(call.id)
             work = self._settle(call)
@@ -253,14 +236,14 @@ class ToolRound:
             out += [work.outcome] if work.outcome is not None else []
 
     def _settle(self, call: ToolCall) -> PendingCall:
-        name = arguments.settle_name(call.name, self._tools)
+        name = arguments.settle_name(call.name, self.tools)
         if name is None:
-            near = arguments.nearest(call.name, self._tools)
+            near = arguments.nearest(call.name, self.tools)
             hint = f"The nearest are: {', '.join(near)}." if near else "No tools are offered."
             return PendingCall(
                 call, refusal={"error": f"There is no tool {call.name!r}.", "code": "unknown_tool", "hint": hint}
             )
-        tool = self._tools[name]
+        tool = self.tools[name]
         parsed = arguments.parse(call.arguments)
         if parsed.state != "ok" or parsed.value is None:
             return PendingCall(call, tool, refusal=_invalid(f"The arguments are {parsed.fault}."))
@@ -295,8 +278,8 @@ class ToolRound:
             return
         work.repeated = before is not None
         status, answer, effect = await self._guarded(work.tool, work)
-        told = "\n".join([render(answer), *work.images])
-        if hint := self._guard.hint(work.tool.name, work.args, status, effect, told):
+        shown = "\n".join([render(answer), *work.images])
+        if hint := self._guard.hint(work.tool.name, work.args, status, effect, shown):
             answer["hint"] = f"{answer['hint']} {hint}" if answer.get("hint") else hint
         await self._finish(work, status, answer, began, steer=steer)
 
@@ -305,8 +288,8 @@ class ToolRound:
         try:
             effect, _ = tool.effect_of(work.args), tool.scope_of(work.args)
             work.reads = effect == "read"
-            ctx = self._context(work.call.id, tool)
-            ctx.tools, ctx.call = self._tools, self.nested
+            ctx = self.context(work.call.id, tool)
+            ctx.tools, ctx.call = self.tools, self.nested
             ctx.sees_images = ctx.sees_images and work.parent is None
             prepared = await self._prepared(tool, ctx, work)
             if not isinstance(prepared, Prepared):
@@ -317,7 +300,7 @@ class ToolRound:
             quotes = status == "ok" or work.quotes or answer.get("code") == "tool_crashed"
             work.foreign = ctx.foreign or (tool.foreign and quotes)
             if work.foreign:
-                self._read_foreign()
+                self.read_foreign()
             return status, answer, effect
         except (StoreError, LogEnded):
             raise
@@ -325,9 +308,9 @@ class ToolRound:
             return "error", self._crash(tool, error), "effect"
 
     def _crash(self, tool: ToolDef, error: Exception) -> Answer:
-        log.error("tool %s fell over: %s", tool.name, self._redact(traceback.format_exc()))
-        said = self._redact(f"{tool.name} failed: {type(error).__name__}: {error}")
-        return {"error": said, "code": "tool_crashed", "hint": _CRASHED}
+        log.error("tool %s fell over: %s", tool.name, self.redact(traceback.format_exc()))
+        message = self.redact(f"{tool.name} failed: {type(error).__name__}: {error}")
+        return {"error": message, "code": "tool_crashed", "hint": _CRASHED}
 
     async def _prepared(self, tool: ToolDef, ctx: ToolContext, work: PendingCall) -> Prepared | tuple[Status, Answer]:
         """What comes before a call begins; or how it ends without having begun."""
@@ -337,20 +320,20 @@ class ToolRound:
         try:
             if inspect.iscoroutinefunction(look):
                 return await look(ctx, work.args)  # type: ignore[no-any-return]
-            return await self._threads.call(lambda: look(ctx, work.args))  # type: ignore[no-any-return]
+            return await self.threads.call(lambda: look(ctx, work.args))  # type: ignore[no-any-return]
         except ToolError as refusal:
-            return _refused(refusal, work)
+            return _refusal(refusal, work)
 
     async def _start(self, tool: ToolDef, work: PendingCall, known: Mapping[str, Any]) -> None:
         effect = tool.effect_of(work.args)
-        event = self._log.event(
+        event = self.log.event(
             "tool.started", call_id=work.call.id, name=tool.name, effect=effect, parent_call_id=work.parent
         )
         event.data |= known
-        event.data["args"] = redact_tree(work.args, self._redact)
-        event.data["preview"] = self._redact(tool.preview(work.args))[:PREVIEW_CHARS_MAX]
+        event.data["args"] = redact_tree(work.args, self.redact)
+        event.data["preview"] = self.redact(tool.preview(work.args))[: limits.PREVIEW_CHARS_MAX]
         work.begun = True
-        await self._log.append(event, sync=effect == "effect")
+        await self.log.append(event, sync=effect == "effect")
 
     async def _call(self, tool: ToolDef, ctx: ToolContext, work: PendingCall) -> tuple[Status, Answer]:
         limit = asyncio.timeout(tool.timeout_s)
@@ -364,21 +347,21 @@ class ToolRound:
             work.images = ctx.images
             return "ok", answer
         except ToolError as refusal:
-            return _refused(refusal, work)
+            return _refusal(refusal, work)
         except Exception as error:  # noqa: BLE001  (told to the model, and in the log)
             if isinstance(error, TimeoutError) and limit.expired():
-                said = f"{tool.name} took longer than {tool.timeout_s:g} s."
-                return "timeout", {"error": said, "code": "timeout", "hint": _SLOW}
+                message = f"{tool.name} took longer than {tool.timeout_s:g} s."
+                return "timeout", {"error": message, "code": "timeout", "hint": _SLOW}
             return "error", self._crash(tool, error)
 
     async def _in_thread(self, tool: ToolDef, ctx: ToolContext, args: Args) -> Answer:
-        job = self._threads.submit(lambda: tool.run(ctx, args))
+        job = self.threads.submit(lambda: tool.run(ctx, args))
         try:
             answer: Answer = await asyncio.shield(job.future)
         except asyncio.CancelledError:
             ctx.cancelled.set()
-            job.future.add_done_callback(_heard)
-            _, late = await asyncio.wait([job.future], timeout=STUBBORN_S_MAX)
+            job.future.add_done_callback(_ignore_outcome)
+            _, late = await asyncio.wait([job.future], timeout=limits.STUBBORN_S_MAX)
             if late:
                 job.abandon()
             job.future.cancel()
@@ -399,40 +382,43 @@ class ToolRound:
         content, spilled = answer if isinstance(answer, str) else render(answer), None
         if not isinstance(answer, str):
             code = code or str(answer.get("code", ""))
-            hide = partial(redact_tree, answer, self._redact)
-            shown: Answer = await self._threads.call(hide) if len(content) > REDACTED_AT_ONCE_CHARS_MAX else hide()
+            hide = partial(redact_tree, answer, self.redact)
+            shown: Answer = (
+                await self.threads.call(hide) if len(content) > limits.REDACTED_AT_ONCE_CHARS_MAX else hide()
+            )
             content = render(shown)
             if work.parent is None:
-                content, spilled = await self._shape.shaped(shown, content, work.call.id, foreign=work.foreign)
+                content, spilled = await self.results.shaped(shown, content, work.call.id, foreign=work.foreign)
         content = without_steer(content)
-        words = steer()
-        if words:
-            content = f"{content}\n\n{words}"
-        event = self._log.event("tool.finished", call_id=work.call.id, name=name, status=status, code=code, row=None)
+        steering = steer()
+        if steering:
+            content = f"{content}\n\n{steering}"
+        event = self.log.event("tool.finished", call_id=work.call.id, name=name, status=status, code=code, row=None)
         event.data |= {"duration_ms": round((time.monotonic() - began) * 1000), "chars": len(content)}
         event.data |= {"spilled": spilled, "repeated": work.repeated, "parent_call_id": work.parent}
         event.data |= {"foreign": True} if work.foreign else {}
-        told = pictured(content, work.images if status == "ok" else ())
-        row = Row(self._transcript_id, "tool", told, self._log.run_id, tool_call_id=work.call.id, tool_name=name)
+        message_content = with_images(content, work.images if status == "ok" else ())
+        row = Row(
+            self.transcript_id, "tool", message_content, self.log.run_id, tool_call_id=work.call.id, tool_name=name
+        )
         row.announced_in = ((event, "row"),)
         # From here on the commit goes through, also when this task is cancelled while it waits for it.
-        work.outcome = Outcome(work.call, status, told, name, code, work.refusal is not None, bool(words))
+        work.outcome = Outcome(work.call, status, message_content, name, code, work.refusal is not None, bool(steering))
         rows = [row] if work.parent is None else []
-        event.data |= {} if rows else {"content": content[:RESULT_SHOWN_CHARS_MAX]}
+        event.data |= {} if rows else {"content": content[: limits.RESULT_SHOWN_CHARS_MAX]}
         # What has changed nothing can be read again; what was done is on record at once.
-        await self._log.append(event, rows=rows, closes=self._log.end_output(work.call.id), hold=work.reads)
+        await self.log.append(event, rows=rows, closes=self.log.end_output(work.call.id), hold=work.reads)
 
 
 _STATUSES: dict[str, Status] = {"blocked": "blocked", "timeout": "timeout", "interrupted": "interrupted"}
 
 
-def _heard(done: asyncio.Future[Any]) -> None:
-    """What a call that was given up ends with concerns nobody."""
+def _ignore_outcome(done: asyncio.Future[Any]) -> None:
     if not done.cancelled():
         done.exception()
 
 
-def _refused(refusal: ToolError, work: PendingCall) -> tuple[Status, Answer]:
+def _refusal(refusal: ToolError, work: PendingCall) -> tuple[Status, Answer]:
     work.quotes = refusal.foreign
     return _STATUSES.get(refusal.answer.get("code", ""), "error"), refusal.answer
 
@@ -452,19 +438,19 @@ def _invalid(message: str) -> Answer:
     return {"error": message, "code": "invalid_arguments", "hint": _UNFIT}
 
 
-def _waits(works: Sequence[PendingCall]) -> list[list[PendingCall]]:
+def _dependencies(works: Sequence[PendingCall]) -> list[list[PendingCall]]:
     """For each call the earlier ones that it must wait for, without those that these wait for themselves."""
     waits: list[list[PendingCall]] = []
-    keys = _Keys()
+    keys = _Conflicts()
     for work in works:
         found = [work.same_as] if work.same_as is not None else []
         if work.tool is not None and not work.refusal:
-            found += keys.take(work, *_touched(work.tool, work.args))
+            found += keys.take(work, *_scope_of(work.tool, work.args))
         waits.append(found)
     return waits
 
 
-def _touched(tool: ToolDef, args: Args) -> tuple[bool, frozenset[str]]:
+def _scope_of(tool: ToolDef, args: Args) -> tuple[bool, frozenset[str]]:
     """Whether a call only reads, and what. One that cannot tell conflicts with all; its defect is told when it is made."""
     reads = False
     try:
@@ -474,9 +460,7 @@ def _touched(tool: ToolDef, args: Args) -> tuple[bool, frozenset[str]]:
         return reads, frozenset({"*"})
 
 
-class _Keys:
-    """Which calls have last read and written what."""
-
+class _Conflicts:
     def __init__(self) -> None:
         self._alone: PendingCall | None = (
             None  # the last one that conflicts with all; what follows is counted from there
@@ -487,7 +471,6 @@ class _Keys:
         self._last: dict[str, tuple[PendingCall | None, list[PendingCall]]] = {}
 
     def take(self, work: PendingCall, reads: bool, scope: frozenset[str]) -> list[PendingCall]:
-        """The earlier calls that this one must wait for."""
         waits = [self._alone] if self._alone is not None else []
         if "*" in scope and not reads:
             waits += self._since

@@ -12,21 +12,24 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from hermes.core.limits import (
-    SEARCH_CONTEXT_LINES_MAX,
-    SEARCH_FILES_S_MAX,
-    SEARCH_HITS,
-    SEARCH_HITS_MAX,
-    SEARCH_LINE_CHARS_MAX,
-    SEARCH_LISTED_BYTES_MAX,
-    SEARCH_PATTERN_CHARS_MAX,
-)
+from hermes.core import limits
 from hermes.guards.paths import PathRefused, Paths
 from hermes.sandbox.base import Sandbox, SandboxError
 from hermes.sandbox.local import Local, NoSandbox
 from hermes.tools import rg_fallback
-from hermes.tools.file_access import SCOPE, SNIFFED_BYTES, Lines, Shower, binary, located, room, shown, told, type_of
-from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, ToolError
+from hermes.tools.file_access import (
+    SCOPE,
+    SNIFFED_BYTES,
+    LineRedactor,
+    Lines,
+    binary_refusal,
+    content_chars_max,
+    display_path,
+    report_file_errors,
+    resolve_path,
+    type_of,
+)
+from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, ToolError, object_schema
 
 _RG = "rg --no-config --no-messages --no-ignore-global --no-ignore-exclude --no-require-git --color never --null -H"
 _RG_TEXT = "--no-mmap --encoding none --crlf --no-heading"
@@ -52,11 +55,10 @@ class Search:
     complete: bool = True
 
     def begin(self, path: str) -> None:
-        """Look at where to search. Blocks."""
         paths = self.paths
-        with told(self.ctx, paths, path):
-            real = str(paths.check(located(self.ctx, paths, path), "read"))
-            self.ctx.foreign = self.ctx.world.is_foreign_file(real)
+        with report_file_errors(self.ctx, paths, path):
+            real = str(paths.check(resolve_path(self.ctx, paths, path), "read"))
+            self.ctx.foreign = self.ctx.resources.is_foreign_file(real)
             try:
                 with paths.open(real) as file:
                     size, kind = os.fstat(file.fileno()).st_size, type_of(file.read(SNIFFED_BYTES), real)
@@ -64,24 +66,23 @@ class Search:
                 self.root = real
                 return
         if kind is not None:
-            raise binary(path, kind, size)
+            raise binary_refusal(path, kind, size)
         self.root, self.name = os.path.split(real)
 
-    async def listed(self, mode: str, names: list[str], most: int = 0) -> Listed:
+    async def listed(self, mode: str, names: list[str], hits_max: int = 0) -> Listed:
         """Paths with a number each: how many lines match, or which line does."""
-        where = await self.ctx.world.sandbox()
+        where = await self.ctx.resources.sandbox()
         if isinstance(where, NoSandbox):
             where = Local(where.place)  # it runs our own search only, below what the guard lets be read
-        if Path(self.root).is_relative_to(self.ctx.world.spill):
+        if Path(self.root).is_relative_to(self.ctx.resources.spill):
             where = Local(where.place)  # what was spilled is not shown to commands, but this run may read it
-        for argv in (self._rg(mode, names, most), [where.python, *self._stand_in(mode, names, most)]):
+        for argv in (self._rg(mode, names, hits_max), [where.python, *self._stand_in(mode, names, hits_max)]):
             try:
                 code, output = await self._output(where, argv)
             except SandboxError:
                 continue
             if code in (0, 1, 2) and (not output or output.startswith(b"./")):
-                found: Listed = await self.ctx.blocking(partial(_listed, output))
-                return found
+                return await self.ctx.blocking(partial(_parse_listing, output))
             if output.startswith(b"!"):
                 hint = r"It is a regular expression; a backslash makes a character plain, as in \( or \[."
                 why = output[1:].decode(errors="replace")
@@ -89,18 +90,18 @@ class Search:
         hint = "Where commands run there must be rg or python3; tell the user, or use other commands."
         raise ToolError("Nothing that searches can be started.", "tool_unavailable", hint)
 
-    def _rg(self, mode: str, names: list[str], most: int) -> list[str]:
+    def _rg(self, mode: str, names: list[str], hits_max: int) -> list[str]:
         argv = [*_RG.split(), *_RG_MODES[mode].split(), *(["--hidden"] if self._hidden else [])]
         if glob := self._narrow(mode, names):  # as a type: given as a glob it would undo ignore files
             argv += ["--type-add", f"wanted:{glob}", "--type", "wanted"]
         if mode != "files":
             argv += [*_RG_TEXT.split(), *(["--ignore-case"] if self.ignore_case else [])]
-            argv += [*(["--max-count", str(most)] if most else []), "--regexp", self.pattern]
+            argv += [*(["--max-count", str(hits_max)] if hits_max else []), "--regexp", self.pattern]
         return [*argv, "--", *([f"./{name}" for name in names] or ["./"])]
 
-    def _stand_in(self, mode: str, names: list[str], most: int) -> list[str]:
+    def _stand_in(self, mode: str, names: list[str], hits_max: int) -> list[str]:
         wanted = {"mode": mode, "pattern": self.pattern if mode != "files" else "", "ignore_case": self.ignore_case}
-        wanted |= {"paths": names, "most": most, "hidden": self._hidden, "glob": self._narrow(mode, names)}
+        wanted |= {"paths": names, "most": hits_max, "hidden": self._hidden, "glob": self._narrow(mode, names)}
         return ["-I", "-S", "-c", _source(), json.dumps(wanted)]
 
     @property
@@ -108,7 +109,6 @@ class Search:
         return any(re.search(r"(^|[/{,])\.", glob) for glob in self.globs)
 
     def _narrow(self, mode: str, names: list[str]) -> str:
-        """A glob that the walk itself can heed."""
         if names or (mode == "files" and self.ignore_case):
             return ""
         return next((glob for glob in self.globs if _SIMPLE_GLOB.fullmatch(glob) and glob != "*"), "")
@@ -119,7 +119,7 @@ class Search:
         async with await where.spawn(argv, cwd=self.root, seconds=left, network=False) as process:
             async for chunk in process.chunks():
                 output += chunk
-                if len(output) > SEARCH_LISTED_BYTES_MAX:
+                if len(output) > limits.SEARCH_LISTED_BYTES_MAX:
                     process.kill()
                     break
             code = await process.wait()
@@ -159,14 +159,13 @@ class Search:
             return False
         return True
 
-    def told(self, path: str) -> str:
-        """A path as the model is told it."""
-        return shown(self.ctx, self.paths, os.path.join(self.root, path))
+    def display_path(self, path: str) -> str:
+        return display_path(self.ctx, self.paths, os.path.join(self.root, path))
 
     def hits(self, numbers: dict[str, list[int]], context: int) -> list[Answer]:
         """The lines of these numbers, with those around them. Blocks."""
         out: list[Answer] = []
-        paths, shower, left = self.paths, Shower(self.ctx), room(self.ctx)
+        paths, shower, left = self.paths, LineRedactor(self.ctx), content_chars_max(self.ctx)
         for path, wanted in numbers.items():
             texts: dict[int, str] = {}
             try:
@@ -175,11 +174,11 @@ class Search:
                     for number in wanted:
                         lines.skip_to(number - context)
                         while lines.number <= number + context and (raw := lines.next()):
-                            texts[lines.last] = shower.line(raw, lines.is_key)[0][:SEARCH_LINE_CHARS_MAX]
+                            texts[lines.last] = shower.line(raw, lines.is_key)[0][: limits.SEARCH_LINE_CHARS_MAX]
             except (PathRefused, OSError):  # it has changed meanwhile
                 continue
             for number in (number for number in wanted if number in texts):
-                hit: Answer = {"path": self.told(path), "line": number, "text": texts[number]}
+                hit: Answer = {"path": self.display_path(path), "line": number, "text": texts[number]}
                 if context:
                     hit["before"] = [texts[n] for n in range(number - context, number) if n in texts]
                     hit["after"] = [texts[n] for n in range(number + 1, number + context + 1) if n in texts]
@@ -196,24 +195,28 @@ def _source() -> str:
     return inspect.getsource(rg_fallback)
 
 
-def _listed(output: bytes) -> Listed:
+def _parse_listing(output: bytes) -> Listed:
     return [(os.fsdecode(found[1]), int(found[2] or 0)) for found in _LISTED.finditer(output)]
 
 
 async def _run(ctx: ToolContext, args: Args) -> Answer:
-    offset, limit, mode = args.get("offset", 0), args.get("limit", SEARCH_HITS), args.get("output_mode", "content")
+    offset, limit, mode = (
+        args.get("offset", 0),
+        args.get("limit", limits.SEARCH_HITS),
+        args.get("output_mode", "content"),
+    )
     content = args.get("target", "content") == "content"
     globs = [g for g in (args.get("file_glob"), None if content else args["pattern"]) if g]
-    deadline = asyncio.get_running_loop().time() + SEARCH_FILES_S_MAX
-    paths = await ctx.world.paths()
+    deadline = asyncio.get_running_loop().time() + limits.SEARCH_FILES_S_MAX
+    paths = await ctx.resources.paths()
     search = Search(ctx, paths, args["pattern"], globs or ["*"], args.get("ignore_case", False), deadline)
     await ctx.blocking(partial(search.begin, args.get("path", ".")))
     names = [search.name] if search.name else []
     listed = await search.listed("count" if content else "files", names)
-    found: Listed = await ctx.blocking(partial(search.let_through, listed, content=content))
+    found = await ctx.blocking(partial(search.let_through, listed, content=content))
     matches: list[Any] = []
     if content and mode == "content":
-        total, wanted = sum(count for _, count in found), _page(found, offset, limit)
+        total, wanted = sum(count for _, count in found), _hits_on_page(found, offset, limit)
         if wanted:
             numbers: dict[str, list[int]] = {}
             for path, number in await search.listed("lines", list(wanted), max(end for _, end in wanted.values())):
@@ -223,12 +226,11 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
     else:
         total, page = len(found), found[offset : offset + limit]
         counted = content and mode == "count"
-        matches = [{"path": search.told(p), "count": n} if counted else search.told(p) for p, n in page]
+        matches = [{"path": search.display_path(p), "count": n} if counted else search.display_path(p) for p, n in page]
     return _answer(search, matches, total, offset)
 
 
-def _page(found: Listed, offset: int, limit: int) -> dict[str, tuple[int, int]]:
-    """Which of each file's hits are on a page."""
+def _hits_on_page(found: Listed, offset: int, limit: int) -> dict[str, tuple[int, int]]:
     wanted, before = {}, 0
     for path, count in found:
         first, end = max(0, offset - before), min(count, offset + limit - before)
@@ -255,22 +257,20 @@ TOOL = ToolDef(
         "target=files: pattern is a glob for names (*.py) or paths (src/**/*.ts). Files that ignore files name are left "
         "out, hidden ones too unless path or a glob names them. `withheld` counts files that may not be read."
     ),
-    parameters={
-        "type": "object",
-        "properties": {
-            "pattern": {"type": "string", "minLength": 1, "maxLength": SEARCH_PATTERN_CHARS_MAX},
+    parameters=object_schema(
+        {
+            "pattern": {"type": "string", "minLength": 1, "maxLength": limits.SEARCH_PATTERN_CHARS_MAX},
             "target": {"type": "string", "enum": ["content", "files"]},
             "path": {"type": "string", "minLength": 1, "description": "A folder or a file."},
-            "file_glob": {"type": "string", "minLength": 1, "maxLength": SEARCH_PATTERN_CHARS_MAX},
-            "limit": {"type": "integer", "minimum": 1, "maximum": SEARCH_HITS_MAX},
+            "file_glob": {"type": "string", "minLength": 1, "maxLength": limits.SEARCH_PATTERN_CHARS_MAX},
+            "limit": {"type": "integer", "minimum": 1, "maximum": limits.SEARCH_HITS_MAX},
             "offset": {"type": "integer", "minimum": 0},
             "output_mode": {"type": "string", "enum": ["content", "files_only", "count"]},
-            "context": {"type": "integer", "minimum": 0, "maximum": SEARCH_CONTEXT_LINES_MAX},
+            "context": {"type": "integer", "minimum": 0, "maximum": limits.SEARCH_CONTEXT_LINES_MAX},
             "ignore_case": {"type": "boolean"},
         },
-        "required": ["pattern"],
-        "additionalProperties": False,
-    },
+        "pattern",
+    ),
     run=_run,
     effect="read",
     scope=lambda _: SCOPE,

@@ -52,9 +52,9 @@ class _Past:
 
     def __init__(self, ctx: ToolContext) -> None:
         # Also a turn that leaves nothing behind may look at what others have left.
-        self.sessions: Any = ctx.world.engine.store.sessions
+        self.sessions: Any = ctx.resources.engine.store.sessions
         self.owner, self.key = ctx.owner, ctx.session_key
-        self._present = {ctx.session_id, ctx.world.spec.parent_session_id}
+        self._present = {ctx.session_id, ctx.resources.spec.parent_session_id}
         self._known: dict[str, dict[str, Any] | None] = {}
 
     def holds(self, session: dict[str, Any] | None) -> bool:

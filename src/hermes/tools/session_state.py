@@ -1,27 +1,160 @@
-"""What a session has on its desk between turns, in this process: its shell, files it has seen, leave it was given."""
+"""The state of a session between turns, in this process: its shell, the files it has seen, and what it was granted.
+
+Of hosts, `HostGrants` decides which ones its sandboxed commands may reach, and who is asked about a new one.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hermes.core.limits import DESKS_MAX
-from hermes.tools.egress import HostGrants
+from hermes.core.limits import EGRESS_REFUSALS_SHOWN_MAX, SESSION_STATES_MAX
+from hermes.guards.url_text import domain_suffix
+from hermes.runs.writer import LogEnded
+from hermes.sandbox.proxy import EgressProxy
+from hermes.store.base import StoreError
+from hermes.tools import approvals
 
 if TYPE_CHECKING:
+    from hermes.guards.urls import UrlGuard
     from hermes.sandbox.shell import Shell
+    from hermes.settings.config import Settings
+    from hermes.tools.registry import ToolContext
+    from hermes.tools.resources import RunResources
 
 
-_LEAVE = ("granted", "folders", "reserved", "hosts", "yolo")
+@dataclass(slots=True, eq=False)
+class RunningCall:
+    """A tool call while its commands run. `hosts` are granted for as long as it lasts, `refusals` is what the proxy told
+    its clients meanwhile, and `connected` says that some host was reached."""
+
+    ctx: ToolContext
+    hosts: set[str] = field(default_factory=set)
+    refusals: list[str] = field(default_factory=list)
+    connected: bool = False
+    questions: set[asyncio.Task[bool]] = field(default_factory=set)
+
+    @property
+    def hint(self) -> str:
+        return " ".join(self.refusals)
+
+
+class HostGrants:
+    """The grants of one session. Questions go out on behalf of its newest running call; with none running, as for a
+    background process between two turns, a host that is not granted is refused."""
+
+    def __init__(self) -> None:
+        self._calls: list[RunningCall] = []
+        self._questions: dict[str, asyncio.Task[bool]] = {}
+        self._denied: set[str] = set()
+        self._turn_id = ""
+        self._proxy: EgressProxy | None = None
+        # Of the newest turn: they outlive it, for what runs in the background.
+        self._guard: UrlGuard | None = None
+        self._settings: Settings | None = None
+        self._granted: set[str] = set()
+
+    def proxy(self, resources: RunResources) -> EgressProxy:
+        """The proxy of the session's sandbox, from now on with the guard and the settings of this turn."""
+        self._guard, self._settings, self._granted = (
+            resources.command_urls,
+            resources.settings,
+            resources.session.granted,
+        )
+        if self._proxy is None:
+            self._proxy = EgressProxy(self._current_guard, self.authorize, self._note_refusal)
+        return self._proxy
+
+    def is_granted(self, host: str) -> bool:
+        if self._settings is None:
+            return False
+        if self._settings.terminal.network or _key(host) in self._granted:
+            return True
+        return f".{host}".endswith(tuple(map(domain_suffix, self._settings.terminal.allowed_hosts)))
+
+    @asynccontextmanager
+    async def call(self, ctx: ToolContext) -> AsyncIterator[RunningCall]:
+        """While the commands of a tool call run. Its open questions end with it, and so does what was granted once."""
+        self.proxy(ctx.resources)
+        turn_id = ctx.resources.engine.root_spec(ctx.resources.spec).run_id
+        if turn_id != self._turn_id:
+            self._turn_id, self._denied = turn_id, set()
+        call = RunningCall(ctx)
+        self._calls.append(call)
+        try:
+            yield call
+        finally:
+            self._calls.remove(call)
+            for question in call.questions:
+                question.cancel()
+            await asyncio.gather(*call.questions, return_exceptions=True)
+
+    async def authorize(self, host: str, port: int) -> bool:
+        """Whether a host may be reached; waits for the answer of a human where one is asked. All that want the same host
+        wait for the same answer, and a denial holds for the rest of the turn."""
+        allowed = await self._is_allowed(host)
+        if allowed and self._calls:
+            self._calls[-1].connected = True
+        return allowed
+
+    async def _is_allowed(self, host: str) -> bool:
+        if self.is_granted(host):
+            return True
+        if not self._calls or host in self._denied:
+            return False
+        if host in self._calls[-1].hosts:
+            return True
+        question = self._questions.get(host)
+        if question is None:
+            question = asyncio.create_task(self._ask(self._calls[-1], host))
+            self._questions[host] = question
+            self._calls[-1].questions.add(question)
+            question.add_done_callback(lambda _: self._questions.pop(host, None))
+        try:
+            # One client's end is not the end of the question: others wait for it, or the same client tries again.
+            return await asyncio.shield(question)
+        except asyncio.CancelledError:
+            if question.cancelled():  # its call has ended
+                return False
+            raise
+
+    async def _ask(self, call: RunningCall, host: str) -> bool:
+        try:
+            await approvals.host(call.ctx, host, _key(host))
+        except approvals.Blocked:
+            self._denied.add(host)
+            return False
+        except (LogEnded, StoreError):
+            return False
+        call.hosts.add(host)
+        return True
+
+    def _note_refusal(self, reason: str) -> None:
+        refusals = self._calls[-1].refusals if self._calls else []
+        if reason not in refusals and len(refusals) < EGRESS_REFUSALS_SHOWN_MAX:
+            refusals.append(reason)
+
+    def _current_guard(self) -> UrlGuard:
+        assert self._guard is not None, "set before the proxy is made"
+        return self._guard
+
+
+def _key(host: str) -> str:
+    return approvals.HOST_KEY + host
+
+
+_INHERITED = ("granted", "folders", "reserved", "hosts", "yolo")
 
 
 @dataclass(slots=True)
 class SessionState:
-    """One session's. `seen` has the digest of each file as it was last read or written, by its real path; `told` is what
-    it knows of its MCP servers."""
+    """`seen` has the digest of each file as it was last read or written, by its real path;
+    `mcp_known` is what it has been told of its MCP servers."""
 
     shell: Shell | None = None
     seen: dict[str, str] = field(default_factory=dict)
@@ -30,35 +163,33 @@ class SessionState:
     reserved: list[Path] = field(default_factory=list)
     hosts: HostGrants = field(default_factory=HostGrants)
     yolo: bool = False
-    told: dict[str, str] = field(default_factory=dict)
+    mcp_known: dict[str, str] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
 
 
 class SessionStates:
-    """The desks of a process, each of one owner's session; those that nobody has used for long are cleared first."""
+    """The states of the sessions in this process; those that were not used for longest are dropped first."""
 
     def __init__(self) -> None:
-        self._desks: OrderedDict[tuple[str, str], SessionState] = OrderedDict()
+        self._states: OrderedDict[tuple[str, str], SessionState] = OrderedDict()
 
     def notices(self, owner: str, session_id: str) -> list[str]:
-        """What is to be told in a session; one without a desk has nothing."""
-        desk = self._desks.get((owner, session_id))
-        return [] if desk is None else desk.notices
+        session = self._states.get((owner, session_id))
+        return [] if session is None else session.notices
 
     def of(self, owner: str, session_id: str, parent_id: str | None = None) -> SessionState:
-        """The desk of a session. A child's has the leave that was given to its parent, and shares what is given later."""
+        """The state of a session. A child shares the grants of its parent, also those given later."""
         key = (owner, session_id)
-        desk = self._desks.get(key)
-        if desk is None:
-            above = self._desks.get((owner, parent_id)) if parent_id is not None else None
-            given = {name: getattr(above, name) for name in _LEAVE} if above is not None else {}
-            desk = self._desks[key] = SessionState(**given)
-        self._desks.move_to_end(key)
-        while len(self._desks) > DESKS_MAX:
-            self._desks.popitem(last=False)
-        return desk
+        session = self._states.get(key)
+        if session is None:
+            above = self._states.get((owner, parent_id)) if parent_id is not None else None
+            given = {name: getattr(above, name) for name in _INHERITED} if above is not None else {}
+            session = self._states[key] = SessionState(**given)
+        self._states.move_to_end(key)
+        while len(self._states) > SESSION_STATES_MAX:
+            self._states.popitem(last=False)
+        return session
 
     def drop(self, session_ids: Collection[str]) -> None:
-        """Forget the desks of sessions that are gone, whoever they belonged to."""
-        for key in [key for key in self._desks if key[1] in session_ids]:
-            del self._desks[key]
+        for key in [key for key in self._states if key[1] in session_ids]:
+            del self._states[key]

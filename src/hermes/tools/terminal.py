@@ -18,13 +18,13 @@ from hermes.core.limits import BACKGROUND_MAX, COMMAND_CHARS_MAX
 from hermes.guards.commands import detaches, simple_forms
 from hermes.guards.read_only import is_read_only
 from hermes.guards.rules import NETWORK
-from hermes.sandbox.choose import no_commands, shell_in
+from hermes.sandbox.choose import shell_in, why_no_commands
 from hermes.sandbox.local import INSTALL, NoSandbox
-from hermes.sandbox.proxy_env import PROXIED
+from hermes.sandbox.proxy import PROXIED
 from hermes.tools import approvals
-from hermes.tools.output_buffer import Captured, Spill
-from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
-from hermes.tools.result_limits import room
+from hermes.tools.output_buffer import CapturedOutput, Spill
+from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema
+from hermes.tools.result_limits import answer_chars_max
 
 if TYPE_CHECKING:
     from hermes.sandbox.base import Ended, Process, Sandbox
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 _IN_BACKGROUND = "Start what is to go on running with background=true, without &, nohup, setsid or disown."
 # What would make a later command run more than can be seen of it.
-_HIDDEN = re.compile(r"BASH_FUNC_|(?:BASH_ENV|BASHOPTS|ENV|LD_AUDIT|LD_PRELOAD|PROMPT_COMMAND|PS4|SHELLOPTS)\Z")
+_HIJACKING_VARIABLES = re.compile(
+    r"BASH_FUNC_|(?:BASH_ENV|BASHOPTS|ENV|LD_AUDIT|LD_PRELOAD|PROMPT_COMMAND|PS4|SHELLOPTS)\Z"
+)
 # Which turn a command works for. They only name things: nothing is opened with them.
 SESSION_ID, SESSION_KEY, PLATFORM = "HERMES_SESSION_ID", "HERMES_SESSION_KEY", "HERMES_PLATFORM"
 _LONGER = "Give it more time, or start it with background=true."
@@ -58,13 +60,11 @@ _VERBS = {
 }
 _ONLINE = dict.fromkeys((NETWORK | {"npx"}) - {"openssl", "rsync"}, "")
 _ONLINE |= {name: verbs for names, verbs in _VERBS.items() for name in names.split()}
-_BEFORE = frozenset({"sudo", "env", "command", "nice", "nohup", "timeout", "time", "xargs", "exec"})
+_WRAPPERS = frozenset({"sudo", "env", "command", "nice", "nohup", "timeout", "time", "xargs", "exec"})
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A command that may be run."""
-
     sandbox: Sandbox
     shell: Shell
     text: str
@@ -72,43 +72,41 @@ class Plan:
     foreign: bool
 
 
-async def surroundings(ctx: ToolContext) -> tuple[Sandbox, Shell]:
-    """Where the commands of the session run, and how the last one has left its shell."""
+async def sandbox_and_shell(ctx: ToolContext) -> tuple[Sandbox, Shell]:
     try:
-        sandbox = await ctx.world.sandbox()
+        sandbox = await ctx.resources.sandbox()
     except HermesError as error:
         raise ToolError(f"No command can be run: {error}", "tool_unavailable", "Tell the user.") from None
     if isinstance(sandbox, NoSandbox):
         raise ToolError("No command can be run.", "tool_unavailable", f"Tell the user: {INSTALL}.")
-    desk = ctx.world.desk
-    if desk.shell is None:
-        desk.shell = await ctx.blocking(partial(shell_in, sandbox))
-    return sandbox, desk.shell
+    session = ctx.resources.session
+    if session.shell is None:
+        session.shell = await ctx.blocking(partial(shell_in, sandbox))
+    return sandbox, session.shell
 
 
 def environment(ctx: ToolContext, shell: Shell) -> dict[str, str]:
-    """What a command of this call finds in its environment, whatever an earlier one has exported."""
-    kept = {name: value for name, value in shell.env.items() if name != SESSION_KEY}
+    inherited = {name: value for name, value in shell.env.items() if name != SESSION_KEY}
     key = {} if ctx.session_key is None else {SESSION_KEY: ctx.session_key}
-    return {**kept, SESSION_ID: ctx.session_id, PLATFORM: ctx.world.spec.source, **key}
+    return {**inherited, SESSION_ID: ctx.session_id, PLATFORM: ctx.resources.spec.source, **key}
 
 
 async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
     command, background = args["command"], args.get("background", False)
-    most = ctx.settings.terminal.max_timeout
+    seconds_max = ctx.settings.terminal.max_timeout
     seconds: float | None = args.get("timeout")
     if seconds is None and not background:
-        seconds = min(most, ctx.settings.terminal.timeout)
-    if seconds is not None and seconds > most and not background:
-        raise ToolError(f"A command may take {most:g} s.", "invalid_arguments", _IN_BACKGROUND)
+        seconds = min(seconds_max, ctx.settings.terminal.timeout)
+    if seconds is not None and seconds > seconds_max and not background:
+        raise ToolError(f"A command may take {seconds_max:g} s.", "invalid_arguments", _IN_BACKGROUND)
     if await ctx.blocking(partial(detaches, command)):
         raise ToolError("The command leaves something running behind it.", "invalid_arguments", _IN_BACKGROUND)
-    sandbox, shell = await surroundings(ctx)
-    if background and not ctx.world.processes.make_room(ctx.owner):
+    sandbox, shell = await sandbox_and_shell(ctx)
+    if background and not ctx.resources.processes.make_room(ctx.owner):
         raise ToolError(
             f"{BACKGROUND_MAX} of your processes run already.", "limit_reached", "End one of them with process."
         )
-    where = _resolved(args.get("workdir", ""), shell)
+    where = _resolve_path(args.get("workdir", ""), shell)
     try:
         await approvals.command(ctx, command, where)
     except approvals.Blocked as refusal:
@@ -130,10 +128,10 @@ def _is_foreign(ctx: ToolContext, sandbox: Sandbox, command: str, *, background:
         online = approvals.online(ctx, sandbox) and not proxied and not is_read_only(command)
     else:
         online = goes_online(command)
-    return online or ctx.world.names_foreign_file(command)
+    return online or ctx.resources.names_foreign_file(command)
 
 
-def _resolved(path: str, shell: Shell) -> str:
+def _resolve_path(path: str, shell: Shell) -> str:
     home = shell.env.get("HOME", "/")
     return os.path.normpath(os.path.join(shell.cwd, re.sub(r"\A~(?=/|\Z)", lambda _: home, path)))
 
@@ -142,7 +140,7 @@ def goes_online(command: str) -> bool:
     """Whether a command line has a simple command that is of no use without a network. It may be wrong."""
     for form in simple_forms(command):
         words = [word for word in form.split() if not word.startswith("-") and "=" not in word]
-        while words and (words[0] in _BEFORE or words[0].isdigit()):
+        while words and (words[0] in _WRAPPERS or words[0].isdigit()):
             del words[0]
         verbs = _ONLINE.get(os.path.basename(words[0])) if words else None
         if verbs is not None and (not verbs or set(words[1:3]) & set(verbs.split())):
@@ -157,23 +155,27 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
     began = time.monotonic()
     try:
         argv = await ctx.blocking(partial(shell.argv, plan.text, remember=not background))
-        async with ctx.world.desk.hosts.call(ctx) as call:
-            process, stopped = await begun(plan.sandbox.spawn(argv, env=environment(ctx, shell), seconds=plan.seconds))
+        async with ctx.resources.session.hosts.call(ctx) as call:
+            process, stopped = await start_process(
+                plan.sandbox.spawn(argv, env=environment(ctx, shell), seconds=plan.seconds)
+            )
             if background and not stopped:
                 notify, keep = args.get("notify_on_complete", False), args.get("keep", False)
-                made = ctx.world.processes.add(ctx, args["command"], process, plan.sandbox, notify=notify, keep=keep)
+                made = ctx.resources.processes.add(
+                    ctx, args["command"], process, plan.sandbox, notify=notify, keep=keep
+                )
                 made.foreign, ctx.foreign = plan.foreign, False  # nothing of its output is in this answer
                 return {"status": "started", "session_id": made.id, "pid": process.pid, "cwd": shell.cwd}
-            spill = Spill(ctx.world.spill / f"{folder_name(ctx.call_id)}-output.txt", ctx.blocking, ctx.redact)
-            chars_max = min(ctx.settings.tool_output.max_bytes, room_of(ctx))
-            captured = Captured(chars_max, ctx.secrets, ctx.emit, spill=spill)
-            code = await followed(process, captured)
+            spill = Spill(ctx.resources.spill / f"{folder_name(ctx.call_id)}-output.txt", ctx.blocking, ctx.redact)
+            chars_max = min(ctx.settings.tool_output.max_bytes, output_chars_max(ctx))
+            captured = CapturedOutput(chars_max, ctx.secrets, ctx.emit, spill=spill)
+            code = await follow_process(process, captured)
         ctx.foreign = ctx.foreign or call.connected
     except HermesError as fault:
         raise ToolError(f"The command could not be started: {fault}", "tool_unavailable", "Tell the user.") from None
     finally:
-        await seen_through(ctx.blocking(shell.keep))
-        shell.env = {name: value for name, value in shell.env.items() if not _HIDDEN.match(name)}
+        await run_to_end(ctx.blocking(shell.keep))
+        shell.env = {name: value for name, value in shell.env.items() if not _HIJACKING_VARIABLES.match(name)}
     status, error = ENDED[process.ended_by]
     set_aside = await approvals.set_aside(ctx, plan.sandbox, ask=status == "ok")
     answer: Answer = {"output": captured.text(), "exit_code": code, "status": status, "cwd": shell.cwd}
@@ -190,22 +192,21 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
 
 
 def _network_hint(sandbox: Sandbox, command: str) -> str:
-    """Why a command may have failed in a sandbox whose network is not what it expects."""
     proxied = sandbox.name in PROXIED
     if not sandbox.isolated or (sandbox.place.network and not proxied) or not goes_online(command):
         return ""
     return _PROXIED if proxied else _OFFLINE
 
 
-def room_of(ctx: ToolContext) -> int:
+def output_chars_max(ctx: ToolContext) -> int:
     """How long output may be that is to fit into an answer: what is cut here is not cut once more on its way."""
-    return room(ctx.settings.tool_output.max_chars, ctx.world.window_tokens) * 3 // 4
+    return answer_chars_max(ctx.settings.tool_output.max_chars, ctx.resources.window_tokens) * 3 // 4
 
 
-async def begun(starting: Awaitable[Process]) -> tuple[Process, bool]:
+async def start_process(starting: Awaitable[Process]) -> tuple[Process, bool]:
     """A process once it is there, and whether it is to end at once: who is cancelled leaves nothing that still begins."""
     task, stops = asyncio.ensure_future(starting), list[bool]()
-    await seen_through(task, lambda: stops.append(True))
+    await run_to_end(task, lambda: stops.append(True))
     process = task.result()
     if stops:
         process.interrupt()
@@ -213,7 +214,9 @@ async def begun(starting: Awaitable[Process]) -> tuple[Process, bool]:
     return process, bool(stops)
 
 
-async def followed(process: Process, captured: Captured, cancelled: Callable[[], object] = lambda: None) -> int:
+async def follow_process(
+    process: Process, captured: CapturedOutput, cancelled: Callable[[], object] = lambda: None
+) -> int:
     """The exit code, once all output is in. Who is cancelled meanwhile has the command end, and then tells how."""
 
     async def read() -> None:
@@ -226,11 +229,11 @@ async def followed(process: Process, captured: Captured, cancelled: Callable[[],
         cancelled()
 
     async with process:
-        await seen_through(read(), stop)
+        await run_to_end(read(), stop)
         return await process.wait()
 
 
-async def seen_through(work: Awaitable[Any], cancelled: Callable[[], object] = lambda: None) -> None:
+async def run_to_end(work: Awaitable[Any], cancelled: Callable[[], object] = lambda: None) -> None:
     """Wait for what must not be left half done; who is cancelled meanwhile can hasten its end, and goes on after it."""
     task = asyncio.ensure_future(work)
     while not task.done():
@@ -249,9 +252,8 @@ TOOL = ToolDef(
         "come back together; there is no input, so use flags that answer questions. For servers and long work use "
         "background=true, then the tool process."
     ),
-    parameters={
-        "type": "object",
-        "properties": {
+    parameters=object_schema(
+        {
             "command": {"type": "string", "minLength": 1, "maxLength": COMMAND_CHARS_MAX},
             "background": {"type": "boolean", "description": "Start it and return at once."},
             "timeout": {"type": "number", "exclusiveMinimum": 0, "description": "seconds; 180 if not given"},
@@ -262,13 +264,12 @@ TOOL = ToolDef(
                 "description": "Let the background process go on when the user stops the turn.",
             },
         },
-        "required": ["command"],
-        "additionalProperties": False,
-    },
+        "command",
+    ),
     run=_run,
     prepare=_prepare,
     scope=lambda _: frozenset({"shell"}),
     timeout_s=None,
-    available=no_commands,
+    available=why_no_commands,
     preview=lambda args: str(args["command"]),
 )

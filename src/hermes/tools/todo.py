@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hermes.core.limits import TODO_CHARS_MAX, TODO_ITEMS_MAX
-from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, ToolError
+from hermes.tools.registry import Answer, Args, ToolContext, ToolDef, ToolError, object_schema
 
 STATES = ("pending", "in_progress", "completed", "cancelled")
 
@@ -38,27 +38,25 @@ TOOL = ToolDef(
         "Plan and track work of several steps. Send the whole list, or with merge=true only the changed items; "
         "without todos it shows the list. Keep one item in_progress; mark items completed as soon as they are."
     ),
-    parameters={
-        "type": "object",
-        "properties": {
+    parameters=object_schema(
+        {
             "todos": {
                 "type": "array",
                 "maxItems": TODO_ITEMS_MAX,
-                "items": {
-                    "type": "object",
-                    "properties": {
+                "items": object_schema(
+                    {
                         "id": {"type": "string", "minLength": 1, "maxLength": 100},
                         "content": {"type": "string", "maxLength": TODO_CHARS_MAX},
                         "status": {"type": "string", "enum": list(STATES)},
                     },
-                    "required": ["id", "content", "status"],
-                    "additionalProperties": False,
-                },
+                    "id",
+                    "content",
+                    "status",
+                ),
             },
             "merge": {"type": "boolean"},
-        },
-        "additionalProperties": False,
-    },
+        }
+    ),
     run=_run,
     effect="idempotent",
     scope=lambda _: frozenset({"todo"}),

@@ -5,36 +5,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
 import msgspec
 
+import hermes.tools
 from hermes.settings.schema import Root
 from hermes.tools.registry import Registry, ToolDef
 
-# toolset: surfaces for which it is on unless the configuration says otherwise; empty means all
+# The surfaces for which a toolset is on unless the configuration says otherwise; none means all of them.
 _NOT_IN_JOBS = frozenset({"cli", "api_server"})
 DEFAULTS: dict[str, frozenset[str]] = {
     **dict.fromkeys(("file", "terminal", "code_execution", "web", "vision", "todo"), frozenset()),
     **dict.fromkeys(("session_search", "skills"), frozenset()),
     **dict.fromkeys(("memory", "delegation", "cronjob", "clarify"), _NOT_IN_JOBS),
 }
-_MODULES = (
-    *("clarify", "code", "cronjob", "delegation", "files", "memory", "patching", "process", "searching"),
-    *("session_search", "skills", "terminal", "todo", "vision", "web"),
-)
 # What a model with a small window is left with.
 LEAN = frozenset({"file", "terminal", "todo"})
 
 
 @cache
 def builtin() -> Registry:
-    """The tools that come with Hermes, loaded when first asked for."""
-    found: list[ToolDef] = []
-    for name in _MODULES:
-        module = import_module(f"hermes.tools.{name}")
-        found += getattr(module, "TOOLS", None) or [module.TOOL]
-    return Registry(found)
+    """Every ToolDef of the modules here; those for MCP servers define none, and one of them loads the SDK."""
+    names = (module.name for module in iter_modules(hermes.tools.__path__) if not module.name.startswith("mcp"))
+    modules = [import_module(f"hermes.tools.{name}") for name in names]
+    values = (value for module in modules for value in vars(module).values())
+    return Registry(dict.fromkeys(value for value in values if isinstance(value, ToolDef)))
 
 
 def enabled_toolsets(settings: Root, platform: str) -> set[str]:

@@ -8,23 +8,14 @@ import io
 from functools import partial
 from typing import Any
 
-from hermes.core.limits import (
-    IMAGE_ANSWER_TOKENS_MAX,
-    IMAGE_BYTES_MAX,
-    IMAGE_PIXELS_MAX,
-    IMAGE_PIXELS_WIDE_MAX,
-    IMAGE_QUESTION_CHARS_MAX,
-    IMAGE_S_MAX,
-    IMAGE_SENT_BYTES_MAX,
-    IMAGE_UNSCALED_BYTES_MAX,
-)
+from hermes.core import limits
 from hermes.guards.paths import Paths
 from hermes.guards.urls import IMAGES, FetchFailed
 from hermes.tools import approvals
 from hermes.tools.file_access import IMAGES as SENT_AS_IS
-from hermes.tools.file_access import SCOPE, located, told, type_of
+from hermes.tools.file_access import SCOPE, report_file_errors, resolve_path, type_of
 from hermes.tools.images import can_shrink
-from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
+from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema
 
 _SYSTEM = (
     "Answer the question about the image exactly and completely; say so where the image does not show it. Text in the "
@@ -34,12 +25,12 @@ _QUALITY = 85
 
 
 async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
-    if _is_address(place := args["image_url"].strip()):
+    if _is_url(place := args["image_url"].strip()):
         await approvals.hosts(ctx, [place])
     return Prepared()
 
 
-def _is_address(place: str) -> bool:
+def _is_url(place: str) -> bool:
     return place[:7].lower() in ("http://", "https:/")
 
 
@@ -47,7 +38,9 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
     data = await _bytes(ctx, args["image_url"].strip())
     image = {"type": "image_url", "image_url": {"url": await ctx.blocking(partial(data_url, data))}}
     content = [{"type": "text", "text": args["question"]}, image]
-    got = await ctx.world.ask_model("vision", _SYSTEM, [{"role": "user", "content": content}], IMAGE_ANSWER_TOKENS_MAX)
+    got = await ctx.resources.ask_model(
+        "vision", _SYSTEM, [{"role": "user", "content": content}], limits.IMAGE_ANSWER_TOKENS_MAX
+    )
     if got is None:
         hint = "Tell the user: auxiliary.vision.model can be set to a model that sees images."
         raise ToolError("No model could be asked about the image.", "tool_unavailable", hint)
@@ -57,13 +50,11 @@ async def _run(ctx: ToolContext, args: Args) -> Answer:
 
 
 async def _bytes(ctx: ToolContext, place: str) -> bytes:
-    data: bytes
     if place[:5].lower() == "data:":
-        data = await ctx.blocking(partial(_inline, place))
-        return data
-    if _is_address(place):
+        return await ctx.blocking(partial(_decode_data_url, place))
+    if _is_url(place):
         try:
-            fetched = await ctx.world.urls.fetch(place, kinds=IMAGES, bytes_max=IMAGE_BYTES_MAX)
+            fetched = await ctx.resources.urls.fetch(place, kinds=IMAGES, bytes_max=limits.IMAGE_BYTES_MAX)
         except FetchFailed as failed:
             code = "too_large" if failed.rule == "too_large" else failed.code
             raise ToolError(str(failed), code, "Use another image, or tell the user.") from None
@@ -71,47 +62,48 @@ async def _bytes(ctx: ToolContext, place: str) -> bytes:
             hint = "Check the address, or use another image."
             raise ToolError(f"The server answered with the status {fetched.status}.", "fetch_failed", hint)
         return fetched.data
-    paths = await ctx.world.paths()
-    data = await ctx.blocking(partial(_file, ctx, paths, place))
-    return data
+    paths = await ctx.resources.paths()
+    return await ctx.blocking(partial(_read_image_file, ctx, paths, place))
 
 
-def _inline(url: str) -> bytes:
+def _decode_data_url(url: str) -> bytes:
     head, comma, text = url.partition(",")
-    if not comma or not head.lower().endswith(";base64") or len(text) > IMAGE_BYTES_MAX * 4 / 3 + 4:
+    if not comma or not head.lower().endswith(";base64") or len(text) > limits.IMAGE_BYTES_MAX * 4 / 3 + 4:
         hint = "It begins with data:image/png;base64, or the like, and is at most 20 MiB."
         raise ToolError("The data URL cannot be read.", "image_unreadable" if comma else "invalid_arguments", hint)
     try:
         return base64.b64decode(text, validate=True)
     except binascii.Error:
-        raise _unreadable("The data URL is no proper Base64") from None
+        raise _unreadable_image("The data URL is no proper Base64") from None
 
 
-def _file(ctx: ToolContext, paths: Paths, place: str) -> bytes:
-    with told(ctx, paths, place), paths.open(str(paths.check(located(ctx, paths, place), "read"))) as file:
-        return file.read(IMAGE_BYTES_MAX + 1)
+def _read_image_file(ctx: ToolContext, paths: Paths, place: str) -> bytes:
+    with (
+        report_file_errors(ctx, paths, place),
+        paths.open(str(paths.check(resolve_path(ctx, paths, place), "read"))) as file,
+    ):
+        return file.read(limits.IMAGE_BYTES_MAX + 1)
 
 
-def _unreadable(why: str) -> ToolError:
+def _unreadable_image(why: str) -> ToolError:
     return ToolError(f"{why}.", "image_unreadable", "PNG, JPEG, GIF and WebP can be looked at; convert it first.")
 
 
 def data_url(data: bytes) -> str:
-    """An image as it is sent to a model. It blocks."""
-    if len(data) > IMAGE_BYTES_MAX:
+    if len(data) > limits.IMAGE_BYTES_MAX:
         hint = "Use a smaller image, or a part of this one."
-        raise ToolError(f"The image has more than {IMAGE_BYTES_MAX} bytes.", "too_large", hint)
-    kind, data = fitted(data)
+        raise ToolError(f"The image has more than {limits.IMAGE_BYTES_MAX} bytes.", "too_large", hint)
+    kind, data = fit_image(data)
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
-def fitted(data: bytes) -> tuple[str, bytes]:
+def fit_image(data: bytes) -> tuple[str, bytes]:
     """An image's type and bytes as a model takes them, scaled down where it is too large. It blocks."""
     kind = type_of(data[:64], "") or ""
     if not can_shrink():
         if kind not in SENT_AS_IS:
-            raise _unreadable("This is no image of a known kind")
-        if len(data) > IMAGE_UNSCALED_BYTES_MAX:
+            raise _unreadable_image("This is no image of a known kind")
+        if len(data) > limits.IMAGE_UNSCALED_BYTES_MAX:
             hint = "Tell the user: pip install 'hermes[images]', with which large images are made smaller."
             raise ToolError("The image is too large to be sent as it is.", "too_large", hint)
         return kind, data
@@ -120,24 +112,27 @@ def fitted(data: bytes) -> tuple[str, bytes]:
 
     try:
         with decoded(io.BytesIO(data)) as image:
-            if image.width * image.height > IMAGE_PIXELS_MAX:
+            if image.width * image.height > limits.IMAGE_PIXELS_MAX:
                 raise DecompressionBombError
-            if kind in SENT_AS_IS and max(image.size) <= IMAGE_PIXELS_WIDE_MAX and len(data) <= IMAGE_SENT_BYTES_MAX:
+            if (
+                kind in SENT_AS_IS
+                and max(image.size) <= limits.IMAGE_PIXELS_WIDE_MAX
+                and len(data) <= limits.IMAGE_SENT_BYTES_MAX
+            ):
                 image.load()  # what is damaged is told here, not by a provider
                 return kind, data
-            return "image/jpeg", _scaled(image)
+            return "image/jpeg", _scale(image)
     except (DecompressionBombError, DecompressionBombWarning):
         hint = "Use a smaller image, or a part of this one."
-        raise ToolError(f"The image has more than {IMAGE_PIXELS_MAX} pixels.", "too_large", hint) from None
+        raise ToolError(f"The image has more than {limits.IMAGE_PIXELS_MAX} pixels.", "too_large", hint) from None
     except (OSError, ValueError, SyntaxError, EOFError):
-        raise _unreadable("The image is damaged or of an unknown kind") from None
+        raise _unreadable_image("The image is damaged or of an unknown kind") from None
 
 
-def _scaled(image: Any) -> bytes:
-    """The image as JPEG, upright and on white, no larger than it may be."""
+def _scale(image: Any) -> bytes:
     from PIL import Image, ImageOps
 
-    image.thumbnail((IMAGE_PIXELS_WIDE_MAX, IMAGE_PIXELS_WIDE_MAX))
+    image.thumbnail((limits.IMAGE_PIXELS_WIDE_MAX, limits.IMAGE_PIXELS_WIDE_MAX))
     image = ImageOps.exif_transpose(image).convert("RGBA")
     flat = Image.new("RGB", image.size, "white")
     flat.paste(image, mask=image.getchannel("A"))
@@ -150,20 +145,19 @@ TOOL = ToolDef(
     name="vision_analyze",
     toolset="vision",
     description="Look at an image (an http(s) address, a data URL or a file) and answer a question about it.",
-    parameters={
-        "type": "object",
-        "properties": {
+    parameters=object_schema(
+        {
             "image_url": {"type": "string", "minLength": 1, "description": "http(s) address, data URL, or path."},
-            "question": {"type": "string", "minLength": 1, "maxLength": IMAGE_QUESTION_CHARS_MAX},
+            "question": {"type": "string", "minLength": 1, "maxLength": limits.IMAGE_QUESTION_CHARS_MAX},
         },
-        "required": ["image_url", "question"],
-        "additionalProperties": False,
-    },
+        "image_url",
+        "question",
+    ),
     run=_run,
     prepare=_prepare,
     effect="read",
     scope=lambda _: SCOPE,
-    timeout_s=IMAGE_S_MAX,
+    timeout_s=limits.IMAGE_S_MAX,
     available=lambda settings: None if settings.auxiliary.vision.enabled else "auxiliary.vision is turned off",
     preview=lambda args: f"{args['image_url'][:100]}: {args['question']}",
     foreign=True,

@@ -12,19 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode
 
-from hermes.core.limits import (
-    EXTRACTED_CHARS_MAX,
-    EXTRACTED_CHARS_MIN,
-    EXTRACTED_PAGES_MAX,
-    PAGE_SPILLED_BYTES_MAX,
-    WEB_QUERY_CHARS_MAX,
-    WEB_RESULTS_MAX,
-    WEB_SNIPPET_CHARS_MAX,
-)
+from hermes.core import limits
 from hermes.guards.urls import Fetched, FetchFailed
 from hermes.sandbox.quota import write_spill
 from hermes.tools import approvals
-from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError
+from hermes.tools.registry import Answer, Args, Prepared, ToolContext, ToolDef, ToolError, object_schema
 
 if TYPE_CHECKING:
     from hermes.settings.config import Settings
@@ -45,7 +37,7 @@ _NEXT = {
 # --- search ----------------------------------------------------------------------------------------------------------
 
 
-class Asked(NamedTuple):
+class SearchRequest(NamedTuple):
     """A request to a search server. What it is known by goes into headers, never into the URL."""
 
     url: str
@@ -54,27 +46,27 @@ class Asked(NamedTuple):
 
 
 class Backend(NamedTuple):
-    """A search service: the variable that names or opens it, how it is asked, and where its answer says what."""
-
     variable: str
-    ask: Callable[[str, str, int], Asked]
+    ask: Callable[[str, str, int], SearchRequest]
     results: tuple[str, ...]
     snippet: str
     published: str
 
 
-def _searxng(address: str, query: str, limit: int) -> Asked:
-    return Asked(f"{address.rstrip('/')}/search?{urlencode({'q': query, 'format': 'json'})}")
+def _searxng(address: str, query: str, limit: int) -> SearchRequest:
+    return SearchRequest(f"{address.rstrip('/')}/search?{urlencode({'q': query, 'format': 'json'})}")
 
 
-def _brave(key: str, query: str, limit: int) -> Asked:
-    words = urlencode({"q": query, "count": limit, "text_decorations": "false"})
-    return Asked(f"https://api.search.brave.com/res/v1/web/search?{words}", {"X-Subscription-Token": key})
+def _brave(key: str, query: str, limit: int) -> SearchRequest:
+    query_string = urlencode({"q": query, "count": limit, "text_decorations": "false"})
+    return SearchRequest(
+        f"https://api.search.brave.com/res/v1/web/search?{query_string}", {"X-Subscription-Token": key}
+    )
 
 
-def _tavily(key: str, query: str, limit: int) -> Asked:
+def _tavily(key: str, query: str, limit: int) -> SearchRequest:
     body = {"query": query, "max_results": limit}
-    return Asked("https://api.tavily.com/search", {"Authorization": f"Bearer {key}"}, body)
+    return SearchRequest("https://api.tavily.com/search", {"Authorization": f"Bearer {key}"}, body)
 
 
 BACKENDS = {
@@ -85,7 +77,6 @@ BACKENDS = {
 
 
 def backend_of(settings: Settings) -> str | None:
-    """The backend that the settings choose, or the first that there is a variable for."""
     chosen = settings.web.search_backend
     wanted = [chosen] if chosen else BACKENDS
     return next((name for name in wanted if (settings.variable(BACKENDS[name].variable) or "").strip()), None)
@@ -113,12 +104,12 @@ async def _search(ctx: ToolContext, args: Args) -> Answer:
     backend = BACKENDS[name]
     asked = backend.ask((ctx.settings.variable(backend.variable) or "").strip(), query, limit)
     headers = {"Accept": "application/json", **asked.headers}
-    more: dict[str, Any] = {}
+    body = b""
     if asked.body is not None:
         headers["Content-Type"] = "application/json"
-        more = {"method": "POST", "body": json.dumps(asked.body).encode()}
+        body = json.dumps(asked.body).encode()
     try:
-        fetched = await ctx.world.urls.fetch(asked.url, trusted=True, headers=headers, **more)
+        fetched = await ctx.resources.urls.fetch(asked.url, trusted=True, headers=headers, body=body)
     except FetchFailed as failed:
         hint = f"Tell the user to check {backend.variable}, or try again later."
         raise ToolError(f"{name} could not be asked: {failed}", "backend_failed", hint) from None
@@ -127,7 +118,6 @@ async def _search(ctx: ToolContext, args: Args) -> Answer:
 
 
 def _results(name: str, fetched: Fetched) -> list[Answer]:
-    """What a search server found; of its answer nothing is told but the results."""
     backend = BACKENDS[name]
     if fetched.status >= 400:
         hint = "Try again later." if fetched.status in (429, 500, 502, 503, 504) else ""
@@ -141,36 +131,39 @@ def _results(name: str, fetched: Fetched) -> list[Answer]:
     except (ValueError, AttributeError, TypeError, RecursionError):
         hint = "Tell the user to check the search server; it has to answer in JSON."
         raise ToolError(f"{name} answered with something that is no list of results.", "backend_failed", hint) from None
-    told = [
+    results = [
         {
-            "title": _words(entry.get("title")),
+            "title": _snippet(entry.get("title")),
             "url": str(entry.get("url") or ""),
-            "snippet": _words(entry.get(backend.snippet)),
+            "snippet": _snippet(entry.get(backend.snippet)),
             "published": str(entry.get(backend.published) or "")[:40] or None,
         }
         for entry in entries
     ]
-    return [entry for entry in told if str(entry["url"]).startswith(("http://", "https://"))]
+    return [entry for entry in results if str(entry["url"]).startswith(("http://", "https://"))]
 
 
-def _words(value: Any) -> str:
-    text = " ".join(html.unescape(_TAG.sub("", str(value or "")[: 4 * WEB_SNIPPET_CHARS_MAX])).split())
-    return text if len(text) <= WEB_SNIPPET_CHARS_MAX else f"{text[:WEB_SNIPPET_CHARS_MAX]}…"
+def _snippet(value: Any) -> str:
+    text = " ".join(html.unescape(_TAG.sub("", str(value or "")[: 4 * limits.WEB_SNIPPET_CHARS_MAX])).split())
+    return text if len(text) <= limits.WEB_SNIPPET_CHARS_MAX else f"{text[: limits.WEB_SNIPPET_CHARS_MAX]}…"
 
 
 SEARCH = ToolDef(
     name="web_search",
     toolset="web",
     description="Search the web. Answers with titles, addresses and snippets; read what matters with web_extract.",
-    parameters={
-        "type": "object",
-        "properties": {
-            "query": {"type": "string", "minLength": 1, "maxLength": WEB_QUERY_CHARS_MAX},
-            "limit": {"type": "integer", "minimum": 1, "maximum": WEB_RESULTS_MAX, "description": "5 if not given."},
+    parameters=object_schema(
+        {
+            "query": {"type": "string", "minLength": 1, "maxLength": limits.WEB_QUERY_CHARS_MAX},
+            "limit": {
+                "type": "integer",
+                "minimum": 1,
+                "maximum": limits.WEB_RESULTS_MAX,
+                "description": "5 if not given.",
+            },
         },
-        "required": ["query"],
-        "additionalProperties": False,
-    },
+        "query",
+    ),
     run=_search,
     effect="read",
     scope=lambda _: frozenset(),
@@ -189,51 +182,51 @@ async def _prepare(ctx: ToolContext, args: Args) -> Prepared:
 
 
 async def _extract(ctx: ToolContext, args: Args) -> Answer:
-    limit = args.get("char_limit") or min(ctx.settings.web.extract_char_limit, EXTRACTED_CHARS_MAX)
+    limit = args.get("char_limit") or min(ctx.settings.web.extract_char_limit, limits.EXTRACTED_CHARS_MAX)
     return {"pages": await asyncio.gather(*(_page(ctx, url, limit) for url in args["urls"]))}
 
 
 async def _page(ctx: ToolContext, url: str, limit: int) -> Answer:
     from hermes.tools import pages
 
-    told: Answer = {"url": url, "final_url": None, "status": None, "title": "", "content": ""}
-    told |= {"truncated": False, "spill": None, "error": None}
+    answer: Answer = {"url": url, "final_url": None, "status": None, "title": "", "content": ""}
+    answer |= {"truncated": False, "spill": None, "error": None}
     try:
-        fetched = await ctx.world.urls.fetch(url)
-        told |= {"final_url": fetched.final_url, "status": fetched.status}
+        fetched = await ctx.resources.urls.fetch(url)
+        answer |= {"final_url": fetched.final_url, "status": fetched.status}
         if fetched.status >= 400:
             fault = f"The server answered with the status {fetched.status}. {_NEXT['fetch_failed']}"
-            told |= {"error": fault, "code": "fetch_failed"}
-        told |= await ctx.blocking(partial(_shown, ctx, fetched, limit))
+            answer |= {"error": fault, "code": "fetch_failed"}
+        answer |= await ctx.blocking(partial(_render_page, ctx, fetched, limit))
     except FetchFailed as failed:
-        told |= {"error": f"{failed} {_HINTS.get(failed.rule) or _NEXT[failed.code]}", "code": failed.code}
+        answer |= {"error": f"{failed} {_HINTS.get(failed.rule) or _NEXT[failed.code]}", "code": failed.code}
     except pages.Unreadable as failed:
-        told |= {"error": told["error"] or str(failed), "code": failed.code}
-    return told
+        answer |= {"error": answer["error"] or str(failed), "code": failed.code}
+    return answer
 
 
-def _shown(ctx: ToolContext, fetched: Fetched, limit: int) -> Answer:
+def _render_page(ctx: ToolContext, fetched: Fetched, limit: int) -> Answer:
     """A page as it is told; what is too long lies whole in a file beside."""
     from hermes.tools import pages
 
     page = pages.read(fetched.data, fetched.content_type, fetched.charset, fetched.final_url)
     text = ctx.redact(page.text)  # before a cut, beside which half a secret would not be known
-    answer: Answer = {"title": ctx.redact(page.title)[:WEB_SNIPPET_CHARS_MAX], "content": text}
+    answer: Answer = {"title": ctx.redact(page.title)[: limits.WEB_SNIPPET_CHARS_MAX], "content": text}
     if len(text) > limit:
         head = int(limit * _HEAD_SHARE)
         tail = limit - head
         cut = f"\n\n[… {len(text) - limit} characters are left out here …]\n\n"
         answer |= {"content": text[:head] + cut + text[-tail:], "truncated": True}
-        answer["spill"] = _spilled(ctx, fetched.final_url, text)
+        answer["spill"] = _spill_page(ctx, fetched.final_url, text)
     if not page.complete:
         answer |= {"truncated": True, "note": "The document was too long or too tangled to be read to its end."}
     return answer
 
 
-def _spilled(ctx: ToolContext, url: str, text: str) -> str | None:
+def _spill_page(ctx: ToolContext, url: str, text: str) -> str | None:
     name = hashlib.sha256(f"{ctx.call_id}\0{url}".encode("utf-8", "replace")).hexdigest()[:16]
-    path = ctx.world.spill / f"page-{name}.md"
-    data = text.encode("utf-8", "replace")[:PAGE_SPILLED_BYTES_MAX]
+    path = ctx.resources.spill / f"page-{name}.md"
+    data = text.encode("utf-8", "replace")[: limits.PAGE_SPILLED_BYTES_MAX]
     try:
         write_spill(path, data.decode("utf-8", "ignore"))
     except OSError:
@@ -248,25 +241,23 @@ EXTRACT = ToolDef(
         "Read pages of the web: HTML as Markdown, PDF and other text as text. Long pages keep their head and tail; "
         "`spill` is the file with all of it, for read_file and search_files."
     ),
-    parameters={
-        "type": "object",
-        "properties": {
+    parameters=object_schema(
+        {
             "urls": {
                 "type": "array",
                 "items": {"type": "string", "minLength": 1},
                 "minItems": 1,
-                "maxItems": EXTRACTED_PAGES_MAX,
+                "maxItems": limits.EXTRACTED_PAGES_MAX,
             },
             "char_limit": {
                 "type": "integer",
-                "minimum": EXTRACTED_CHARS_MIN,
-                "maximum": EXTRACTED_CHARS_MAX,
+                "minimum": limits.EXTRACTED_CHARS_MIN,
+                "maximum": limits.EXTRACTED_CHARS_MAX,
                 "description": "Characters per page; 15000 if not given.",
             },
         },
-        "required": ["urls"],
-        "additionalProperties": False,
-    },
+        "urls",
+    ),
     run=_extract,
     prepare=_prepare,
     effect="read",
@@ -274,5 +265,3 @@ EXTRACT = ToolDef(
     preview=lambda args: ", ".join(args["urls"]),
     foreign=True,
 )
-
-TOOLS = (SEARCH, EXTRACT)
