@@ -532,7 +532,7 @@ async def test_a_run_that_was_made_and_never_begun_is_closed(house: House, serve
     left.spec = left.spec.replace(user_message="")
     await house.app.store.runs.create(left.spec)
     assert await house.engine.resume_all() == [], "it may be about to begin"
-    await house.app.store.sessions.engine.awrite(lambda tx: tx.execute("UPDATE runs SET created_at = 1"))
+    await house.app.store.sessions.engine.submit_write(lambda tx: tx.execute("UPDATE runs SET created_at = 1"))
     assert await house.engine.resume_all() == [left.spec.run_id]
     record = await house.engine.get(left.spec.run_id)
     assert record is not None and (record.state.status, record.state.failure) == ("failed", "server_restarted")
@@ -549,7 +549,7 @@ async def test_a_queued_run_is_queued_again(house: House, server: ModelServer) -
     await left.add(left.event("run.queued", session_id=SESSION, source="api_server", position=0))
     assert await house.engine.resume_all() == [], "its process is alive and waits with it"
     gone = f"{os.uname().nodename}:{2**22 + 1}:1.00"
-    await house.app.store.sessions.engine.awrite(lambda tx: tx.execute("UPDATE runs SET holder = ?", (gone,)))
+    await house.app.store.sessions.engine.submit_write(lambda tx: tx.execute("UPDATE runs SET holder = ?", (gone,)))
     events = await left.taken_up()
     assert events[-1]["type"] == "run.completed" and of(events, "run.resumed") == []
 
@@ -563,7 +563,7 @@ async def test_a_run_that_was_never_begun_is_queued_behind_whoever_has_its_sessi
     await house.app.store.runs.create(left.spec)
     gone = f"{os.uname().nodename}:{2**22 + 1}:1.00"
     made = "UPDATE runs SET holder = ? WHERE run_id = ?"
-    await house.app.store.sessions.engine.awrite(lambda tx: tx.execute(made, (gone, left.spec.run_id)))
+    await house.app.store.sessions.engine.submit_write(lambda tx: tx.execute(made, (gone, left.spec.run_id)))
     assert await house.engine.resume_all() == [left.spec.run_id]
     await other.control("cancel")
     events = await left.log()
@@ -764,7 +764,7 @@ async def test_readers_at_the_same_time_take_a_run_up_once(
     await runs.create(left.spec)
     made = "UPDATE runs SET holder = ?, created_at = created_at - 60 WHERE run_id = ?"
     gone = f"{os.uname().nodename}:{2**22 + 1}:1.00"
-    await house.app.store.sessions.engine.awrite(lambda tx: tx.execute(made, (gone, left.spec.run_id)))
+    await house.app.store.sessions.engine.submit_write(lambda tx: tx.execute(made, (gone, left.spec.run_id)))
     durable, at_work, go_on = runs.durable, asyncio.Event(), asyncio.Event()
 
     async def slowly(run_id: str) -> Any:
@@ -795,7 +795,7 @@ async def test_a_start_removes_the_leases_of_processes_that_are_gone(house: Hous
 
 
 async def _lease_names(house: House) -> list[str]:
-    read = house.app.store.sessions.engine.awrite
+    read = house.app.store.sessions.engine.submit_write
     return [row["name"] for row in await read(lambda tx: tx.rows("SELECT name FROM leases"))]
 
 

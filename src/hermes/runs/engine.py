@@ -29,7 +29,8 @@ from hermes.runs.permits import Permits
 from hermes.runs.remote_runs import Elsewhere, EncodedEvent, encode_events, encode_record, encode_row
 from hermes.runs.resume import Resumption, look
 from hermes.runs.writer import LogEnded, RunWriter
-from hermes.store.base import LeaseLost, OpenedSession, Row, RunRecord, SessionBusy, SessionNotFound, Store, StoreError
+from hermes.store.base import LeaseLost, OpenedSession, Row, RunRecord, SessionBusy, SessionNotFound, StoreError
+from hermes.store.stores import AsyncStore
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +106,7 @@ class LiveRun:
     """A run at work in this process, as the loop is handed it."""
 
     spec: RunSpec
-    store: Store
+    store: AsyncStore
     log: RunWriter
     controls: RunControls
     secrets: Secrets
@@ -186,8 +187,8 @@ class RunEngine:
 
     def __init__(
         self,
-        store: Store,
-        ephemeral: Store,
+        store: AsyncStore,
+        ephemeral: AsyncStore,
         run_log: RunLog,
         execute: Execute,
         *,
@@ -222,7 +223,7 @@ class RunEngine:
         self.limits = replace(self.limits, **limits)
 
     @property
-    def store(self) -> Store:
+    def store(self) -> AsyncStore:
         """Where runs, sessions and jobs are kept."""
         return self._store
 
@@ -496,7 +497,9 @@ class RunEngine:
         live.log.creates = None if at_once else spec
         return live
 
-    def _make_live_run(self, spec: RunSpec, store: Store, last_seq: int = 0, state: RunState | None = None) -> LiveRun:
+    def _make_live_run(
+        self, spec: RunSpec, store: AsyncStore, last_seq: int = 0, state: RunState | None = None
+    ) -> LiveRun:
         secrets = self._secrets(spec)
         writer = self._log.open(
             spec.run_id, store.runs, secrets=secrets, last_seq=last_seq, state=state, persist=spec.persist
@@ -903,7 +906,7 @@ class RunEngine:
         store = await self._store_of(run_id)
         return await store.runs.row(run_id, row_id) if store else await self._elsewhere.row(run_id, row_id)
 
-    async def _store_of(self, run_id: str) -> Store | None:
+    async def _store_of(self, run_id: str) -> AsyncStore | None:
         if run_id in self._ephemeral_ids:
             return self._ephemeral
         known = run_id in self._live or await self._store.runs.get(run_id) is not None

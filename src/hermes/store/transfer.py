@@ -10,7 +10,7 @@ from hermes.store import rows
 from hermes.store.base import Row
 from hermes.store.codec import BadSessionId, checked_id, checked_role, clean_or_none, end_reason, pack, plain_title
 from hermes.store.connections import Tx
-from hermes.store.repository import Repository, reads_slowly, writes
+from hermes.store.repository import Repository, blocks, reads_slowly, writes
 from hermes.store.session_rows import SESSION, column, exists, next_title, owner_of, refuse_foreign, shown, title_holder
 
 FORMAT = "hermes.session/1"
@@ -118,6 +118,7 @@ class Transfer(Repository):
         out["usage"] = [{name: row[name] for name in _OF_USAGE} for row in used]
         return _redacted(out, redact) if redact else out
 
+    @blocks
     def export_all(
         self, source: str | None = None, session_key: str | None = None, redact: Redact | None = None
     ) -> Iterator[dict[str, Any]]:
@@ -136,6 +137,7 @@ class Transfer(Repository):
         sql = f"SELECT id FROM sessions WHERE {where} ORDER BY started_at, id"
         return [row[0] for row in tx.rows(sql, params)]
 
+    @blocks
     def import_sessions(
         self,
         items: Iterable[Mapping[str, Any]],
