@@ -257,7 +257,6 @@ def _put_in_order(engine: Engine) -> None:
 def _drop_orphans(tx: Tx) -> None:
     for table, column, parent, key in (
         ("messages", "session_id", "sessions", "id"),
-        ("session_model_usage", "session_id", "sessions", "id"),
         ("session_files", "session_id", "sessions", "id"),
         ("pending_calls", "session_id", "sessions", "id"),
         ("run_events", "run_id", "runs", "run_id"),

@@ -43,6 +43,7 @@ from hermes.store.session_rows import (
     refuse_taken,
     require,
     shown,
+    usage_of,
 )
 from hermes.store.transcripts import Transcripts
 from hermes.store.transfer import Transfer
@@ -387,8 +388,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
     @reads
     def get_usage(self, tx: Tx, session_id: str) -> list[dict[str, Any]]:
         """What was used, by model, provider and task."""
-        found = tx.rows("SELECT * FROM session_model_usage WHERE session_id = ? ORDER BY 2, 3, 4", (session_id,))
-        return [{name: row[name] for name in row.keys() if name != "session_id"} for row in found]  # noqa: SIM118
+        return usage_of(tx.value("SELECT usage FROM sessions WHERE id = ?", (session_id,)))
 
     # --- files, calls that wait for a client, small things --------------------------------------------------------
 
