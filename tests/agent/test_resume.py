@@ -18,7 +18,7 @@ import pytest
 from hermes.core.events import Cuts, Event
 from hermes.core.home import Home
 from hermes.core.spec import Control
-from hermes.runs import engine as engine_module
+from hermes.runs import recovery
 from hermes.server.render_responses import ResponseRenderer, VisibleItems
 from hermes.server.render_run import RunRenderer
 from hermes.store.base import Partial, Row
@@ -170,7 +170,7 @@ async def test_text_that_was_shown_is_gone_on_with(house: House, server: ModelSe
 async def test_after_a_loss_of_power_numbers_that_readers_may_have_seen_are_not_used_again(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_module, "booted_at", lambda: time.time() + 1)
+    monkeypatch.setattr(recovery, "booted_at", lambda: time.time() + 1)
     server.handler = lambda request: Reply(text="Once upon a time.")
     left = await Left(house, server).begin()
     await left.ask()
@@ -601,7 +601,7 @@ async def test_an_end_that_comes_while_its_reader_looks_for_it_is_read(
         return await carrier(run_id)
 
     monkeypatch.setattr(runs, "carrier", end_meanwhile, raising=False)
-    seen = [event.type async for event in house.engine._log.subscribe(left.spec.run_id, runs)]
+    seen = [event.type async for event in house.engine.log.subscribe(left.spec.run_id, runs)]
     assert seen == ["run.started", "run.cancelled"]
 
 
@@ -796,13 +796,13 @@ async def test_a_start_removes_the_leases_of_processes_that_are_gone(house: Hous
 
 async def _lease_names(house: House) -> list[str]:
     read = house.app.store.sessions.engine.submit_write
-    return [row["name"] for row in await read(lambda tx: tx.rows("SELECT name FROM leases"))]
+    return [row["name"] for row in await read(lambda tx: tx.rows("SELECT name FROM leases WHERE name <> ''"))]
 
 
 async def test_a_control_left_by_another_process_is_heard(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hermes.runs.engine.CONTROL_POLL_S", 0.02)
+    monkeypatch.setattr("hermes.runs.controller.CONTROL_POLL_S", 0.02)
     server.script = [Reply(text=["a"] * 400, gap_s=0.02)]
     house.engine.start_background_tasks()
     running = await house.begin(house.spec(server, persist=True, session_id=SESSION))
