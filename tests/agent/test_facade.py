@@ -568,7 +568,7 @@ async def test_a_cancelled_waiter_cancels_the_run_waits_for_its_end_and_raises_a
     waiter = asyncio.create_task(agent.arun_conversation("hi"))
     await spoken.wait()
     app = await current()
-    (run_id,) = app.engine._live
+    (run_id,) = app.engine.by_id
     following = asyncio.create_task(_read(app.engine.subscribe(run_id)))
     await asyncio.sleep(0)
     before = time.monotonic()
@@ -576,7 +576,7 @@ async def test_a_cancelled_waiter_cancels_the_run_waits_for_its_end_and_raises_a
     with pytest.raises(asyncio.CancelledError):
         await waiter
     assert time.monotonic() - before < 1.0
-    assert app.engine._live == {}
+    assert app.engine.by_id == {}
     events = await following
     assert (events[-1]["type"], events[-1]["reason"]) == ("run.cancelled", "client_disconnected")
     await nothing_left(server)

@@ -386,7 +386,7 @@ async def test_a_reader_who_comes_after_a_run_has_lost_its_session_follows_whoev
     monkeypatch.setattr(log_module, "STORE_POLL_S", 0.02)
     late = following(house, run_id)
     server.script = [Reply(text="a" * 40)]
-    await house.app.store.leases.blocking.engine.awrite(lambda tx: tx.execute("DELETE FROM leases"))
+    await house.app.store.leases.blocking.engine.submit_write(lambda tx: tx.execute("DELETE FROM leases"))
     assert await house.engine.resume_all() == [run_id]
     events = await settled(late)
     assert (events[0]["type"], events[-1]["type"]) == ("run.started", "run.completed")

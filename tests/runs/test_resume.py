@@ -19,7 +19,7 @@ from agent.house import House, check_laws, reading, sent, tool
 from hermes.core.events import Cuts, Event
 from hermes.core.home import Home
 from hermes.core.spec import Control
-from hermes.runs import engine as engine_module
+from hermes.runs import recovery
 from hermes.server.render_responses import ResponseRenderer, VisibleItems
 from hermes.server.render_run import RunRenderer
 from hermes.store.base import Partial, Row
@@ -169,7 +169,7 @@ async def test_text_that_was_shown_is_gone_on_with(house: House, server: ModelSe
 async def test_after_a_loss_of_power_numbers_that_readers_may_have_seen_are_not_used_again(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_module, "booted_at", lambda: time.time() + 1)
+    monkeypatch.setattr(recovery, "booted_at", lambda: time.time() + 1)
     server.handler = lambda request: Reply(text="Once upon a time.")
     left = await Left(house, server).begin()
     await left.ask()
@@ -531,7 +531,7 @@ async def test_a_run_that_was_made_and_never_begun_is_closed(house: House, serve
     left.spec = left.spec.replace(user_message="")
     await house.app.store.runs.create(left.spec)
     assert await house.engine.resume_all() == [], "it may be about to begin"
-    await house.app.store.sessions.engine.awrite(lambda tx: tx.execute("UPDATE runs SET created_at = 1"))
+    await house.app.store.sessions.engine.submit_write(lambda tx: tx.execute("UPDATE runs SET created_at = 1"))
     assert await house.engine.resume_all() == [left.spec.run_id]
     record = await house.engine.get(left.spec.run_id)
     assert record is not None and (record.state.status, record.state.failure) == ("failed", "server_restarted")
@@ -548,7 +548,7 @@ async def test_a_queued_run_is_queued_again(house: House, server: ModelServer) -
     await left.add(left.event("run.queued", session_id=SESSION, source="api_server", position=0))
     assert await house.engine.resume_all() == [], "its process is alive and waits with it"
     gone = f"{os.uname().nodename}:{2**22 + 1}:1.00"
-    await house.app.store.sessions.engine.awrite(lambda tx: tx.execute("UPDATE runs SET holder = ?", (gone,)))
+    await house.app.store.sessions.engine.submit_write(lambda tx: tx.execute("UPDATE runs SET holder = ?", (gone,)))
     events = await left.taken_up()
     assert events[-1]["type"] == "run.completed" and of(events, "run.resumed") == []
 
@@ -562,7 +562,7 @@ async def test_a_run_that_was_never_begun_is_queued_behind_whoever_has_its_sessi
     await house.app.store.runs.create(left.spec)
     gone = f"{os.uname().nodename}:{2**22 + 1}:1.00"
     made = "UPDATE runs SET holder = ? WHERE run_id = ?"
-    await house.app.store.sessions.engine.awrite(lambda tx: tx.execute(made, (gone, left.spec.run_id)))
+    await house.app.store.sessions.engine.submit_write(lambda tx: tx.execute(made, (gone, left.spec.run_id)))
     assert await house.engine.resume_all() == [left.spec.run_id]
     await other.control("cancel")
     events = await left.log()
@@ -600,7 +600,7 @@ async def test_an_end_that_comes_while_its_reader_looks_for_it_is_read(
         return await carrier(run_id)
 
     monkeypatch.setattr(runs, "carrier", end_meanwhile, raising=False)
-    seen = [event.type async for event in house.engine._log.subscribe(left.spec.run_id, runs)]
+    seen = [event.type async for event in house.engine.log.subscribe(left.spec.run_id, runs)]
     assert seen == ["run.started", "run.cancelled"]
 
 
@@ -763,7 +763,7 @@ async def test_readers_at_the_same_time_take_a_run_up_once(
     await runs.create(left.spec)
     made = "UPDATE runs SET holder = ?, created_at = created_at - 60 WHERE run_id = ?"
     gone = f"{os.uname().nodename}:{2**22 + 1}:1.00"
-    await house.app.store.sessions.engine.awrite(lambda tx: tx.execute(made, (gone, left.spec.run_id)))
+    await house.app.store.sessions.engine.submit_write(lambda tx: tx.execute(made, (gone, left.spec.run_id)))
     durable, at_work, go_on = runs.durable, asyncio.Event(), asyncio.Event()
 
     async def slowly(run_id: str) -> Any:
@@ -794,14 +794,14 @@ async def test_a_start_removes_the_leases_of_processes_that_are_gone(house: Hous
 
 
 async def _lease_names(house: House) -> list[str]:
-    read = house.app.store.sessions.engine.awrite
-    return [row["name"] for row in await read(lambda tx: tx.rows("SELECT name FROM leases"))]
+    read = house.app.store.sessions.engine.submit_write
+    return [row["name"] for row in await read(lambda tx: tx.rows("SELECT name FROM leases WHERE name <> ''"))]
 
 
 async def test_a_control_left_by_another_process_is_heard(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hermes.runs.engine.CONTROL_POLL_S", 0.02)
+    monkeypatch.setattr("hermes.runs.controller.CONTROL_POLL_S", 0.02)
     server.script = [Reply(text=["a"] * 400, gap_s=0.02)]
     house.engine.start_background_tasks()
     running = await house.begin(house.spec(server, persist=True, session_id=SESSION))

@@ -58,7 +58,7 @@ def failing(api: Api, disk: Disk, reply: Reply) -> Callable[[Request], Any]:
 
     async def handler(_: Request) -> Reply:
         async with asyncio.timeout(5):
-            while api.app.engine._creating:
+            while api.app.engine.creating:
                 await asyncio.sleep(0.005)
         disk.fail()
         return reply

@@ -58,7 +58,7 @@ async def test_the_same_again_is_the_same_answer_and_nothing_new(start: Start, p
     body, status = ASKED[path]
     first = await asked(api, path, body)
     assert first[0] == status, first[1]
-    await eventually(lambda: asyncio.sleep(0, dict(api.app.engine._live)), lambda live: not live)
+    await eventually(lambda: asyncio.sleep(0, dict(api.app.engine.by_id)), lambda live: not live)
     had = await rows(api)
     again = await asked(api, path, body)
     assert again[:2] == first[:2] and await rows(api) == had

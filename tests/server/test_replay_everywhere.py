@@ -130,7 +130,7 @@ async def test_a_run_can_be_followed_while_it_is_put_on_record(api: Api, monkeyp
     monkeypatch.setattr(runs, "create", late(runs.create), raising=False)
     monkeypatch.setattr(runs, "append", late(runs.append), raising=False)
     monkeypatch.setattr(runs, "get", look, raising=False)
-    coming = api.app.engine._creating
+    coming = api.app.engine.creating
     asked = asyncio.ensure_future(api.post("/v1/chat/completions", user("hi", stream=True)).__aenter__())
     async with asyncio.timeout(10):
         while not coming:

@@ -405,7 +405,7 @@ def test_a_transaction_commits_all_of_its_work_and_gives_its_result(store: Any, 
         "run_events": 1,
         "idempotency": 1,
         "jobs": 1,
-        "leases": 1,
+        "leases": 2,
     }
     assert store.runs.get(run_id).state.status == "running"
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hermes.store.base import StoreError
+from hermes.store.leases import Leases
 from hermes.store.schema import MIGRATIONS
 from hermes.store.sessions import SessionDB
 
@@ -281,3 +282,21 @@ def test_a_fork_from_a_copy_is_one_from_the_message_itself(compacted: Path) -> N
     [(message_id,)] = look(compacted, "SELECT min(id) FROM messages WHERE content = 'a8'")
     with contextlib.closing(SessionDB(compacted)) as db:
         assert db.get_session("fork")["forked_at_message_id"] == message_id
+
+
+def test_usage_leases_and_the_last_token_are_those_of_before(path: Path) -> None:
+    older(path, 9)
+    used = {"calls": 2, "input_tokens": 10, "output_tokens": 3, "actual_cost_usd": 0.5}
+    with raw(path) as db:
+        fill(db, "session_model_usage", session_id="s", model="m", provider="p", task="", **used)
+        fill(db, "session_model_usage", session_id="s", model="a", provider="p", task="title", calls=1)
+        fill(db, "leases", name="session:s", holder="another host:1:1", token=7, until=2**40)
+        fill(db, "state_meta", key="lease_token", value="9")
+    with contextlib.closing(SessionDB(path)) as db:
+        title, turns = db.get_usage("s")
+        assert (title["model"], title["calls"], title["actual_cost_usd"]) == ("a", 1, None)
+        assert {name: turns[name] for name in used} == used
+        assert look(path, "SELECT model, calls FROM session_model_usage ORDER BY 1") == [("a", 1), ("m", 2)]
+        leases = Leases(db.engine)
+        assert leases.holder("session:s") == "another host:1:1"
+        assert leases.acquire("session:t", "me", 60) == 10

@@ -283,7 +283,7 @@ def test_indexes_do_not_become_more(store: Store) -> None:
     found = look(store.path, "SELECT tbl_name, count(*) FROM sqlite_master WHERE type = 'index' GROUP BY 1")
     assert {name: count for name, count in found if name in ("sessions", "messages", "runs")} == {
         "sessions": 7,
-        "messages": 3,
+        "messages": 2,
         "runs": 4,
     }
 

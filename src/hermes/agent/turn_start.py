@@ -76,8 +76,9 @@ async def start_turn(live: LiveRun, services: Services) -> tuple[Turn, Failure |
     await _equip(turn, client_tools)
     await _record(turn, await set_system_prompt(turn, session), before, begins=begins)
     for file in before.saved if spec.persist else ():
-        facts = {"bytes": file.bytes, "mime": file.mime, "direction": "in", "path": file.path}
-        await live.store.sessions.add_file(spec.session_id, file.name, **facts)
+        await live.store.sessions.add_file(
+            spec.session_id, file.name, bytes=file.bytes, mime=file.mime, direction="in", path=file.path
+        )
     notices = [*live.notices, *([("settings_kept", notice)] if notice else [])]
     for code, words in notices:
         await live.log.emit("notice", level="warn", code=code, message=live.secrets.redact(words))

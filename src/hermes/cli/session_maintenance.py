@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _NEAR_MAX, _CANDIDATES_MAX, _FAULTS_MAX = 500, 20, 20
 # What the tables of the database are for; the others are small.
 _PARTS = {
-    "rows": ("sessions", "messages", "prompts", "session_model_usage", "session_files", "pending_calls"),
+    "rows": ("sessions", "messages", "prompts", "session_files", "pending_calls"),
     "blobs": ("blobs", "message_blobs"),
     "logs": ("runs", "run_events", "run_partials", "run_controls"),
 }

@@ -11,7 +11,8 @@ from typing import TypeVar
 from hermes.core.limits import LEASE_POLL_S, LEASE_RENEW_S, LEASE_TTL_S
 from hermes.core.processes import this_process
 from hermes.core.spec import RunSpec
-from hermes.store.base import OpenedSession, SessionBusy, SessionNotFound, Store, StoreError
+from hermes.store.base import OpenedSession, SessionBusy, SessionNotFound, StoreError
+from hermes.store.stores import AsyncStore
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -25,7 +26,7 @@ class Lease:
     owner: str
     run_id: str
     turn: asyncio.Future[None]
-    store: Store
+    store: AsyncStore
     token: int | None = None
     begun: OpenedSession | None = None
 
@@ -60,7 +61,7 @@ class SessionLeases:
         self,
         spec: RunSpec,
         wait_s: float | None,
-        store: Store,
+        store: AsyncStore,
         *,
         unrecorded: bool,
         next_in_line: bool = False,
@@ -109,7 +110,7 @@ class SessionLeases:
         self._hold(lease, begun)
 
     @staticmethod
-    async def _is_running(run_id: str, session_id: str, store: Store) -> bool:
+    async def _is_running(run_id: str, session_id: str, store: AsyncStore) -> bool:
         return any(record.spec.run_id == run_id for record in await store.runs.unfinished(session_id))
 
     def _hold(self, lease: Lease, begun: OpenedSession) -> None:
@@ -118,7 +119,7 @@ class SessionLeases:
         if self._timer is None and self._renewing is None:
             self._timer = asyncio.get_running_loop().call_later(LEASE_RENEW_S, self._begin_to_renew)
 
-    async def _ask(self, spec: RunSpec, store: Store, *, bind: bool) -> OpenedSession | None:
+    async def _ask(self, spec: RunSpec, store: AsyncStore, *, bind: bool) -> OpenedSession | None:
         """The store's answer. Who is called away meanwhile gives back what the answer brings."""
         asked = store.begin(spec, self._holder, LEASE_TTL_S, bind=bind)
         try:
@@ -129,7 +130,7 @@ class SessionLeases:
                 await store.leases.release(f"session:{begun.session_id}", begun.token)
             raise
 
-    async def bind(self, spec: RunSpec, store: Store) -> Lease:
+    async def bind(self, spec: RunSpec, store: AsyncStore) -> Lease:
         """The session that holds a spec's history, or a new one, found and taken in one step."""
         begun = await self._ask(spec, store, bind=True)
         assert begun is not None, "a session that is held is not found"
@@ -139,7 +140,7 @@ class SessionLeases:
         self._hold(lease, begun)
         return lease
 
-    async def acquire_if_free(self, spec: RunSpec, store: Store) -> Lease | None:
+    async def acquire_if_free(self, spec: RunSpec, store: AsyncStore) -> Lease | None:
         """The session, if nobody has it or waits for it."""
         if spec.session_id in self._lines:
             return None

@@ -15,7 +15,8 @@ from hermes.guards.secrets import Secrets
 from hermes.runs.journal import JournalReader, TailJournal, left_behind
 from hermes.runs.remote_runs import Elsewhere
 from hermes.runs.writer import RunWriter, Saver
-from hermes.store.base import RunRecord, RunStore
+from hermes.store.base import RunRecord
+from hermes.store.stores import AsyncRuns
 
 
 class RunLog:
@@ -46,7 +47,7 @@ class RunLog:
     def open(
         self,
         run_id: str,
-        store: RunStore,
+        store: AsyncRuns,
         *,
         secrets: Secrets,
         token: int | None = None,
@@ -85,7 +86,7 @@ class RunLog:
             await writer.close()
         self.bus.close(run_id)
 
-    async def absorb(self, store: RunStore) -> None:
+    async def absorb(self, store: AsyncRuns) -> None:
         """Put into the store what the journals of processes that are gone hold."""
         for left in await asyncio.to_thread(left_behind, self._folder) if self._folder is not None else ():
             try:
@@ -104,7 +105,7 @@ class RunLog:
         if self._journal is not None:
             self._journal.close()
 
-    async def subscribe(self, run_id: str, store: RunStore, after: int = 0) -> AsyncGenerator[Event, None]:
+    async def subscribe(self, run_id: str, store: AsyncRuns, after: int = 0) -> AsyncGenerator[Event, None]:
         """Every event later than `after`: stored ones first, then live ones, without gap or repetition."""
         async with aclosing(self.batches(run_id, store, after)) as batches:
             async for batch in batches:
@@ -112,7 +113,7 @@ class RunLog:
                     yield event
 
     async def batches(
-        self, run_id: str, store: RunStore, after: int = 0, sink: Sink | None = None
+        self, run_id: str, store: AsyncRuns, after: int = 0, sink: Sink | None = None
     ) -> AsyncGenerator[list[Event], None]:
         """The events in batches; those that the sink has consumed are left out."""
         live = self.bus.subscribe(run_id, sink)
@@ -170,7 +171,7 @@ class RunLog:
         finally:
             self.bus.unsubscribe(run_id, live)
 
-    async def _page(self, run_id: str, store: RunStore, cursor: int) -> tuple[list[Event], bool]:
+    async def _page(self, run_id: str, store: AsyncRuns, cursor: int) -> tuple[list[Event], bool]:
         """What follows a place in the log, as far as it was given out; and whether there may be more."""
         if (writer := self._writers.get(run_id)) is not None:
             # What gets its number from now on comes by the bus.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, replace
 from typing import Any
@@ -19,7 +19,7 @@ from hermes.store.base import Row, RunRecord
 EncodedEvent = tuple[int, float, str, int, dict[str, Any]]
 
 
-def encode_events(batch: list[Event]) -> list[EncodedEvent]:
+def encode_events(batch: Sequence[Event]) -> list[EncodedEvent]:
     """Events as they travel."""
     return [(event.seq, event.ts, event.type, event.step, event.data) for event in batch]
 

@@ -15,7 +15,8 @@ from hermes.core.limits import HELD_S_MAX, JOURNALED_S_MAX, PARTIAL_CHARS_MAX, P
 from hermes.core.spec import RunSpec
 from hermes.guards.secrets import Secrets, StreamMask
 from hermes.runs.journal import JournalFile, TailJournal
-from hermes.store.base import Partial, Row, RunStore
+from hermes.store.base import Partial, Row
+from hermes.store.stores import AsyncRuns
 
 
 class LogEnded(Exception):
@@ -179,7 +180,7 @@ class RunWriter:
     def __init__(
         self,
         run_id: str,
-        store: RunStore,
+        store: AsyncRuns,
         bus: MemoryBus,
         *,
         token: int | None = None,

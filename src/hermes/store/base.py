@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import builtins
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from hermes.core.errors import HermesError
 from hermes.core.events import Event, RunState
-from hermes.core.spec import Control, RunSpec
+from hermes.core.spec import RunSpec
 
 
 class StoreError(HermesError):
@@ -160,177 +158,6 @@ class RunRecord:
     holder: str = ""
 
 
-class SessionStore(Protocol):
-    """Conversations, as the turn sees them; `SessionDB` has many more methods."""
-
-    async def get_session(self, session_id: str) -> dict[str, Any] | None: ...
-
-    async def get_messages_as_conversation(self, session_id: str) -> list[dict[str, Any]]:
-        """The live rows in order, as they go to a model; results stand in the order of their calls."""
-        ...
-
-    async def update_session(self, session_id: str, **fields: Any) -> None: ...
-
-    async def add_file(self, session_id: str, name: str, **facts: Any) -> str:
-        """Note a file that was received or delivered."""
-        ...
-
-    async def put_pending_calls(
-        self, session_id: str, run_id: str | None, call_ids: Sequence[str], owner: str = "default"
-    ) -> None:
-        """Calls that the client is to answer."""
-        ...
-
-    async def put_compaction(
-        self, session_id: str, owner: str, digest: str, first_kept: int, messages: Sequence[Mapping[str, Any]]
-    ) -> None:
-        """Remember what stands for messages of a client's own history: those up to this hash, but for the first few."""
-        ...
-
-    async def find_compaction(self, owner: str, digests: Sequence[str]) -> tuple[str, int, list[dict[str, Any]]] | None:
-        """The last of these hashes for which a compaction is known, how many messages stay, and what follows them."""
-        ...
-
-    async def set_auto_title_if_empty(self, session_id: str, title: str) -> None: ...
-
-    async def add_usage(
-        self, session_id: str, usage: Mapping[str, Any], model: str, provider: str, task: str = ""
-    ) -> None:
-        """Count one model call."""
-        ...
-
-
-class RunStore(Protocol):
-    """Runs and their logs."""
-
-    async def create(self, spec: RunSpec) -> None: ...
-
-    async def adopt(self, run_id: str, holder: str) -> bool:
-        """Make a run that its process has left one's own. False: somebody else was quicker."""
-        ...
-
-    async def append(
-        self,
-        run_id: str,
-        token: int | None,
-        events: Sequence[Event],
-        rows: Sequence[Row] = (),
-        *,
-        session: Mapping[str, Any] | None = None,
-        partials: Sequence[Partial] = (),
-        closes: Sequence[str] = (),
-        replaces: Sequence[int | None] = (),
-        annotate: tuple[int, str] | None = None,
-        sync: bool = False,
-        creates: RunSpec | None = None,
-    ) -> None:
-        """One transaction: the events and the rows they announce. A last event gives the session's lease back.
-
-        `creates` is the run itself, where this is the first that is put on record of it.
-        `session` is made, or reopened and its empty fields filled. `partials` are written, those in `closes` removed.
-        With `replaces` the model sees `rows` and nothing else from here on; it tells for each which of the rows that it
-        saw before, by its place, this is. `annotate` gives a row words that stand for it before the model. `sync` asks for a disk sync.
-        """
-        ...
-
-    async def put_partials(self, run_id: str, token: int | None, partials: Sequence[Partial]) -> None: ...
-
-    async def put_grown(self, grown: Sequence[tuple[str, int | None, Sequence[Partial]]]) -> None:
-        """The same for several runs, each with its token; those that have lost their session are left out."""
-        ...
-
-    async def partials(self, run_id: str) -> list[Partial]:
-        """The open ends of the run's streams."""
-        ...
-
-    async def absorb(self, tails: Mapping[str, Sequence[Tail]]) -> None:
-        """Keep what a process that is gone has left of the open streams of its runs."""
-        ...
-
-    async def read(
-        self,
-        run_id: str,
-        after: int,
-        limit: int,
-        *,
-        streams: Sequence[Partial] | None = None,
-        tails: Sequence[Tail] = (),
-    ) -> list[Event]:
-        """Events later than `after`, deltas among them, in order; at least one if there is one.
-
-        `streams` are the open ones where they are known; otherwise what is stored of them is used, with the `tails`
-        that a journal has.
-        """
-        ...
-
-    async def durable(self, run_id: str) -> list[Event]:
-        """All events that were committed as such, without deltas."""
-        ...
-
-    async def rows(self, run_id: str) -> list[Row]:
-        """The messages of the run that are live, in order."""
-        ...
-
-    async def row(self, run_id: str, row_id: int) -> Row | None:
-        """A message that the run's log announces."""
-        ...
-
-    async def get(self, run_id: str) -> RunRecord | None: ...
-
-    async def carrier(self, run_id: str) -> str | None:
-        """The process that carries on a run; None where the run has an end, or waits for the next server."""
-        ...
-
-    async def list(
-        self,
-        *,
-        owner: str | None = None,
-        session_id: str | None = None,
-        status: str | None = None,
-        kind: str | None = None,
-        limit: int | None = None,
-        before: str | None = None,
-    ) -> builtins.list[RunRecord]:
-        """Runs, newest first; `before` is the id of the last one seen."""
-        ...
-
-    async def newest(self, session_id: str) -> str | None:
-        """The id of the run that was begun last in a session."""
-        ...
-
-    async def unfinished(self, session_id: str | None = None) -> builtins.list[RunRecord]:
-        """Runs without an end, oldest first."""
-        ...
-
-    async def discard(self, run_id: str) -> None:
-        """Forget a run and, if it kept its rows under its own id, those too."""
-        ...
-
-    async def add_control(self, run_id: str, control: Control) -> bool:
-        """Leave a control for whoever holds the run. False: it was left before."""
-        ...
-
-    async def controlled(self, run_ids: Sequence[str]) -> builtins.list[str]:
-        """Which of these runs have controls that nobody has taken."""
-        ...
-
-    async def take_controls(self, run_id: str) -> builtins.list[Control]:
-        """The controls that nobody has taken yet, oldest first; they are taken now."""
-        ...
-
-
-class LeaseStore(Protocol):
-    """Who may write to what, for how long."""
-
-    async def acquire(self, name: str, holder: str, ttl: float) -> int | None: ...
-
-    async def renew(self, name: str, token: int, ttl: float) -> bool: ...
-
-    async def release(self, name: str, token: int) -> None: ...
-
-    async def holder(self, name: str) -> str | None: ...
-
-
 @dataclass(slots=True)
 class OpenedSession:
     """A session that a turn holds: the lease's token, runs that were begun in it and have no end, and the session. `said`
@@ -341,24 +168,3 @@ class OpenedSession:
     left: Sequence[RunRecord]
     session: Mapping[str, Any] | None
     said: list[dict[str, Any]] | None = None
-
-
-class Store(Protocol):
-    """What a run needs of all that is kept."""
-
-    @property
-    def sessions(self) -> SessionStore: ...
-
-    @property
-    def runs(self) -> RunStore: ...
-
-    @property
-    def leases(self) -> LeaseStore: ...
-
-    def begin(self, spec: RunSpec, holder: str, ttl: float, *, bind: bool) -> asyncio.Future[OpenedSession | None]:
-        """The lease on a turn's session, and what is to be known of that; None while somebody else has it.
-
-        With `bind` it is the session that holds the spec's history, or one for it to begin in. A session of another
-        owner raises `SessionNotFound`.
-        """
-        ...

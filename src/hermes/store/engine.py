@@ -174,12 +174,8 @@ class Engine:
         except sqlite3.Error as error:
             raise explained(error, self.path) from error
 
-    async def awrite(self, work: Callable[[Tx], R], *, sync: bool = False) -> R:
-        """The same as `write`, for a loop."""
-        return await self.submit_write(work, sync=sync)
-
     def submit_write(self, work: Callable[[Tx], R], *, sync: bool = False) -> asyncio.Future[R]:
-        """The same, done whether it is awaited or not."""
+        """The same as `write`, for a loop; done whether it is awaited or not."""
         job = _Job(work, sync, asyncio.get_running_loop())
         assert job.future is not None
         if self.path is None:
@@ -192,7 +188,7 @@ class Engine:
     async def read_soon(self, work: Callable[[Tx], R], *, slow: bool = False) -> R:
         """The same as `read`, for a loop."""
         if self.path is None:
-            return await self.awrite(work)
+            return await self.submit_write(work)
         self._check_usable()
         if not slow:
             return await self._readers.threads.call(lambda: self.read(work))  # type: ignore[no-any-return]

@@ -9,7 +9,7 @@ from typing import Literal
 
 from hermes.core.limits import IDEMPOTENCY_KEPT_S, IDEMPOTENCY_KEY_CHARS_MAX, IDEMPOTENCY_RECORDS_MAX, SWEEP_BATCH_ROWS
 from hermes.store.connections import Tx
-from hermes.store.repository import Repository, writes
+from hermes.store.repository import Repository, blocks, writes
 
 _KEY = re.compile(rf"[\x21-\x7e]{{1,{IDEMPOTENCY_KEY_CHARS_MAX}}}")
 
@@ -75,6 +75,7 @@ class Idempotency(Repository):
             "(run_id IS NULL OR run_id NOT IN (SELECT run_id FROM runs))"
         )
 
+    @blocks
     def sweep(self) -> int:
         """Let go of what has run out, and of the oldest beyond what is kept."""
         gone = 0

@@ -10,7 +10,14 @@ from hermes.store.repository import Repository, reads, writes
 
 __all__ = ["Leases", "acquire", "held", "held_by", "is_current", "release", "this_process"]
 
-_LAST_TOKEN = "lease_token"
+# The last token is in a row without a name: on the page that a lease is written to anyway.
+_NEXT_TOKEN = (
+    "INSERT INTO leases VALUES ('', '', 1, 0) ON CONFLICT (name) DO UPDATE SET token = token + 1 RETURNING token"
+)
+_ACQUIRE = (
+    "INSERT INTO leases VALUES (?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET "
+    "holder = excluded.holder, token = excluded.token, until = excluded.until"
+)
 
 
 class Leases(Repository):
@@ -48,18 +55,8 @@ def acquire(tx: Tx, name: str, holder: str, ttl: float, *, free: bool = False) -
     """The token to write under, or None while somebody else holds it, unless it is known to be free."""
     if not free and held_by(tx, name) is not None:
         return None
-    token = int(
-        tx.value(
-            "INSERT INTO state_meta VALUES (?, '1') ON CONFLICT (key) DO UPDATE "
-            "SET value = CAST(CAST(state_meta.value AS INTEGER) + 1 AS TEXT) RETURNING value",
-            (_LAST_TOKEN,),
-        )
-    )
-    tx.execute(
-        "INSERT INTO leases VALUES (?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET "
-        "holder = excluded.holder, token = excluded.token, until = excluded.until",
-        (name, holder, token, time.time() + ttl),
-    )
+    token = int(tx.value(_NEXT_TOKEN))
+    tx.execute(_ACQUIRE, (name, holder, token, time.time() + ttl))
     return token
 
 

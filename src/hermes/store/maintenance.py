@@ -15,7 +15,7 @@ from hermes.core.limits import QUICK_CHECK_S_MAX
 from hermes.store.base import StoreBusy, StoreError, StoreReadOnly
 from hermes.store.connections import Schema, TimeUp, Tx
 from hermes.store.engine import Engine
-from hermes.store.repository import Repository
+from hermes.store.repository import Repository, blocks
 from hermes.store.salvage import copy_table, open_damaged
 from hermes.store.schema import STATE
 from hermes.store.space import give_back, gives_back, vacuum
@@ -29,6 +29,7 @@ _CHECKS = ("PRAGMA integrity_check", "PRAGMA foreign_key_check")
 class Upkeep(Repository):
     """What is done to the file as a whole."""
 
+    @blocks
     def backup(self, path: str | Path) -> None:
         """A copy of the database as it is now, while it is in use; only its owner can read it."""
         target = Path(path)
@@ -49,6 +50,7 @@ class Upkeep(Repository):
                 raise StoreError(f"The copy could not be made: {error}.", where=str(target)) from error
             raise
 
+    @blocks
     def check(self, deep: bool = False, progress: Progress = lambda _: None) -> list[str]:
         """What is wrong with the file, in words; nothing when it is sound. Without `deep` it takes seconds at most."""
         found: list[str] = []
@@ -65,6 +67,7 @@ class Upkeep(Repository):
             found += self._engine.exclusive(_index_fault)
         return found
 
+    @blocks
     def optimize(self) -> dict[str, int]:
         """Merge the search index and give free pages back."""
         before = self._size()
@@ -73,6 +76,7 @@ class Upkeep(Repository):
         self._engine.exclusive(_vacuum)
         return {"bytes_before": before, "bytes_after": self._size()}
 
+    @blocks
     def vacuum_if_worthwhile(self) -> bool:
         """Write a file anew that does not give its free pages back by itself, when they are more than a quarter of it."""
 
@@ -85,6 +89,7 @@ class Upkeep(Repository):
         self._engine.exclusive(_vacuum)
         return True
 
+    @blocks
     def give_back_space(self) -> None:
         """Give free pages back now instead of in idle moments, in steps between which others write."""
         while self._engine.write(give_back) == "more":
@@ -252,7 +257,6 @@ def _put_in_order(engine: Engine) -> None:
 def _drop_orphans(tx: Tx) -> None:
     for table, column, parent, key in (
         ("messages", "session_id", "sessions", "id"),
-        ("session_model_usage", "session_id", "sessions", "id"),
         ("session_files", "session_id", "sessions", "id"),
         ("pending_calls", "session_id", "sessions", "id"),
         ("run_events", "run_id", "runs", "run_id"),

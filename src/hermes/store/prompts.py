@@ -7,7 +7,7 @@ import time
 
 from hermes.core.limits import PROMPT_USE_NOTED_S, SWEEP_BATCH_ROWS
 from hermes.store.connections import Tx
-from hermes.store.repository import Repository, reads_slowly, writes
+from hermes.store.repository import Repository, blocks, reads_slowly, writes
 
 # Of a prompt that is there already nothing is written, unless its last use was noted long ago.
 _PUT = (
@@ -24,6 +24,7 @@ _UNUSED = (
 class Prompts(Repository):
     """The prompts of all sessions and runs."""
 
+    @blocks
     def remove_unused_prompts(self, now: float | None = None) -> int:
         """Remove prompts that nothing names any more. How many."""
         # Whoever begins to name a prompt notes its use, so that nobody can have begun to name one of these since they

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from hermes.store.connections import Tx
 from hermes.store.engine import Engine
 
 P = ParamSpec("P")
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 S = TypeVar("S", bound="Repository")
 
 
@@ -32,9 +33,37 @@ class Repository:
         return self._engine.write(lambda _: work())
 
 
+class AsyncPart:
+    """A store whose methods are coroutines. What blocks, blocks one of the store's own threads."""
+
+    def __init__(self, store: Any) -> None:
+        self.blocking = store
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            # A property, or a method that the class of a stand-in does not know.
+            attribute = getattr(self.blocking, name)
+            return functools.partial(asyncio.to_thread, attribute) if callable(attribute) else attribute
+
+
+if TYPE_CHECKING:
+
+    class Method(Generic[P, R_co]):
+        """A method of a store as mypy sees it: it blocks, and is a coroutine on the store's asynchronous counterpart."""
+
+        @overload
+        def __get__(self, store: AsyncPart, cls: type) -> Callable[P, Coroutine[Any, Any, R_co]]: ...
+        @overload
+        def __get__(self, store: Repository, cls: type) -> Callable[P, R_co]: ...
+        @overload
+        def __get__(self, store: None, cls: type) -> Callable[..., Any]: ...
+        def __get__(self, store: Any, cls: type) -> Any: ...
+
+
 def reads(
     method: Callable[Concatenate[S, Tx, P], R], *, slow: bool = False, slow_with: Sequence[str] = ()
-) -> Callable[Concatenate[S, P], R]:
+) -> Method[P, R]:
     """A method that looks at one consistent view of the database, and finds what it wants by an index."""
     names = list(inspect.signature(method).parameters)[2:]
 
@@ -53,26 +82,26 @@ def reads(
         slowly = is_slow(args, kwargs)
         return await self._engine.read_soon(lambda tx: method(self, tx, *args, **kwargs), slow=slowly)
 
-    return _with_twin(call, soon, method)  # type: ignore[no-any-return]
+    return _method(call, soon, method)  # type: ignore[no-any-return]
 
 
-def reads_slowly(method: Callable[Concatenate[S, Tx, P], R]) -> Callable[Concatenate[S, P], R]:
+def reads_slowly(method: Callable[Concatenate[S, Tx, P], R]) -> Method[P, R]:
     """The same for what looks at many rows: it has connections and threads of its own."""
     return reads(method, slow=True)
 
 
 def reads_slowly_with(
     *names: str,
-) -> Callable[[Callable[Concatenate[S, Tx, P], R]], Callable[Concatenate[S, P], R]]:
+) -> Callable[[Callable[Concatenate[S, Tx, P], R]], Method[P, R]]:
     """The same for what looks at many rows when one of these arguments is given."""
 
-    def mark(method: Callable[Concatenate[S, Tx, P], R]) -> Callable[Concatenate[S, P], R]:
+    def mark(method: Callable[Concatenate[S, Tx, P], R]) -> Method[P, R]:
         return reads(method, slow_with=names)
 
     return mark
 
 
-def writes(method: Callable[Concatenate[S, Tx, P], R]) -> Callable[Concatenate[S, P], R]:
+def writes(method: Callable[Concatenate[S, Tx, P], R]) -> Method[P, R]:
     """A method that writes in one transaction. It may run again when the transaction is retried: keep it free of side effects."""
 
     @functools.wraps(method)
@@ -81,12 +110,22 @@ def writes(method: Callable[Concatenate[S, Tx, P], R]) -> Callable[Concatenate[S
 
     async def soon(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
         sync = bool(kwargs.get("sync"))
-        return await self._engine.awrite(lambda tx: method(self, tx, *args, **kwargs), sync=sync)
+        return await self._engine.submit_write(lambda tx: method(self, tx, *args, **kwargs), sync=sync)
 
-    return _with_twin(call, soon, method)  # type: ignore[no-any-return]
+    return _method(call, soon, method)  # type: ignore[no-any-return]
 
 
-def _with_twin(call: Any, soon: Any, method: Any) -> Any:
+def blocks(method: Callable[Concatenate[S, P], R]) -> Method[P, R]:
+    """A method that uses others of its store: the asynchronous counterpart runs it in a thread that no read waits for."""
+
+    async def soon(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self._engine.apply(functools.partial(method, self, *args, **kwargs))
+
+    method.soon = soon  # type: ignore[attr-defined]
+    return method  # type: ignore[return-value]
+
+
+def _method(call: Any, soon: Any, method: Any) -> Any:
     # The transaction is ours to give; callers see the method without it.
     signature = inspect.signature(method)
     first, _, *rest = signature.parameters.values()
@@ -95,41 +134,17 @@ def _with_twin(call: Any, soon: Any, method: Any) -> Any:
     return call
 
 
-# --- twins -----------------------------------------------------------------------------------------------------------
-
-
-class AsyncPart:
-    """A store whose methods are coroutines. What blocks, blocks one of the store's own threads."""
-
-    def __init__(self, store: Any) -> None:
-        self.blocking = store
-
-    def __getattr__(self, name: str) -> Any:
-        # A stand-in for a store has methods that its class does not know.
-        found = getattr(self.blocking, name)
-        return functools.partial(asyncio.to_thread, found) if callable(found) else found
-
-
 @functools.cache
 def async_class(cls: Any) -> type[AsyncPart]:
     """The class whose methods are those of a store, as coroutines."""
-    made: dict[str, Any] = {"__doc__": f"`{cls.__name__}`, to be awaited."}
-    for name, method in inspect.getmembers(cls, inspect.isfunction):
-        if not name.startswith("_"):
-            made[name] = _awaited(method)
-    return type(f"Async{cls.__name__}", (AsyncPart,), made)
+    members = inspect.getmembers(cls, lambda member: hasattr(member, "soon"))
+    return type(f"Async{cls.__name__}", (AsyncPart,), {name: _awaited(method) for name, method in members})
 
 
 def _awaited(method: Any) -> Any:
-    soon = getattr(method, "soon", None)
+    soon = method.soon
 
-    if soon is not None:
-
-        async def call(self: AsyncPart, *args: Any, **kwargs: Any) -> Any:
-            return await soon(self.blocking, *args, **kwargs)
-    else:
-
-        async def call(self: AsyncPart, *args: Any, **kwargs: Any) -> Any:
-            return await self.blocking._engine.apply(functools.partial(method, self.blocking, *args, **kwargs))
+    def call(self: AsyncPart, *args: Any, **kwargs: Any) -> Any:
+        return soon(self.blocking, *args, **kwargs)
 
     return functools.update_wrapper(call, method)

@@ -17,7 +17,7 @@ from hermes.core.limits import BOUND_SESSIONS_MAX, PENDING_CALLS_KEPT_S
 from hermes.store.codec import pack
 from hermes.store.connections import Schema, Tx
 from hermes.store.engine import Engine
-from hermes.store.repository import Repository, reads, reads_slowly, writes
+from hermes.store.repository import Repository, blocks, reads, reads_slowly, writes
 from hermes.store.space import give_back
 
 log = logging.getLogger(__name__)
@@ -83,6 +83,7 @@ class ResponseStore(Repository):
         self._max_size, self._max_age_days = max_size, max_age_days
         self.notices: list[str] = engine.notices
 
+    @blocks
     def close(self) -> None:
         """Give the file back."""
         if self._held.detach() is not None:
@@ -110,6 +111,7 @@ class ResponseStore(Repository):
         )
         self._evict(tx, owner, response_id)
 
+    @blocks
     def get(self, response_id: str, owner: str | None = None) -> dict[str, Any] | None:
         """An equal record, or None; asking for it counts as use. With an owner, only that one's."""
         found, fault = self._get(response_id, owner)

@@ -7,6 +7,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import takewhile
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 from hermes.store.base import Row
@@ -183,23 +184,23 @@ def read(tx: Tx, where: str, params: Sequence[Any] = ()) -> list[Row]:
     return [_row_of(blob, found) for found in tx.rows(f"{SELECT} WHERE {where}", params)]
 
 
-def model_place(row: Row) -> int:
+def model_place(row: Row | _Outline) -> int:
     """The same as `MODEL_ORDER`, for rows at hand."""
     return row.position if row.position is not None else row.id or 0
 
 
 def live(tx: Tx, session_id: str, where: str = "") -> list[Row]:
     """What the model sees: live rows in their order, results in the order of their calls."""
-    found = read(tx, f"session_id = ? AND active {where} ORDER BY {MODEL_ORDER}", (session_id,))
-    return list(in_call_order(found))
+    found = read(tx, f"session_id = ? AND active {where} ORDER BY id", (session_id,))
+    return list(in_call_order(sorted(found, key=model_place)))
 
 
 def conversation(tx: Tx, session_id: str) -> list[dict[str, Any]]:
     """What the model sees, as `Row.as_message` has it: only the columns of that are read, of very many rows perhaps."""
     blob = functools.partial(_blob, tx)
-    sql = f"SELECT {_MESSAGE_COLUMNS} FROM messages WHERE session_id = ? AND active ORDER BY {MODEL_ORDER}"
-    messages: list[dict[str, Any]] = []
-    for role, content, parts, api_content, tool_calls, tool_call_id, tool_name, opaque, name in tx.each(
+    sql = f"SELECT {MODEL_ORDER}, {_MESSAGE_COLUMNS} FROM messages WHERE session_id = ? AND active ORDER BY id"
+    messages: list[tuple[int, dict[str, Any]]] = []
+    for place, role, content, parts, api_content, tool_calls, tool_call_id, tool_name, opaque, name in tx.each(
         sql, (session_id,)
     ):
         message: dict[str, Any] = {"role": role, "content": content}
@@ -215,8 +216,9 @@ def conversation(tx: Tx, session_id: str) -> list[dict[str, Any]]:
             message["opaque"] = kept
         if name:
             message["name"] = name
-        messages.append(message)
-    return list(in_call_order(messages, dict.get))
+        messages.append((place, message))
+    messages.sort(key=itemgetter(0))
+    return list(in_call_order([message for _, message in messages], dict.get))
 
 
 def live_up_to(said: Sequence[Row], rest: Sequence[Row], live: Sequence[Row]) -> list[Row]:
@@ -315,15 +317,18 @@ class _Outline(NamedTuple):
     role: str
     tool_calls: list[dict[str, Any]] | None
     tool_call_id: str | None
+    position: int | None
 
 
 def _outline(tx: Tx, session_id: str) -> list[_Outline]:
-    sql = "SELECT id, role, tool_calls, tool_call_id FROM messages WHERE session_id = ? AND active"
+    sql = (
+        "SELECT id, role, tool_calls, tool_call_id, position FROM messages WHERE session_id = ? AND active ORDER BY id"
+    )
     found = [
-        _Outline(row_id, role, unpack(tool_calls), tool_call_id)
-        for row_id, role, tool_calls, tool_call_id in tx.each(f"{sql} ORDER BY {MODEL_ORDER}", (session_id,))
+        _Outline(row_id, role, unpack(tool_calls), tool_call_id, position)
+        for row_id, role, tool_calls, tool_call_id, position in tx.each(sql, (session_id,))
     ]
-    return list(in_call_order(found))
+    return list(in_call_order(sorted(found, key=model_place)))
 
 
 def _placed(before: list[_Outline], rows: Sequence[Row], places: Sequence[int | None]) -> list[_Outline | None]:

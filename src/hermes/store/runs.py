@@ -21,7 +21,7 @@ from hermes.store.connections import Tx
 from hermes.store.leases import held, release
 from hermes.store.prompts import put
 from hermes.store.replay import closed_stream, joined, part_of, replay
-from hermes.store.repository import Repository, reads, writes
+from hermes.store.repository import Repository, blocks, reads, writes
 from hermes.store.session_rows import check_owner, count_usage, exists, open_session
 
 _EVENT = "INSERT INTO run_events VALUES (?, ?, ?, ?, ?, ?)"
@@ -307,7 +307,7 @@ class Runs(Repository):
         kinds: Sequence[str] = (),
         job_id: str | None = None,
         before: str | None = None,
-    ) -> tuple[builtins.list[RunRecord], dict[int, str | None], int]:
+    ) -> tuple[builtins.list[RunRecord], dict[int | None, str | None], int]:
         """Runs, newest first and without what was said in them, the texts they ended with, and how many there are.
 
         An unknown `before` is a `KeyError`.
@@ -382,6 +382,7 @@ class Runs(Repository):
 
     # --- retention ----------------------------------------------------------------------------------------------
 
+    @blocks
     def sweep(
         self,
         run_days: Mapping[str, float],

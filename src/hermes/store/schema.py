@@ -368,7 +368,42 @@ _GROWTH = (
     "ALTER TABLE runs ADD COLUMN instructions_sha256 TEXT",
 )
 
-MIGRATIONS = (_SESSIONS, _RUNS, _WORK, _SEARCH, _GIVEN, _ONE_ROW_EACH, _PIECES, _LIST_INDEXES, _GROWTH)
+# What every turn writes to is in as few places as can be: each is a page of the log of changes.
+_USAGE_KEYS = ("model", "provider", "task")
+_USAGE_NUMBERS = (
+    "calls",
+    "input_tokens",
+    "output_tokens",
+    "cache_read_tokens",
+    "cache_write_tokens",
+    "reasoning_tokens",
+    "actual_cost_usd",
+)
+USAGE_FIELDS = (*_USAGE_KEYS, *_USAGE_NUMBERS)
+_FEWER_PAGES = (
+    "ALTER TABLE sessions ADD COLUMN usage TEXT",
+    f"""UPDATE sessions SET usage = (
+      SELECT json_group_array(json_object({", ".join(f"'{name}', {name}" for name in USAGE_FIELDS)}))
+      FROM session_model_usage WHERE session_id = sessions.id
+    ) WHERE id IN (SELECT session_id FROM session_model_usage)""",
+    "DROP TABLE session_model_usage",
+    f"""CREATE VIEW session_model_usage AS SELECT sessions.id AS session_id,
+      {", ".join(f"json_extract(entry.value, '$.{name}') AS {name}" for name in USAGE_FIELDS)}
+      FROM sessions, json_each(sessions.usage) AS entry""",
+    "DROP INDEX messages_live",
+    "DROP INDEX messages_session",
+    "CREATE INDEX messages_session ON messages(session_id, id, active)",
+    "ALTER TABLE leases RENAME TO leases_by_rowid",
+    """CREATE TABLE leases (
+      name TEXT PRIMARY KEY, holder TEXT NOT NULL, token INTEGER NOT NULL, until REAL NOT NULL
+    ) WITHOUT ROWID""",
+    "INSERT INTO leases SELECT name, holder, token, until FROM leases_by_rowid",
+    "DROP TABLE leases_by_rowid",
+    "INSERT INTO leases SELECT '', '', CAST(value AS INTEGER), 0 FROM state_meta WHERE key = 'lease_token'",
+    "DELETE FROM state_meta WHERE key = 'lease_token'",
+)
+
+MIGRATIONS = (_SESSIONS, _RUNS, _WORK, _SEARCH, _GIVEN, _ONE_ROW_EACH, _PIECES, _LIST_INDEXES, _GROWTH, _FEWER_PAGES)
 # Set when something was deleted: until the index has been merged, its words can still be found in the file.
 PURGE_DUE = "purge_due"
 

@@ -6,6 +6,7 @@ import re
 import sqlite3
 import time
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
 
 from hermes.store.base import LeaseLost, SessionNotFound
@@ -13,6 +14,7 @@ from hermes.store.codec import BadSessionId, clean_or_none, numbered, pack, plai
 from hermes.store.connections import Tx
 from hermes.store.leases import is_current
 from hermes.store.prompts import put
+from hermes.store.schema import USAGE_FIELDS
 
 CREATED_WITH = (
     "model",
@@ -42,12 +44,9 @@ SESSION = (
 _JSON, _FLAGS = ("model_config", "toolsets"), ("archived", "pinned", "stateless")
 _KINDS = ("root", "branch", "delegate", "job")
 _TOKENS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
-_SESSION_USED = f"""UPDATE sessions SET api_call_count = api_call_count + 1, {", ".join(f"{n} = {n} + ?" for n in _TOKENS)},
+_CALL_USED = f"""UPDATE sessions SET usage = ?, api_call_count = api_call_count + 1,
+  {", ".join(f"{name} = {name} + ?" for name in _TOKENS)},
   actual_cost_usd = CASE WHEN ? IS NULL THEN actual_cost_usd ELSE coalesce(actual_cost_usd, 0) + ? END WHERE id = ?"""
-_MODEL_USED = f"""INSERT INTO session_model_usage
-  (session_id, model, provider, task, {", ".join(_TOKENS)}, actual_cost_usd, calls) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1)
-  ON CONFLICT DO UPDATE SET calls = calls + 1, {", ".join(f"{n} = {n} + excluded.{n}" for n in _TOKENS)},
-  actual_cost_usd = coalesce(actual_cost_usd + excluded.actual_cost_usd, actual_cost_usd, excluded.actual_cost_usd)"""
 
 
 def exists(tx: Tx, session_id: str) -> bool:
@@ -128,10 +127,31 @@ def keep(tx: Tx, session_id: str) -> None:
 
 def count_usage(tx: Tx, session_id: str, usage: Mapping[str, Any], model: str, provider: str, task: str) -> None:
     """Add one call to the counters; a session that is not there has none."""
-    numbers = [int(usage.get(name) or 0) for name in _TOKENS]
+    row = tx.row("SELECT usage FROM sessions WHERE id = ?", (session_id,))
+    if row is None:
+        return
+    numbers = {name: int(usage.get(name) or 0) for name in _TOKENS}
     cost = usage.get("actual_cost_usd", usage.get("cost_usd"))
-    if exists(tx, session_id) if task else tx.execute(_SESSION_USED, [*numbers, cost, cost, session_id]):
-        tx.execute(_MODEL_USED, (session_id, model or "", provider or "", task or "", *numbers, cost))
+    key = {"model": model or "", "provider": provider or "", "task": task or ""}
+    entries: list[dict[str, Any]] = unpack(row[0]) or []
+    entry = next((entry for entry in entries if entry | key == entry), None)
+    if entry is None:
+        entries.append(key | {"calls": 1, **numbers, "actual_cost_usd": cost})
+    else:
+        entry["calls"] += 1
+        for name, number in numbers.items():
+            entry[name] += number
+        if cost is not None:
+            entry["actual_cost_usd"] = (entry["actual_cost_usd"] or 0) + cost
+    if task:
+        tx.execute("UPDATE sessions SET usage = ? WHERE id = ?", (pack(entries), session_id))
+    else:
+        tx.execute(_CALL_USED, (pack(entries), *numbers.values(), cost, cost, session_id))
+
+
+def usage_of(packed: str | None) -> list[dict[str, Any]]:
+    """The column `usage`: what was used, by model, provider and task."""
+    return sorted(unpack(packed) or (), key=itemgetter(*USAGE_FIELDS[:3]))
 
 
 def check_token(tx: Tx, session_id: str, token: int) -> None:
@@ -175,6 +195,7 @@ def refuse_taken(tx: Tx, owner: str, title: str | None, session_id: str) -> None
 def shown(found: sqlite3.Row) -> dict[str, Any]:
     shown = dict(found)
     shown.pop("prompt_sha256", None)
+    shown.pop("usage", None)
     for name in _FLAGS:
         if name in shown:
             shown[name] = bool(shown[name])

@@ -26,7 +26,7 @@ from hermes.store.leases import held_by
 from hermes.store.lists import INSIDE, Lists, escaped, folder_of
 from hermes.store.maintenance import Upkeep
 from hermes.store.prompts import Prompts, put
-from hermes.store.repository import reads, reads_slowly, writes
+from hermes.store.repository import blocks, reads, reads_slowly, writes
 from hermes.store.schema import STATE
 from hermes.store.search import Search
 from hermes.store.session_rows import (
@@ -43,6 +43,7 @@ from hermes.store.session_rows import (
     refuse_taken,
     require,
     shown,
+    usage_of,
 )
 from hermes.store.transcripts import Transcripts
 from hermes.store.transfer import Transfer
@@ -97,6 +98,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
         made._held.detach()
         return made
 
+    @blocks
     def close(self) -> None:
         """Give the file back. The last one to do so closes it."""
         if self._held.detach() is not None:
@@ -204,6 +206,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
 
     # --- deleting -----------------------------------------------------------------------------------------------
 
+    @blocks
     def delete_session(self, session_id: str, force: bool = False) -> bool:
         """Remove it with all that belongs to it. A turn that runs is in the way, unless forced: it can write no more."""
         return bool(self._delete([session_id], force))
@@ -242,6 +245,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
         for run_id in run_ids:
             _remove_folder(self.path.parent / _RESULTS / folder_name(run_id))
 
+    @blocks
     def remove_unrecorded_folders(self, before: float) -> int:
         """Remove the folders of turns that are on no record and were last used before then. How many."""
         if self.path is None or self.path.name != _FILE_NAME:
@@ -260,6 +264,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
         sql = "SELECT 1 FROM runs WHERE run_id = ? UNION ALL SELECT 1 FROM sessions WHERE id = ?"
         return tx.value(sql, (name, name)) is not None
 
+    @blocks
     def prune_sessions(
         self,
         older_than_days: float = 90,
@@ -303,6 +308,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
         sql = "SELECT response_id FROM runs WHERE session_id = ? AND response_id IS NOT NULL"
         return {row[0]: [run[0] for run in tx.rows(sql, (row[0],))] for row in found}
 
+    @blocks
     def delete_stateless(self, session_ids: Sequence[str], before: float) -> list[str]:
         """Remove those of these sessions that were named by nobody and left alone until now. Which."""
         gone: list[str] = []
@@ -382,8 +388,7 @@ class SessionDB(Lists, Transcripts, Search, Binding, Transfer, Upkeep, Prompts):
     @reads
     def get_usage(self, tx: Tx, session_id: str) -> list[dict[str, Any]]:
         """What was used, by model, provider and task."""
-        found = tx.rows("SELECT * FROM session_model_usage WHERE session_id = ? ORDER BY 2, 3, 4", (session_id,))
-        return [{name: row[name] for name in row.keys() if name != "session_id"} for row in found]  # noqa: SIM118
+        return usage_of(tx.value("SELECT usage FROM sessions WHERE id = ?", (session_id,)))
 
     # --- files, calls that wait for a client, small things --------------------------------------------------------
 

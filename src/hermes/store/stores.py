@@ -6,7 +6,7 @@ import asyncio
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from hermes.core.errors import ConfigError
 from hermes.store.base import OpenedSession, SessionNotFound
@@ -30,7 +30,24 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 _RESPONSES_KEPT, _RESPONSES_DAYS = 1000, 30.0
 
-AsyncSessions, AsyncRuns, AsyncLeases = async_class(SessionDB), async_class(Runs), async_class(Leases)
+if TYPE_CHECKING:
+
+    class AsyncSessions(AsyncPart, SessionDB): ...
+
+    class AsyncRuns(AsyncPart, Runs): ...
+
+    class AsyncLeases(AsyncPart, Leases): ...
+
+    class AsyncIdempotency(AsyncPart, Idempotency): ...
+
+    class AsyncJobs(AsyncPart, Jobs): ...
+
+    class AsyncResponses(AsyncPart, ResponseStore): ...
+
+else:
+    AsyncSessions, AsyncRuns, AsyncLeases, AsyncIdempotency, AsyncJobs, AsyncResponses = map(
+        async_class, (SessionDB, Runs, Leases, Idempotency, Jobs, ResponseStore)
+    )
 
 
 class Store:
@@ -81,20 +98,20 @@ class AsyncStore:
 
     def __init__(self, store: Store) -> None:
         self.blocking = store
-        self.sessions: Any = Async(store.sessions)
-        self.runs: Any = Async(store.runs)
-        self.leases: Any = Async(store.leases)
-        self.idempotency: Any = Async(store.idempotency)
-        self.jobs: Any = Async(store.jobs)
+        self.sessions, self.runs, self.leases = (
+            AsyncSessions(store.sessions),
+            AsyncRuns(store.runs),
+            AsyncLeases(store.leases),
+        )
+        self.idempotency, self.jobs = AsyncIdempotency(store.idempotency), AsyncJobs(store.jobs)
 
     @functools.cached_property
-    def responses(self) -> Any:
-        """Stored responses."""
-        return Async(self.blocking.responses)
+    def responses(self) -> AsyncResponses:
+        return AsyncResponses(self.blocking.responses)
 
     async def transaction(self, work: Callable[[], R]) -> R:
         """Do several things as one; `work` is carried out in the store's own thread, with the blocking parts."""
-        return await self.blocking.engine.awrite(lambda _: work())
+        return await self.blocking.engine.submit_write(lambda _: work())
 
     def begin(self, spec: RunSpec, holder: str, ttl: float, *, bind: bool) -> asyncio.Future[OpenedSession | None]:
         """The lease on a turn's session, and what is to be known of that, in one step.
@@ -128,6 +145,14 @@ class AsyncStore:
         self.blocking.close()
 
 
+@overload
+def Async(store: Store) -> AsyncStore: ...
+@overload
+def Async(store: SessionDB) -> AsyncSessions: ...
+@overload
+def Async(store: ResponseStore) -> AsyncResponses: ...
+@overload
+def Async(store: Any) -> Any: ...
 def Async(store: Any) -> Any:
     """The methods of a store, or of one of its parts, as coroutines. A stand-in for a store is awaited in a thread."""
     if isinstance(store, Store):

@@ -8,10 +8,21 @@ from typing import Any
 from hermes.core.limits import IMPORT_BYTES_MAX, IMPORT_ROWS_AT_ONCE_MAX, IMPORT_ROWS_MAX, IMPORT_SESSIONS_MAX
 from hermes.store import rows
 from hermes.store.base import Row
-from hermes.store.codec import BadSessionId, checked_id, checked_role, clean_or_none, end_reason, pack, plain_title
+from hermes.store.codec import BadSessionId, checked_id, checked_role, end_reason, pack, pack_or_none, plain_title
 from hermes.store.connections import Tx
-from hermes.store.repository import Repository, reads_slowly, writes
-from hermes.store.session_rows import SESSION, column, exists, next_title, owner_of, refuse_foreign, shown, title_holder
+from hermes.store.repository import Repository, blocks, reads_slowly, writes
+from hermes.store.schema import USAGE_FIELDS
+from hermes.store.session_rows import (
+    SESSION,
+    column,
+    exists,
+    next_title,
+    owner_of,
+    refuse_foreign,
+    shown,
+    title_holder,
+    usage_of,
+)
 
 FORMAT = "hermes.session/1"
 Redact = Callable[[str], str]
@@ -35,18 +46,6 @@ _OF_MESSAGE = (
     "position",
 )
 _FLAGS = ("synthetic", "active", "compacted")
-_OF_USAGE = (
-    "model",
-    "provider",
-    "task",
-    "calls",
-    "input_tokens",
-    "output_tokens",
-    "cache_read_tokens",
-    "cache_write_tokens",
-    "reasoning_tokens",
-    "actual_cost_usd",
-)
 # What things are called by is no secret, and must stay as it is.
 _NAMES = {"format", "id", "parent_session_id", "base_id", "run_id", "tool_call_id", "kind", "role", "source", "owner"}
 _TEXTS = (str, type(None))
@@ -114,10 +113,10 @@ class Transfer(Repository):
         out |= {name: session[name] for name in _OF_SESSION}
         out["messages"] = [_told(row) for row in held if not row.model_only]
         out["model_messages"] = [_told(row) for row in held if row.model_only]
-        used = tx.rows("SELECT * FROM session_model_usage WHERE session_id = ? ORDER BY 2, 3, 4", (session_id,))
-        out["usage"] = [{name: row[name] for name in _OF_USAGE} for row in used]
+        out["usage"] = usage_of(found["usage"])
         return _redacted(out, redact) if redact else out
 
+    @blocks
     def export_all(
         self, source: str | None = None, session_key: str | None = None, redact: Redact | None = None
     ) -> Iterator[dict[str, Any]]:
@@ -136,6 +135,7 @@ class Transfer(Repository):
         sql = f"SELECT id FROM sessions WHERE {where} ORDER BY started_at, id"
         return [row[0] for row in tx.rows(sql, params)]
 
+    @blocks
     def import_sessions(
         self,
         items: Iterable[Mapping[str, Any]],
@@ -253,10 +253,10 @@ def _check(item: Any, seen: set[str]) -> None:
         raise ValueError("`usage` is a list of objects.")
     for one in used:
         if not all(isinstance(one.get(name, ""), str) for name in ("model", "provider", "task")) or not all(
-            isinstance(one.get(name) or 0, _NUMBERS) for name in _OF_USAGE[3:]
+            isinstance(one.get(name) or 0, _NUMBERS) for name in USAGE_FIELDS[3:]
         ):
             raise ValueError("`usage` holds names and numbers.")
-        for name in _OF_USAGE[3:]:
+        for name in USAGE_FIELDS[3:]:
             _check_number(f"usage.{name}", one.get(name))
 
 
@@ -309,6 +309,13 @@ def _insert(tx: Tx, item: Mapping[str, Any], owner: str) -> None:
     times = [message["timestamp"] for message in _messages(item) if message.get("timestamp")]
     fields.setdefault("started_at", min(times, default=0.0))
     fields.setdefault("last_active", max(times, default=fields["started_at"]))
+    usage: dict[tuple[str, ...], dict[str, Any]] = {}
+    for entry in item.get("usage", []):
+        key = tuple(entry.get(name) or "" for name in USAGE_FIELDS[:3])
+        numbers = {name: entry.get(name) or 0 for name in USAGE_FIELDS[3:-1]}
+        cost = entry.get("actual_cost_usd")
+        usage.setdefault(key, dict(zip(USAGE_FIELDS, key, strict=False)) | numbers | {"actual_cost_usd": cost})
+    fields["usage"] = pack_or_none(list(usage.values()))
     title = plain_title(item.get("title"))
     if title is not None:
         fields["title"] = title if title_holder(tx, owner, title) is None else next_title(tx, owner, title)
@@ -316,13 +323,6 @@ def _insert(tx: Tx, item: Mapping[str, Any], owner: str) -> None:
     sql = f"INSERT INTO sessions ({names}) VALUES ({', '.join('?' * len(fields))})"
     tx.execute(sql, list(fields.values()))
     rows.add(tx, _rows_of(item))
-    for one in item.get("usage", []):
-        values = [clean_or_none(one.get(name) or "") for name in _OF_USAGE[:3]]
-        numbers = [one.get(name) or 0 for name in _OF_USAGE[3:-1]]
-        tx.execute(
-            f"INSERT INTO session_model_usage VALUES ({', '.join('?' * 11)}) ON CONFLICT DO NOTHING",
-            [item["id"], *values, *numbers, one.get("actual_cost_usd")],
-        )
     # Counters are those of the document where it has them, and counted where it has not.
     kept = {name: fields[name] for name in ("last_active", "tool_call_count", "preview") if item.get(name) is not None}
     for name, value in kept.items():

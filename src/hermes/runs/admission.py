@@ -1,0 +1,257 @@
+"""Admission: a permit for each run, and the lease of its session, gained before it starts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from hermes.core.spec import RunSpec
+from hermes.runs.leases import Lease, SessionLeases
+from hermes.store.base import RunRecord, SessionBusy, SessionNotFound, StoreError
+
+if TYPE_CHECKING:
+    from hermes.runs.engine import RunEngine
+
+log = logging.getLogger(__name__)
+
+Refusal = Literal[
+    "rate_limit_exceeded",
+    "gateway_draining",
+    "session_busy",
+    "session_not_found",
+    "idempotency_key_conflict",
+    "session_db_unavailable",
+]
+
+
+class Refused(Exception):
+    """The run was not admitted; nothing of it is left."""
+
+    def __init__(self, code: Refusal, message: str, holder: str | None = None) -> None:
+        super().__init__(message)
+        self.code: Refusal = code
+        self.holder = holder
+
+    @classmethod
+    def by(cls, error: StoreError | SessionNotFound) -> Refused:
+        """What the store's error comes to for whoever asked for the run."""
+        if isinstance(error, SessionNotFound):
+            return cls("session_not_found", str(error))
+        return cls("session_db_unavailable", f"The store is out of reach: {error}")
+
+
+@dataclass(slots=True)
+class Admission:
+    """What a run has gained before it starts: a permit and its session's lease."""
+
+    spec: RunSpec
+    lease: Lease
+    engine: RunEngine = field(repr=False)
+    begun: bool = False
+    # Somebody waits for the whole answer, and would ask again if there were none.
+    start_may_wait: bool = False
+    on_started: Callable[[], None] | None = field(default=None, repr=False)
+    released: bool = False
+    waited_s: float = 0.0
+
+    @property
+    def run_id(self) -> str:
+        return self.spec.run_id
+
+    @property
+    def session_id(self) -> str:
+        return self.spec.session_id
+
+    async def release(self) -> None:
+        """Give it back. Once is enough; twice does no harm."""
+        if not self.released:
+            self.released = True
+            await self.engine.admissions.give_back(self)
+
+    async def finish_request(self) -> None:
+        """Whoever asked for the run has read it: give it back, unless a run has taken it over."""
+        if self.begun:
+            await self.engine.read_by_its_client(self.run_id)
+        else:
+            await self.release()
+
+
+class SharedCounts(Protocol):
+    """How many turns the other processes have. An owner of `None` stands for all."""
+
+    def put(self, owner: str | None, count: int) -> None: ...
+
+    def others(self, owner: str | None) -> int: ...
+
+
+class Permits:
+    """Who has how many turns at work: in this process, and in the others that serve the same home."""
+
+    def __init__(self) -> None:
+        self._own: Counter[str] = Counter()
+        self.shared: SharedCounts | None = None
+
+    def take(self, owner: str) -> None:
+        self._change(owner, 1)
+
+    def give_back(self, owner: str) -> None:
+        self._change(owner, -1)
+
+    def _change(self, owner: str, by: int) -> None:
+        self._own[owner] += by
+        if self.shared is not None:
+            self.shared.put(owner, self._own[owner])
+            self.shared.put(None, self.here)
+
+    @property
+    def here(self) -> int:
+        """Those of this process."""
+        return self._own.total()
+
+    @property
+    def everywhere(self) -> int:
+        """Those of all processes."""
+        return self.here + (self.shared.others(None) if self.shared is not None else 0)
+
+    def of(self, owner: str) -> int:
+        """Those of an owner, in all processes."""
+        return self._own[owner] + (self.shared.others(owner) if self.shared is not None else 0)
+
+
+def may_go_unrecorded(spec: RunSpec) -> bool:
+    """Whether a turn makes sense without a record: when it keeps nothing, or somebody waits for its answer."""
+    return not spec.persist or spec.on_detach == "cancel"
+
+
+class Admissions:
+    """Admits the runs of an engine."""
+
+    def __init__(self, engine: RunEngine) -> None:
+        self._engine, self.permits = engine, Permits()
+        self.leases = SessionLeases(engine.limits.turn_queue, engine.lifecycle.session_lost)
+
+    async def admit(
+        self,
+        spec: RunSpec,
+        *,
+        wait_s: float | None = -1.0,
+        bind: bool = False,
+        charged: bool = False,
+        after_run: str | None = None,
+    ) -> Admission:
+        """A permit and the session's lease, waited for in order of arrival. `charged`: the run has been counted against
+        its owner's rates before.
+
+        With `bind` the session's id is only a label: the stored session that holds the spec's history is taken, or a
+        new one, and none is waited for. With `after_run`, only the end of that run is waited for.
+        """
+        self.take_permit(spec, charged=charged)
+        try:
+            wait_s = self._engine.limits.session_wait_s if wait_s == -1.0 else wait_s
+            return await self.admit_with_permit(spec, wait_s, bind, after_run)
+        except BaseException:
+            self.permits.give_back(spec.owner)
+            raise
+
+    def take_permit(self, spec: RunSpec, *, charged: bool) -> None:
+        self.check_open(spec)
+        if not charged:
+            self._engine.limits.charge(spec)
+        self.permits.take(spec.owner)
+
+    def check_open(self, spec: RunSpec | None = None) -> None:
+        """Raise `Refused` where no runs are admitted any more or, given a spec, too many are at work."""
+        if self._engine.draining:
+            raise Refused("gateway_draining", "The server is stopping and takes no new turns.")
+        if spec is None or spec.parent is not None:  # a child works on a turn that has been let in already
+            return
+        limits = self._engine.limits
+        owner_max, runs_max = limits.owner_max(spec.owner), limits.runs_max
+        if runs_max and self.permits.everywhere >= runs_max:
+            raise Refused("rate_limit_exceeded", f"{runs_max} turns are running already.")
+        if owner_max and self.permits.of(spec.owner) >= owner_max:
+            raise Refused("rate_limit_exceeded", f"{owner_max} turns of {spec.owner!r} are running already.")
+
+    async def admit_with_permit(
+        self, spec: RunSpec, wait_s: float | None, bind: bool = False, after_run: str | None = None
+    ) -> Admission:
+        """The admission of a run that has its permit, which stays the caller's where this fails."""
+        began = time.monotonic()
+        try:
+            lease = await self._acquire_session(spec, wait_s, bind, after_run)
+        except SessionBusy as error:
+            self.check_open()
+            raise Refused("session_busy", str(error), await self._running_in(spec)) from None
+        except (StoreError, SessionNotFound) as error:
+            raise Refused.by(error) from error
+        if self._engine.draining:
+            await self.leases.release(lease)
+            self.check_open()
+        if bind:
+            known = lease.begun.said if lease.begun is not None else None
+            history = spec.history if known is None else known
+            spec = spec.replace(session_id=lease.session_id, history=history, verbatim=True)
+        self._engine.creating[spec.run_id] = asyncio.Event()
+        return Admission(spec, lease, self._engine, waited_s=time.monotonic() - began)
+
+    async def _acquire_session(self, spec: RunSpec, wait_s: float | None, bind: bool, after_run: str | None) -> Lease:
+        """The session's lease. A run that was begun there and has no end goes first: it is taken up, or closed."""
+        until = None if wait_s is None else time.monotonic() + wait_s
+        bind, next_in_line = bind and spec.persist, False
+        while True:
+            lease = await self._bind_by_history(spec) if bind else None
+            if lease is None:
+                left_s = None if until is None else max(0.0, until - time.monotonic())
+                lease = await self.leases.acquire(
+                    spec,
+                    left_s,
+                    self._engine.store_for(spec),
+                    unrecorded=may_go_unrecorded(spec),
+                    next_in_line=next_in_line,
+                    after_run=after_run,
+                )
+            orphan = self._orphan(lease) if spec.persist else None
+            if orphan is None:
+                return lease
+            await self._engine.recovery.resume_with_lease(orphan, lease)
+            next_in_line = True
+
+    async def _bind_by_history(self, spec: RunSpec) -> Lease | None:
+        """The session that holds the spec's history, or one for it to begin in. None: the store is away."""
+        try:
+            return await self.leases.bind(spec, self._engine.store)
+        except StoreError as error:
+            if not may_go_unrecorded(spec):
+                raise
+            log.warning("the conversation of run %s could not be looked for: %s", spec.run_id, error)
+            return None
+
+    async def _running_in(self, spec: RunSpec) -> str | None:
+        """The run that holds a session, if it is of the same owner."""
+        if (run_id := self.leases.first(spec.session_id, spec.owner)) is not None:
+            return run_id
+        try:
+            unfinished = await self._engine.store.runs.unfinished(spec.session_id)
+        except StoreError:
+            return None
+        begun = (record.spec for record in unfinished if record.state.started_at is not None)
+        return next((other.run_id for other in begun if other.owner == spec.owner), None)
+
+    def _orphan(self, lease: Lease) -> RunRecord | None:
+        """A run of the session that was begun elsewhere and has no end."""
+        for record in lease.begun.left if lease.begun is not None else ():
+            known = record.spec.run_id == lease.run_id or record.spec.run_id in self._engine.by_id
+            if record.state.started_at is not None and not known:
+                return record
+        return None
+
+    async def give_back(self, admission: Admission) -> None:
+        """Let the next one in."""
+        self._engine.mark_created(admission.run_id)
+        self.permits.give_back(admission.spec.owner)
+        await self.leases.release(admission.lease)

@@ -1,0 +1,317 @@
+"""The life of a run in this process: put on record, started, carried out by its task, and ended, always on record."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hermes.core.events import Event, RunState
+from hermes.core.spec import RunSpec
+from hermes.guards.secrets import Secrets
+from hermes.runs.admission import Admission, Refused, may_go_unrecorded
+from hermes.runs.control import RunControls
+from hermes.runs.live_run import STORE_UNAVAILABLE_NOTICE, LiveRun, Result
+from hermes.runs.writer import LogEnded, RunWriter
+from hermes.store.base import LeaseLost, SessionNotFound, StoreError
+
+if TYPE_CHECKING:
+    from hermes.runs.engine import RunEngine
+
+log = logging.getLogger(__name__)
+
+Execute = Callable[[LiveRun], Awaitable[Result]]
+# The last event of a run that failed for want of its store, and what one says that has nothing to tell.
+_STORE_FAILED: Result = {
+    "failure": "store_unavailable",
+    "code": "session_db_unavailable",
+    "error": "The store cannot be written to.",
+    "retryable": True,
+}
+_NOTHING: Result = {"partial_row": None, "text_length": 0, "usage": {}}
+
+
+class NotStarted(Exception):
+    """A run that waited to be started when its server ended, and is not to be started any more."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__("The server was restarted before this turn began.")
+        self.code = code
+
+
+class Lifecycle:
+    """Starts runs and ends them. `execute` does a run's work."""
+
+    def __init__(self, engine: RunEngine, execute: Execute, secrets: Callable[[RunSpec], Secrets]) -> None:
+        self._engine, self._execute, self._secrets = engine, execute, secrets
+        # Whoever wants to hear of what is put on record, text left out.
+        self.listeners: list[Callable[[LiveRun, Event], None]] = []
+        # Runs that ended while the store could not be written to: the end that is on no record, and the log so far.
+        self.unrecorded_ends: dict[str, tuple[Event, RunWriter]] = {}
+        self.tasks: set[asyncio.Task[Any]] = set()
+
+    # --- starting -----------------------------------------------------------------------------------------------
+
+    async def start(self, spec: RunSpec, admission: Admission | None = None) -> LiveRun:
+        """Begin a run; its task is the engine's own."""
+        admission = admission or await self._engine.admissions.admit(spec)
+        try:
+            live = await self._open_or_go_unrecorded(spec, admission)
+        except BaseException:
+            await admission.release()
+            raise
+        self.begin(live, admission)
+        return live
+
+    async def run(self, spec: RunSpec, admission: Admission | None = None) -> Result:
+        """Begin a run and wait for its result."""
+        live = await self.start(spec, admission)
+        assert live.task is not None
+        return await asyncio.shield(live.task)
+
+    async def work(self, spec: RunSpec, admission: Admission) -> Result:
+        """Begin a run for whoever waits for its result; who is called away meanwhile leaves it."""
+        live = await self.start(spec, admission)
+        assert live.task is not None
+        owner = self._engine.attach(spec.run_id)
+        try:
+            return await asyncio.shield(live.task)
+        except asyncio.CancelledError:
+            await self._engine.detach(spec.run_id, owner)
+            raise
+
+    async def submit(self, spec: RunSpec, *, charged: bool = False) -> str:
+        """Record a run that starts as soon as its session is free; returns once it is on record. `charged` as in `admit`.
+
+        It goes on even where whoever asks for it has left before that.
+        """
+        self._engine.admissions.take_permit(spec, charged=charged)
+        await asyncio.shield(self._spawn(self._queue(spec)))
+        return spec.run_id
+
+    async def _queue(self, spec: RunSpec) -> None:
+        live: LiveRun | None = None
+        try:
+            live = await self._open(spec, at_once=False)
+            await self.emit_queued(live)
+        except BaseException as error:
+            self._engine.admissions.permits.give_back(spec.owner)
+            if not isinstance(error, StoreError | SessionNotFound):
+                raise
+            if live is not None:
+                await self.forget(live)
+                with contextlib.suppress(StoreError):
+                    await self._engine.store.runs.discard(spec.run_id)
+            raise Refused.by(error) from error
+        self.start_when_free(live)
+
+    async def emit_queued(self, live: LiveRun) -> None:
+        session_id = live.spec.session_id
+        position = self._engine.admissions.leases.waiting(session_id)
+        await live.log.emit("run.queued", session_id=session_id, source=live.spec.source, position=position)
+
+    def start_when_free(self, live: LiveRun) -> None:
+        """Begin a run that is on record and has its permit, as soon as its session is free."""
+        self._spawn(self._start_queued(live))
+
+    async def _start_queued(self, live: LiveRun) -> None:
+        try:
+            async with live.controls.stop.scope():
+                admission = await self._engine.admissions.admit_with_permit(
+                    live.spec, self._engine.limits.submitted_wait_s
+                )
+        except BaseException as error:  # whatever kept it from starting is its end, on record
+            self._engine.admissions.permits.give_back(live.spec.owner)
+            await self.end_unstarted(live, error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        self.begin(live, admission)
+
+    async def _open_or_go_unrecorded(self, spec: RunSpec, admission: Admission) -> LiveRun:
+        """A turn that somebody waits for is carried out without its store, if need be; any other is refused."""
+        if not spec.persist:
+            return await self._open(spec)
+        if admission.lease.token is not None:
+            try:
+                return await self._open(spec, at_once=not may_go_unrecorded(spec))
+            except (StoreError, SessionNotFound) as error:
+                raise Refused.by(error) from error
+        live = await self._open(spec.replace(persist=False))
+        live.notices.append(STORE_UNAVAILABLE_NOTICE)
+        return live
+
+    async def _open(self, spec: RunSpec, *, at_once: bool = True) -> LiveRun:
+        """A run that is put on record now, or together with its first event, under its owner's ceilings."""
+        spec = self._engine.limits.ceiling(spec)
+        if at_once:
+            await self._engine.create(spec)
+        live = self.make_live(spec)
+        live.log.creates = None if at_once else spec
+        return live
+
+    def make_live(self, spec: RunSpec, last_seq: int = 0, state: RunState | None = None) -> LiveRun:
+        """A run of this process, with its log open behind `last_seq`."""
+        secrets, store = self._secrets(spec), self._engine.store_for(spec)
+        writer = self._engine.log.open(
+            spec.run_id, store.runs, secrets=secrets, last_seq=last_seq, state=state, persist=spec.persist
+        )
+        live = LiveRun(spec, store, writer, RunControls(), secrets)
+        writer.on_event = self._tell
+        if spec.deadline_seconds is not None:
+            used = time.time() - state.started_at if state is not None and state.started_at is not None else 0.0
+            left = max(0.0, spec.deadline_seconds - used)
+            live.deadline_at = time.monotonic() + left
+            stop = live.controls.stop
+            live.deadline_timer = asyncio.get_running_loop().call_later(left, stop.request, "deadline")
+        self._engine.by_id[spec.run_id] = live
+        return live
+
+    def _tell(self, event: Event) -> None:
+        for hear in self.listeners:
+            try:
+                hear(self._engine.by_id[event.run_id], event)
+            except Exception:  # whoever only listens does no harm
+                log.exception("the event %s of run %s was not heard", event.type, event.run_id)
+
+    # --- at work ------------------------------------------------------------------------------------------------
+
+    def begin(self, live: LiveRun, admission: Admission) -> None:
+        """Give an admitted run its task."""
+        if live.spec.persist:
+            live.log.token = admission.lease.token
+        live.waited_s, live.begun = admission.waited_s, admission.lease.begun
+        live.log.start_may_wait = admission.start_may_wait
+        if live.log.creates is None:
+            self._engine.mark_created(admission.run_id)
+        else:
+            live.log.on_created = partial(self._engine.mark_created, admission.run_id)
+        live.task = self._spawn(self._carry_out(live, admission))
+        admission.begun = True
+        if admission.on_started is not None:
+            self._engine.expect_reader(admission.run_id)
+            admission.on_started()
+
+    async def _carry_out(self, live: LiveRun, admission: Admission) -> Result:
+        try:
+            result = await self._executed(live)
+            self._note_unrecorded_end(live)
+            return result
+        except asyncio.CancelledError:
+            if live.session_lost:
+                raise LeaseLost(f"The run {live.spec.run_id} has lost its session.") from None
+            await self._close_broken(live)
+            raise
+        except (LeaseLost, Refused):
+            raise
+        except Exception:
+            await self._close_broken(live)
+            raise
+        finally:
+            if live.log.lease_released:
+                admission.lease.token = None
+            try:
+                await admission.release()
+            except Exception as error:  # noqa: BLE001  (the lease runs out by itself; the result stands)
+                log.warning("the session of run %s could not be released: %s", live.spec.run_id, error)
+            finally:
+                await self.forget(live)
+
+    async def _executed(self, live: LiveRun) -> Result:
+        """The run's result. One of which nothing could be put on record is carried out without, if somebody waits."""
+        try:
+            return await self._execute(live)
+        except SessionNotFound as error:  # another owner has made the session since it was leased
+            raise Refused.by(error) from None
+        except StoreError as error:
+            if not live.unrecorded or isinstance(error, LeaseLost):
+                raise
+        await live.log.close()
+        live.spec, live.begun = live.spec.replace(persist=False), None
+        live.store = self._engine.store_for(live.spec)
+        await self._engine.create(live.spec)
+        live.log = self._engine.log.open(live.spec.run_id, live.store.runs, secrets=live.secrets, persist=False)
+        live.log.on_event = self._tell
+        live.notices.append(STORE_UNAVAILABLE_NOTICE)
+        return await self._execute(live)
+
+    def session_lost(self, run_id: str) -> None:
+        """Another process holds the run's session now: the run is cut off."""
+        live = self._engine.by_id.get(run_id)
+        if live is not None and live.log.ending:  # it has given it back itself
+            return
+        log.warning("run %s has lost its session", run_id)
+        if live is not None and live.task is not None:
+            live.session_lost = True
+            live.task.cancel()
+
+    # --- ending -------------------------------------------------------------------------------------------------
+
+    async def end_unstarted(self, live: LiveRun, error: BaseException) -> None:
+        """Close a run that was never begun."""
+        stop, spec = live.controls.stop, live.spec
+        shutdown = (
+            stop.reason == "server_shutdown" or self._engine.draining or isinstance(error, asyncio.CancelledError)
+        )
+        nothing: dict[str, Any] = {**_NOTHING, "steps": 0}
+        if shutdown and spec.on_detach == "continue" and spec.persist:
+            await live.log.emit("run.interrupted")
+        elif shutdown or stop.reason not in (None, "deadline"):
+            await live.log.emit("run.cancelled", by=stop.by, reason=stop.reason or "server_shutdown", **nothing)
+        else:
+            code = error.code if isinstance(error, Refused | NotStarted) else "unknown"
+            kind = "deadline" if stop.reason else code
+            await live.log.emit("run.failed", failure=kind, error=str(error), code=kind, retryable=True, **nothing)
+        await self.forget(live)
+
+    async def _close_broken(self, live: LiveRun) -> None:
+        """The last resort: a run always has an end on record, even when the loop itself fell over."""
+        if live.log.state.ended or live.log.state.status == "interrupted":
+            return
+        message = live.secrets.redact(traceback.format_exc())
+        log.error("run %s ended by a defect: %s", live.spec.run_id, message)
+        end: Result = {"failure": "unknown", "error": "The server had an internal error.", "retryable": False}
+        if isinstance(sys.exception(), StoreError):
+            end = _STORE_FAILED
+        try:
+            await live.log.emit("run.failed", **end, **_NOTHING, steps=live.log.step)
+        except (LogEnded, LeaseLost):
+            return
+        except StoreError:
+            self._note_unrecorded_end(live)
+
+    def _note_unrecorded_end(self, live: LiveRun) -> None:
+        """A run that has ended and has no end on record gets it from whoever takes it up, and does not go on."""
+        state, writer = live.log.state, live.log
+        if live.spec.persist and writer.creates is None and not state.ended and state.status != "interrupted":
+            end = writer.event("run.failed", **_STORE_FAILED, **_NOTHING, steps=writer.step)
+            end.seq, end.ts = writer.last_seq + 1, time.time()
+            self.unrecorded_ends[live.spec.run_id] = end, writer
+
+    async def forget(self, live: LiveRun) -> None:
+        """The run is no longer at work here."""
+        run_id = live.spec.run_id
+        if live.log.state.ended:
+            self.unrecorded_ends.pop(run_id, None)
+        if live.deadline_timer is not None:
+            live.deadline_timer.cancel()
+        await self._engine.log.close(run_id)
+        self._engine.by_id.pop(run_id, None)
+        await self._engine.discard_unread(run_id)
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen; whoever waits for the run is told, and it is in the log

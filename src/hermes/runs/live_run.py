@@ -1,0 +1,51 @@
+"""A run at work in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from hermes.core.spec import RunSpec
+from hermes.guards.secrets import Secrets
+from hermes.runs.control import RunControls
+from hermes.runs.resume import Resumption
+from hermes.runs.writer import RunWriter
+from hermes.store.base import OpenedSession
+from hermes.store.stores import AsyncStore
+
+Result = dict[str, Any]
+STORE_UNAVAILABLE_NOTICE = ("store_unavailable", "The store is out of reach; this turn is not kept.")
+
+
+@dataclass(slots=True)
+class LiveRun:
+    """A run at work in this process, as the loop is handed it."""
+
+    spec: RunSpec
+    store: AsyncStore
+    log: RunWriter
+    controls: RunControls
+    secrets: Secrets
+    deadline_at: float | None = None
+    task: asyncio.Task[Result] | None = None
+    owners: set[object] = field(default_factory=set)
+    notices: list[tuple[str, str]] = field(default_factory=list)
+    deadline_timer: asyncio.TimerHandle | None = None
+    session_lost: bool = False
+    resumption: Resumption | None = None
+    waited_s: float = 0.0
+    begun: OpenedSession | None = None
+    # Whether the model has been shown text from outside, and the hosts that the user has named; children have both.
+    read_foreign: bool = False
+    named_hosts: frozenset[str] = frozenset()
+
+    @property
+    def transcript_id(self) -> str:
+        """Under what the rows are kept: the session, or, for a run that keeps nothing, the run itself."""
+        return self.spec.session_id if self.spec.persist else self.spec.run_id
+
+    @property
+    def unrecorded(self) -> bool:
+        """Whether nothing of it is on record, and nothing was shown."""
+        return self.log.creates is not None and self.log.first_delta_at is None

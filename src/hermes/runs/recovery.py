@@ -1,0 +1,218 @@
+"""Runs that were cut off: found, taken up where their logs end, or closed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from hermes.core.limits import LEASE_TTL_S, RESUME_SCAN_S, STORE_POLL_S
+from hermes.core.processes import booted_at, is_gone, this_process
+from hermes.core.spec import RunSpec
+from hermes.runs.admission import Admission, Refused
+from hermes.runs.leases import Lease
+from hermes.runs.lifecycle import NotStarted
+from hermes.runs.live_run import LiveRun
+from hermes.runs.resume import look
+from hermes.store.base import RunRecord, SessionNotFound, StoreError
+
+if TYPE_CHECKING:
+    from hermes.runs.engine import RunEngine
+
+log = logging.getLogger(__name__)
+
+
+def _is_orphaned(record: RunRecord) -> bool:
+    """Whether the run is orphaned: it was never started, and the process that created it is gone."""
+    if record.state.started_at is not None or record.state.status == "interrupted" or is_gone(record.holder):
+        return True
+    # It is made a moment before its first event.
+    return record.state.last_seq == 0 and time.time() - record.created_at > LEASE_TTL_S
+
+
+class Recovery:
+    """Takes up, or closes, runs without an end that nobody carries on."""
+
+    def __init__(self, engine: RunEngine) -> None:
+        self._engine, self._lifecycle = engine, engine.lifecycle
+        # Whoever wants to hear of runs that are taken up from another process.
+        self.listeners: list[Callable[[RunSpec], None]] = []
+        self._being_resumed: set[str] = set()
+        self._look = asyncio.Event()
+
+    async def scan(self) -> None:
+        """Look for runs that were cut off, again and again."""
+        self._engine.log.resume = self._resume_if_left
+        while not self._engine.draining:
+            self._look.clear()
+            try:
+                await self.resume_all()
+            except StoreError as error:
+                log.warning("runs that were cut off could not be looked for: %s", error)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._look.wait(), RESUME_SCAN_S)
+
+    def look_now(self) -> None:
+        """Look for runs that were cut off at once: another process has ended."""
+        self._look.set()
+
+    async def resume_all(self) -> list[str]:
+        """Take up, or close, every run without an end that nobody carries on. Their ids."""
+        unfinished = await self._engine.store.runs.unfinished()
+        return [record.spec.run_id for record in unfinished if await self._resume(record)]
+
+    async def resume(self, run_id: str) -> None:
+        """Take up, or close, a run without an end, if nobody carries it on."""
+        record = await self._engine.store.runs.get(run_id)
+        if record is not None and not record.state.ended:
+            await self._resume(record)
+
+    async def _resume_if_left(self, record: RunRecord) -> None:
+        """For whoever reads a run: take it up at once where nobody carries it on."""
+        if record.state.ended or record.spec.run_id in self._engine.by_id or not _is_orphaned(record):
+            return
+        with contextlib.suppress(StoreError):  # whoever looks next finds it again
+            holder = await self._engine.store.leases.holder(f"session:{record.spec.session_id}")
+            # One of its own that no run has any more could not be given back.
+            if holder is None or holder == this_process():
+                await self._resume(record)
+
+    async def join(self, run_id: str) -> Admission | None:
+        """What stands for the admission of a run that was begun earlier, once it goes on here or in another process that
+        tells of it, or has ended."""
+        engine = self._engine
+        while (
+            (record := await engine.get(run_id)) is not None and not record.state.ended and run_id not in engine.by_id
+        ):
+            self._engine.admissions.check_open()
+            carrier = await engine.store.runs.carrier(run_id)
+            if carrier is not None and await engine.elsewhere.has(run_id, carrier):
+                break
+            if not await self._resume(record):
+                await asyncio.sleep(STORE_POLL_S)
+        if record is None:
+            return None
+        turn = asyncio.get_running_loop().create_future()
+        lease = Lease(record.spec.session_id, record.spec.owner, run_id, turn, engine.store)
+        return Admission(record.spec, lease, self._engine, begun=True, released=True)
+
+    async def _resume(self, record: RunRecord) -> bool:
+        run_id = record.spec.run_id
+        known = run_id in self._engine.by_id or run_id in self._being_resumed
+        if known or self._engine.draining or not _is_orphaned(record):
+            return False
+        self._being_resumed.add(run_id)
+        try:
+            return await self._resume_left(record)
+        finally:
+            self._being_resumed.discard(run_id)
+
+    async def _resume_left(self, record: RunRecord) -> bool:
+        spec, store, leases = record.spec, self._engine.store, self._engine.admissions.leases
+        if record.state.started_at is None and (record.state.last_seq or is_gone(record.holder)):
+            if not await store.runs.adopt(spec.run_id, record.holder):
+                return False
+            await self._queue_again(record)
+            return True
+        try:
+            lease = await leases.acquire_if_free(spec, store)
+        except SessionNotFound as error:
+            await self._end_cut_off(record, Refused.by(error))
+            return True
+        if lease is None:
+            return False
+        # While the lease was waited for, whoever had it may have come to an end.
+        now = await store.runs.get(spec.run_id)
+        if now is None or now.state.ended or now.state.last_seq != record.state.last_seq:
+            await leases.release(lease)
+            return False
+        await self.resume_with_lease(now, lease)
+        return True
+
+    async def _end_cut_off(self, record: RunRecord, error: Refused) -> None:
+        """Close a run that may not go on."""
+        live = await self._revived(record, None)
+        live.resumption = None
+        await self._lifecycle.end_unstarted(live, error)
+
+    async def resume_with_lease(self, record: RunRecord, lease: Lease) -> None:
+        """Go on with a run whose session is held; it gives the lease back at its end."""
+        admission = Admission(record.spec, lease, self._engine)
+        session = lease.begun.session if lease.begun is not None else None
+        self._engine.admissions.permits.take(record.spec.owner)
+        try:
+            if session is not None and session["owner"] != record.spec.owner:
+                await self._end_cut_off(record, Refused.by(SessionNotFound(record.spec.session_id)))
+                await admission.release()
+                return
+            lease.run_id, lease.owner = record.spec.run_id, record.spec.owner
+            live = await self._revived(record, lease.token)
+        except BaseException:
+            await admission.release()
+            raise
+        if live.resumption is None and not self._may_begin(record):  # it was made, and never begun
+            await self._lifecycle.end_unstarted(live, NotStarted("server_restarted"))
+            await admission.release()
+        else:
+            self._lifecycle.begin(live, admission)
+
+    async def _queue_again(self, record: RunRecord) -> None:
+        """A run that was submitted or made, and not begun, waits for its session once more."""
+        live = await self._revived(record, None)
+        resumption, live.resumption = live.resumption, None
+        go_on = resumption.verdict == "go_on" if resumption is not None else self._may_begin(record)
+        try:
+            if resumption is None and go_on:
+                await self._lifecycle.emit_queued(live)
+            elif resumption is not None and resumption.verdict == "cancelled":
+                live.controls.stop.request(resumption.stop_reason or "stop", resumption.stopped_by)
+            if not go_on:
+                code = resumption.verdict if resumption else "server_restarted"
+                await self._lifecycle.end_unstarted(live, NotStarted(code))
+                return
+        except StoreError:
+            await self._lifecycle.forget(live)
+            raise
+        self._engine.admissions.permits.take(live.spec.owner)
+        self._lifecycle.start_when_free(live)
+
+    def _may_begin(self, record: RunRecord) -> bool:
+        """Whether a run that was made and not begun is still wanted: it does not need its client, and is not old."""
+        age_s = time.time() - record.created_at
+        return record.spec.on_detach == "continue" and age_s <= self._engine.limits.resume_within_s
+
+    async def _revived(self, record: RunRecord, token: int | None) -> LiveRun:
+        """A run as its log leaves it."""
+        limits, store = self._engine.limits, self._engine.store.runs
+        spec = limits.ceiling(record.spec)
+        for hear in self.listeners:
+            hear(spec)
+        await self._engine.log.absorb(store)
+        end, before = self._lifecycle.unrecorded_ends.get(spec.run_id, (None, None))
+        if before is not None:
+            await before.save_rest(token)
+        events, partials = await store.durable(spec.run_id), await store.partials(spec.run_id)
+        if not events:
+            return self._lifecycle.make_live(spec)
+        resumption = look(
+            events,
+            partials,
+            on_detach=spec.on_detach,
+            now=time.time(),
+            within_s=limits.resume_within_s,
+            booted_at=booted_at(),
+        )
+        if end is not None:  # its readers have been told that it is over
+            resumption.verdict, resumption.next_seq = "store_unavailable", max(resumption.next_seq, end.seq + 1)
+        log.info("run %s is taken up again (%s, %s)", spec.run_id, resumption.reason, resumption.verdict)
+        live = self._lifecycle.make_live(spec, resumption.next_seq - 1, record.state)
+        live.resumption, live.log.token = resumption, token
+        live.controls.seen |= resumption.controls
+        live.controls.steers += resumption.steers
+        live.controls.approvals.expect(record.state.approvals.keys() - resumption.answers.keys())
+        live.controls.clarifications.expect(record.state.questions.keys() - resumption.answers.keys())
+        live.log.restore(resumption.partials)
+        return live
