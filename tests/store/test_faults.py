@@ -25,7 +25,7 @@ from hermes.store.stores import Async, Store, open_store, store_at
 
 
 @pytest.mark.parametrize("session_id", [".", "..", "a/..", "a..b"])
-def test_an_id_leads_nowhere_but_to_its_own_folder(file_db: SessionDB, session_id: str) -> None:
+def test_session_id_cannot_escape_its_upload_folder(file_db: SessionDB, session_id: str) -> None:
     assert file_db.path is not None
     others = file_db.path.parent / "uploads" / "other"
     others.mkdir(parents=True)
@@ -35,7 +35,7 @@ def test_an_id_leads_nowhere_but_to_its_own_folder(file_db: SessionDB, session_i
     assert others.exists()
 
 
-def test_a_copy_of_a_database_leaves_the_folders_of_the_home_alone(file_db: SessionDB) -> None:
+def test_deleting_in_database_copy_keeps_home_folders(file_db: SessionDB) -> None:
     assert file_db.path is not None
     file_db.create_session("s", "cli")
     folder = file_db.path.parent / "uploads" / "s"
@@ -46,7 +46,7 @@ def test_a_copy_of_a_database_leaves_the_folders_of_the_home_alone(file_db: Sess
     assert folder.exists()
 
 
-def test_a_log_that_has_ended_takes_nothing_more(store: Store) -> None:
+def test_ended_run_log_rejects_further_events(store: Store) -> None:
     spec = RunSpec("hi", "s")
     store.runs.create(spec)
 
@@ -63,7 +63,7 @@ def test_a_log_that_has_ended_takes_nothing_more(store: Store) -> None:
 
 
 @pytest.mark.parametrize("text", ["Über", "été", "École normale", "naïve", "x-ray", "日本", "", "…", "don't"])
-def test_a_sound_index_is_not_made_anew(tmp_path: Path, text: str) -> None:
+def test_healthy_index_is_not_rebuilt(tmp_path: Path, text: str) -> None:
     with contextlib.closing(SessionDB(tmp_path / "state.db")) as db:
         db.create_session("s", "cli")
         db.append_message("s", "user", text)
@@ -71,7 +71,7 @@ def test_a_sound_index_is_not_made_anew(tmp_path: Path, text: str) -> None:
         assert db.notices == []
 
 
-def test_what_the_collector_takes_away_hangs_nobody(tmp_path: Path) -> None:
+def test_garbage_collected_store_does_not_hang(tmp_path: Path) -> None:
     program = """
         import gc, sys
         from pathlib import Path
@@ -92,14 +92,14 @@ def test_what_the_collector_takes_away_hangs_nobody(tmp_path: Path) -> None:
     assert done.stdout == "done\n", done.stderr
 
 
-def test_a_database_that_nobody_holds_any_more_is_closed(tmp_path: Path) -> None:
+def test_unreferenced_database_is_closed_by_gc(tmp_path: Path) -> None:
     SessionDB(tmp_path / "state.db").create_session("s", "cli")
     gc.collect()
     SessionDB(tmp_path / "other.db").close()
     assert [path.name for path in tmp_path.glob("state.db*")] == ["state.db"]
 
 
-def test_a_rewind_hides_what_was_summarised_since(db: SessionDB) -> None:
+def test_rewind_hides_later_compaction_summary(db: SessionDB) -> None:
     db.create_session("s", "cli", base_id="api-1")
     for number in range(1, 11):
         db.append_message("s", "user" if number % 2 else "assistant", f"word{number}")
@@ -114,7 +114,7 @@ def test_a_rewind_hides_what_was_summarised_since(db: SessionDB) -> None:
     assert db.bind_session("api-1", history) == "s"
 
 
-def test_a_repeated_row_is_the_copy_of_the_right_one(db: SessionDB) -> None:
+def test_compaction_matches_repeated_rows_correctly(db: SessionDB) -> None:
     db.create_session("s", "cli")
     ids = [db.append_message("s", role, text) for role, text in _talk("yes", "A", "yes", "B")]
     said = db.get_messages_as_conversation("s")
@@ -127,7 +127,7 @@ def _talk(*texts: str) -> list[tuple[str, str]]:
     return [("assistant" if at % 2 else "user", text) for at, text in enumerate(texts)]
 
 
-async def test_reading_from_a_closed_store_is_told(tmp_path: Path) -> None:
+async def test_async_read_of_closed_store_raises(tmp_path: Path) -> None:
     for number in range(20):
         store = Async(open_store(f"sqlite://{tmp_path}/{number}.db"))
         await asyncio.gather(*(store.sessions.get_session("a") for _ in range(4)))
@@ -137,7 +137,7 @@ async def test_reading_from_a_closed_store_is_told(tmp_path: Path) -> None:
                 await store.sessions.get_session("a")
 
 
-async def test_an_exception_that_no_future_can_carry_hangs_nobody(tmp_path: Path) -> None:
+async def test_unpicklable_exception_does_not_hang_writers(tmp_path: Path) -> None:
     store = Async(open_store(f"sqlite://{tmp_path}/state.db"))
     await store.sessions.create_session("s", "cli")
     odd = store.transaction(lambda: next(iter(())))
@@ -149,7 +149,7 @@ async def test_an_exception_that_no_future_can_carry_hangs_nobody(tmp_path: Path
     store.close()
 
 
-def test_everybody_waits_for_another_process_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busy_timeout_is_waited_once_for_whole_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sqlite3
     from concurrent.futures import ThreadPoolExecutor
 
@@ -171,7 +171,7 @@ def test_everybody_waits_for_another_process_only_once(tmp_path: Path, monkeypat
     db.close()
 
 
-def test_prefixes_are_few_and_not_of_one_letter() -> None:
+def test_fts_prefix_terms_are_limited() -> None:
     query = fts_query("a* bc* de* fg* hi* jk*")
     assert query.count("*") == 4 and '"a" AND' in query
 
@@ -185,7 +185,7 @@ def test_prefixes_are_few_and_not_of_one_letter() -> None:
     ],
     ids=["no number", "an odd id", "nested"],
 )
-def test_what_was_written_can_be_read(db: SessionDB, fields: dict[str, Any]) -> None:
+def test_deeply_nested_content_is_readable(db: SessionDB, fields: dict[str, Any]) -> None:
     if not fields:
         value: Any = 1
         for _ in range(5000):
@@ -197,7 +197,7 @@ def test_what_was_written_can_be_read(db: SessionDB, fields: dict[str, Any]) -> 
     assert len(db.get_messages("s")) == len(db.get_messages_as_conversation("s")) == 2
 
 
-def test_nothing_is_repaired_that_is_in_use(file_db: SessionDB) -> None:
+def test_repair_of_open_file_raises_busy(file_db: SessionDB) -> None:
     assert file_db.path is not None
     with pytest.raises(StoreBusy):
         repair(file_db.path)
@@ -212,12 +212,12 @@ def test_nothing_is_repaired_that_is_in_use(file_db: SessionDB) -> None:
         other.communicate("")
 
 
-def test_what_needs_the_whole_file_is_refused_in_a_transaction(store: Store) -> None:
+def test_optimize_in_transaction_is_rejected(store: Store) -> None:
     with pytest.raises(StoreError, match="transaction"):
         store.transaction(store.sessions.optimize)
 
 
-def test_an_imported_row_enters_no_run_of_somebody_else(store: Store) -> None:
+def test_imported_row_does_not_join_foreign_run(store: Store) -> None:
     spec = RunSpec("hi", "mine", run_id="run_1")
     store.runs.create(spec)
     store.sessions.create_session("mine", "cli")
@@ -240,18 +240,18 @@ def test_an_imported_row_enters_no_run_of_somebody_else(store: Store) -> None:
         {"usage": [{"model": "m", "calls": 2**64}]},
     ],
 )
-def test_numbers_that_cannot_be_kept_are_refused(db: SessionDB, fields: dict[str, Any]) -> None:
+def test_import_rejects_out_of_range_numbers(db: SessionDB, fields: dict[str, Any]) -> None:
     done = db.import_sessions([{"format": "hermes.session/1", "id": "s", **fields}])
     assert done["ok"] is False and done["errors"][0]["index"] == 0
     assert db.get_session("s") is None
 
 
-def test_a_session_is_not_its_own_parent(db: SessionDB) -> None:
+def test_import_detaches_session_that_is_its_own_parent(db: SessionDB) -> None:
     done = db.import_sessions([{"format": "hermes.session/1", "id": "s", "parent_session_id": "s"}])
     assert (done["imported"], done["detached"]) == (1, 1)
 
 
-def test_an_index_that_does_not_fit_its_messages_is_found_out(file_db: SessionDB) -> None:
+def test_deep_check_finds_index_mismatch(file_db: SessionDB) -> None:
     file_db.create_session("s", "cli")
     row = file_db.append_message("s", "user", "apple pie")
     sql = "INSERT INTO messages_fts(messages_fts, rowid, body, tool) VALUES ('delete', ?, 'apple pie', NULL)"
@@ -259,7 +259,7 @@ def test_an_index_that_does_not_fit_its_messages_is_found_out(file_db: SessionDB
     assert file_db.check(deep=True) != []
 
 
-def test_who_has_lost_a_job_gives_nothing_back(store: Store) -> None:
+def test_job_finish_by_former_holder_is_ignored(store: Store) -> None:
     store.jobs.create({"id": "j", "next_run_at": 1.0})
     assert store.jobs.claim_due(10.0, "a", ttl=5)
     assert store.jobs.claim_due(20.0, "b", ttl=5)
@@ -268,7 +268,7 @@ def test_who_has_lost_a_job_gives_nothing_back(store: Store) -> None:
     assert store.jobs.finish("j", holder="b", next_run_at=None) is not None
 
 
-def test_one_that_is_busy_keeps_no_other_from_being_pruned(store: Store) -> None:
+def test_prune_skips_busy_session(store: Store) -> None:
     db = store.sessions
     for name in ("a", "b", "c"):
         db.create_session(name, "cli")
@@ -284,13 +284,13 @@ def test_one_that_is_busy_keeps_no_other_from_being_pruned(store: Store) -> None
 @pytest.mark.parametrize(
     "url", ["postgresql://host/db?user=u&password=hunter2", "postgres:u:hunter2", "mysql://u:hunter2@h"]
 )
-def test_an_address_is_not_quoted(url: str) -> None:
+def test_store_url_error_does_not_leak_password(url: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         store_at(url)
     assert "hunter2" not in str(refusal.value)
 
 
-def test_a_child_may_open_what_its_parent_has_only_named(tmp_path: Path) -> None:
+def test_forked_child_can_open_store_not_yet_opened_by_parent(tmp_path: Path) -> None:
     program = """
         import os, sys
         from pathlib import Path
