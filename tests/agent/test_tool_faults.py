@@ -31,14 +31,14 @@ SESSION = "the-session"
 # ---- what a provider wants back unread
 
 
-def test_opaque_words_of_other_kinds_stay_items_of_their_own() -> None:
+def test_opaque_string_items_stay_separate() -> None:
     assembler = Assembler()
     for data in ("commentary", "final_answer"):
         assembler.feed(Opaque("phase", data))
     assert [item["data"] for item in assembler.message().opaque] == ["commentary", "final_answer"]
 
 
-def test_pieces_of_reasoning_that_a_model_wants_back_are_one_item() -> None:
+def test_reasoning_content_pieces_become_one_item() -> None:
     provider, assembler = provider_for("chat_completions"), Assembler()
     for text in ("First ", "then."):
         chunk = {"model": "deepseek-reasoner", "choices": [{"index": 0, "delta": {"reasoning_content": text}}]}
@@ -74,13 +74,13 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("words", "option"), REFUSALS)
-def test_the_option_that_is_refused_is_told_from_those_that_are_only_mentioned(words: str, option: str | None) -> None:
+def test_rejected_option_is_told_from_mentioned_ones(words: str, option: str | None) -> None:
     facts = FailureFacts("headers", status=400, message=words)
     assert rejected_option(facts) == option
     assert (classify(facts) == "option_rejected") == (option is not None)
 
 
-def test_an_option_that_the_provider_names_apart_from_its_words_is_the_one() -> None:
+def test_rejected_option_from_param_field_wins() -> None:
     words = "Unsupported parameter: use 'max_completion_tokens' instead of what you sent."
     facts = FailureFacts("headers", status=400, code="unsupported_parameter", param="user", message=words)
     assert rejected_option(facts) == "user"
@@ -117,7 +117,7 @@ def hesitant(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hesitant]]:
     Hesitant.go.set()
 
 
-async def test_a_job_that_comes_while_the_last_idle_thread_is_leaving_is_done(hesitant: type[Hesitant]) -> None:
+async def test_job_submitted_while_last_idle_thread_leaves_is_run(hesitant: type[Hesitant]) -> None:
     pool = Threads(4)
     assert await pool.call(lambda: 1) == 1
     async with asyncio.timeout(2):
@@ -129,7 +129,7 @@ async def test_a_job_that_comes_while_the_last_idle_thread_is_leaving_is_done(he
     pool.close()
 
 
-async def test_a_full_pool_whose_threads_are_all_leaving_still_does_every_job(hesitant: type[Hesitant]) -> None:
+async def test_full_pool_of_leaving_threads_runs_every_job(hesitant: type[Hesitant]) -> None:
     pool = Threads(1)
     assert await pool.call(lambda: 1) == 1
     async with asyncio.timeout(2):
@@ -171,7 +171,7 @@ def outputs(events: list[Json]) -> list[tuple[str, int, str]]:
     return [(e["stream"], e["offset"], e["text"]) for e in events if e["type"] == "tool.output"]
 
 
-async def test_what_a_blocking_tool_says_is_seen_at_once_and_under_its_own_label(
+async def test_blocking_tool_output_is_streamed_with_labels(
     house: House, server: ModelServer, talking: Talking
 ) -> None:
     running = await house.begin(house.spec(server))
@@ -181,7 +181,7 @@ async def test_what_a_blocking_tool_says_is_seen_at_once_and_under_its_own_label
     assert outputs(ran.events) == [("stdout", 0, "made\n"), ("stderr", 0, "warned\n"), ("stdout", 5, "done\n")]
 
 
-async def test_a_reader_who_comes_while_a_blocking_tool_runs_sees_the_same_labels(
+async def test_late_subscriber_sees_blocking_tool_output_with_labels(
     house: House, server: ModelServer, talking: Talking
 ) -> None:
     early = await house.begin(house.spec(server, persist=True))
@@ -215,13 +215,11 @@ async def round_with(house: House, server: ModelServer, **broken: Any) -> dict[s
 
 
 @pytest.mark.parametrize("part", ["preview", "effect"])
-async def test_a_tool_with_a_defective_part_fails_its_own_call_and_no_other(
-    house: House, server: ModelServer, part: str
-) -> None:
+async def test_defective_tool_part_fails_only_its_own_call(house: House, server: ModelServer, part: str) -> None:
     assert await round_with(house, server, **{part: crash}) == {"c1": "ok", "c2": "error", "c3": "ok"}
 
 
-async def test_a_tool_that_cannot_say_what_it_touches_spoils_no_other_call(house: House, server: ModelServer) -> None:
+async def test_defective_tool_scope_fails_no_other_call(house: House, server: ModelServer) -> None:
     ended = await round_with(house, server, scope=crash)
     assert (ended["c1"], ended["c3"]) == ("ok", "ok")
 
@@ -231,7 +229,7 @@ async def test_a_tool_that_cannot_say_what_it_touches_spoils_no_other_call(house
 
 @each_protocol
 @pytest.mark.parametrize("persist", [True, False], ids=["kept", "not kept"])
-async def test_the_messages_of_a_turn_that_was_stopped_in_a_tool_round_have_a_result_for_every_call(
+async def test_interrupted_tool_round_has_result_for_every_call(
     house: House, server: ModelServer, protocol: Protocol, persist: bool
 ) -> None:
     async def slow(_: Any, __: Json) -> Json:
@@ -258,7 +256,7 @@ async def test_the_messages_of_a_turn_that_was_stopped_in_a_tool_round_have_a_re
 # ---- steers
 
 
-async def test_a_steer_is_said_to_be_where_its_words_are(house: House, server: ModelServer) -> None:
+async def test_steer_applied_event_names_message_with_steer(house: House, server: ModelServer) -> None:
     go = asyncio.Event()
 
     async def slow(_: Any, __: Json) -> Json:
@@ -284,7 +282,7 @@ def leaks(ran: Ran) -> list[str]:
 
 
 @each_protocol
-async def test_a_known_key_in_the_arguments_of_a_call_is_in_no_event(
+async def test_key_in_tool_arguments_is_redacted_in_events(
     house: House, server: ModelServer, protocol: Protocol
 ) -> None:
     house.offer(tool("look"))
@@ -295,7 +293,7 @@ async def test_a_known_key_in_the_arguments_of_a_call_is_in_no_event(
     assert json.loads(call["arguments"]) == {"a": f"use {MARK} here"}
 
 
-async def test_a_reader_who_comes_later_is_not_shown_a_known_key_either(house: House, server: ModelServer) -> None:
+async def test_key_in_tool_arguments_is_redacted_in_replay(house: House, server: ModelServer) -> None:
     house.offer(tool("look"))
     server.script = [Reply(tool_calls=[Call("look", {"a": KEY})]), Reply(text="Done.")]
     ran = await house.run(server, persist=True)
@@ -304,7 +302,7 @@ async def test_a_reader_who_comes_later_is_not_shown_a_known_key_either(house: H
 
 
 @pytest.mark.parametrize("blocking", [False, True], ids=["coroutine", "blocking"])
-async def test_the_process_log_holds_no_key_that_a_tool_fell_over(
+async def test_key_in_tool_exception_is_redacted_in_log(
     house: House, server: ModelServer, caplog: pytest.LogCaptureFixture, blocking: bool
 ) -> None:
     caplog.set_level(logging.DEBUG)

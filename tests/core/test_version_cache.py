@@ -64,7 +64,7 @@ CHANGES: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_what_it_depends_on_changes_its_key(
+def test_version_cache_key_changes_with_inputs(
     change: Callable[[Path, pytest.MonkeyPatch], object], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = version_cache.version()[2]
@@ -73,7 +73,7 @@ def test_what_it_depends_on_changes_its_key(
     assert version_cache.version()[2] != before
 
 
-def test_what_it_does_not_depend_on_does_not(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_version_cache_key_ignores_unrelated_inputs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = version_cache.version()
     monkeypatch.setenv("SOMETHING_ELSE", "1")
     monkeypatch.chdir(home)
@@ -81,7 +81,7 @@ def test_what_it_does_not_depend_on_does_not(home: Path, monkeypatch: pytest.Mon
     assert version_cache.version() == before
 
 
-def test_it_is_told_again_from_a_private_file_and_never_stale(home: Path) -> None:
+def test_version_is_cached_privately_and_never_stale(home: Path) -> None:
     first, file = told(), home / "cache/version"
     assert f"store {'sqlite:////here/state.db'}" in first and stat.S_IMODE(file.stat().st_mode) == 0o600
     assert "/here" not in file.read_text().partition("\n")[0], "the key tells nothing of what is in it"
@@ -95,7 +95,7 @@ def test_it_is_told_again_from_a_private_file_and_never_stale(home: Path) -> Non
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\0", b"another key\nprofile remembered\n"], ids=repr)
-def test_a_file_that_is_not_ours_to_read_is_ignored(home: Path, content: bytes) -> None:
+def test_invalid_version_cache_file_is_ignored(home: Path, content: bytes) -> None:
     (home / "cache/version").write_bytes(content)
     assert "profile default" in told()
     (home / "cache/version").unlink()
@@ -103,20 +103,20 @@ def test_a_file_that_is_not_ours_to_read_is_ignored(home: Path, content: bytes) 
     assert "profile default" in told()
 
 
-def test_a_file_of_another_user_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_version_cache_file_of_other_user_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("key\ntext")
     assert version_cache.known(str(tmp_path / "file"), "key") == "text"
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     assert version_cache.known(str(tmp_path / "file"), "key") is None
 
 
-def test_a_home_that_cannot_be_written_is_told_of_all_the_same(home: Path) -> None:
+def test_version_works_with_unwritable_home(home: Path) -> None:
     (home / "cache").rmdir()
     (home / "cache").write_text("in the way")
     assert "profile default" in told()
 
 
-def test_a_sandbox_that_does_not_work_is_tried_again(home: Path) -> None:
+def test_failed_sandbox_probe_is_not_remembered(home: Path) -> None:
     from hermes.core.home import Home
     from hermes.sandbox.remembered import remember
     from hermes.sandbox.remembered import told as known

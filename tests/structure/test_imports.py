@@ -35,7 +35,7 @@ def ran(arguments: list[str], home: Path) -> tuple[str, set[str]]:
     return "\n".join(printed), set(json.loads(modules))
 
 
-def test_the_version_is_told_at_little_cost(tmp_path: Path) -> None:
+def test_version_imports_little(tmp_path: Path) -> None:
     printed, modules = ran(["--version"], tmp_path / "home")
     assert hermes.__version__ in printed and "exit 0" in printed
     assert not {name for name in modules if name.partition(".")[0] in HEAVY}
@@ -43,7 +43,7 @@ def test_the_version_is_told_at_little_cost(tmp_path: Path) -> None:
     assert not (tmp_path / "home").exists(), "telling the version touches no home"
 
 
-def test_the_version_is_told_again_at_next_to_no_cost(tmp_path: Path) -> None:
+def test_repeated_version_imports_next_to_nothing(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("terminal: {backend: local}\n")
     first, _ = ran(["--version"], tmp_path)
     printed, modules = ran(["--version"], tmp_path)
@@ -54,7 +54,7 @@ def test_the_version_is_told_again_at_next_to_no_cost(tmp_path: Path) -> None:
     assert not modules & {*HEAVY, "argparse", "dataclasses", "pathlib", "asyncio", "typing", "inspect"}
 
 
-def test_a_server_reads_no_certificates_before_it_needs_them() -> None:
+def test_server_loads_no_certificates_before_use() -> None:
     code = """
 import ssl
 from hermes.server.process_tuning import begin
@@ -71,7 +71,7 @@ assert made().cert_store_stats()["x509_ca"]
 
 
 @pytest.mark.parametrize("module", ["hermes", "hermes.core.failures", "hermes.agent.assembler", "hermes.core.tokens"])
-def test_the_pure_parts_need_nothing_but_python(module: str) -> None:
+def test_pure_modules_import_no_heavy_libraries(module: str) -> None:
     code = f"import json, sys, {module}; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in json.loads(done.stdout)}
@@ -79,7 +79,7 @@ def test_the_pure_parts_need_nothing_but_python(module: str) -> None:
 
 
 @pytest.mark.parametrize("library", ["openai", "anthropic", "PIL", "yaml", "ruamel"])
-def test_the_facade_loads_no_library_that_it_may_not_need(library: str) -> None:
+def test_facade_imports_no_optional_library(library: str) -> None:
     code = f"import sys, run_agent; assert {library!r} not in sys.modules, 'loaded'"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
