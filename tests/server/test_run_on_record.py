@@ -23,7 +23,7 @@ STREAMS: dict[str, Json] = {
 
 @pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": "key-1"}], ids=["plain", "keyed"])
 @pytest.mark.parametrize("path", STREAMS)
-async def test_a_head_is_sent_when_its_run_is_on_record(
+async def test_stream_head_is_sent_after_run_is_recorded(
     api: Api, monkeypatch: pytest.MonkeyPatch, path: str, headers: dict[str, str]
 ) -> None:
     api.model.handler = lambda _: Reply(text="Hello.", continues=False)
@@ -71,7 +71,7 @@ class Appends:
 WHOLE = ["run.started", "model.started", "message.completed", "usage", "run.completed"]
 
 
-async def test_a_plain_turn_is_one_transaction(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_plain_turn_is_one_transaction(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where its client keeps the conversation, and would ask again if there were no answer."""
     api.model.handler = lambda _: Reply(text="Hello.", continues=False)
     appends = Appends(api.app.store, monkeypatch)
@@ -92,7 +92,7 @@ async def test_a_plain_turn_is_one_transaction(api: Api, monkeypatch: pytest.Mon
     ],
     ids=["keyed", "named", "session"],
 )
-async def test_other_turns_are_on_record_before_the_model_is_asked(
+async def test_other_turns_are_recorded_before_model_call(
     api: Api, path: str, body: Json, headers: dict[str, str]
 ) -> None:
     seen: list[int] = []
@@ -109,7 +109,7 @@ async def test_other_turns_are_on_record_before_the_model_is_asked(
     assert seen == [1]
 
 
-async def test_a_plain_turn_is_on_record_while_the_model_works(api: Api) -> None:
+async def test_plain_turn_is_recorded_while_model_works(api: Api) -> None:
     seen: list[str] = []
 
     async def answer(_: Any) -> Reply:
@@ -123,9 +123,7 @@ async def test_a_plain_turn_is_on_record_while_the_model_works(api: Api) -> None
 
 
 @pytest.mark.parametrize("listed", [False, True])
-async def test_a_start_that_could_not_be_kept_is_kept_with_the_end(
-    api: Api, monkeypatch: pytest.MonkeyPatch, listed: bool
-) -> None:
+async def test_failed_start_record_is_written_with_end(api: Api, monkeypatch: pytest.MonkeyPatch, listed: bool) -> None:
     """Also where somebody lists the runs, which puts starts on record."""
     appends = Appends(api.app.store, monkeypatch)
     appends.failing = 1
