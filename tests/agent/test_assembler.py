@@ -32,6 +32,8 @@ from hermes.core.stream_parts import (
     ToolDelta,
     Usage,
 )
+from hermes.providers.base import WireEvent
+from hermes.providers.registry import provider_for
 from support.cutting import all_cuts, any_cut, cuts
 
 # Numbers of the contract, not of the code.
@@ -549,3 +551,19 @@ def test_tool_name_may_repeat_in_every_fragment(text: str) -> None:
 def test_deeply_nested_arguments_in_fragments() -> None:
     [call] = calls(*[ToolDelta(name="look", arguments='{"a": ')] * 3_000)
     assert call.arguments == '{"a": ' * 3_000
+
+
+def test_opaque_string_items_stay_separate() -> None:
+    assembler = Assembler()
+    for data in ("commentary", "final_answer"):
+        assembler.feed(Opaque("phase", data))
+    assert [item["data"] for item in assembler.message().opaque] == ["commentary", "final_answer"]
+
+
+def test_reasoning_content_pieces_become_one_item() -> None:
+    provider, assembler = provider_for("chat_completions"), Assembler()
+    for text in ("First ", "then."):
+        chunk = {"model": "deepseek-reasoner", "choices": [{"index": 0, "delta": {"reasoning_content": text}}]}
+        for part in provider.parts(WireEvent("", chunk)):
+            assembler.feed(part)
+    assert assembler.message().opaque == [{"kind": "reasoning_content", "data": "First then."}]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import inspect
 import re
 import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -115,7 +117,9 @@ def test_contract_arguments_are_accepted() -> None:
         "stream_delta_callback reasoning_callback tool_start_callback tool_complete_callback tool_progress_callback "
         "approval_callback clarify_callback event_callback"
     )
-    AIAgent(**dict.fromkeys(names.split()))  # type: ignore[arg-type]
+    agent = AIAgent(**dict.fromkeys(names.split()))  # type: ignore[arg-type]
+    assert agent.session_id, "a value of None counts as not given"
+    assert set(names.split()) <= set(inspect.signature(AIAgent).parameters)
 
 
 def test_default_session_id_format() -> None:
@@ -551,12 +555,15 @@ async def test_steer_reports_whether_turn_is_running(server: ModelServer) -> Non
     assert agent.steer("too late") is False
 
 
-async def test_closing_is_repeatable(server: ModelServer) -> None:
+async def test_close_twice_closes_client_once(server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
+    closed: list[str] = []
     agent = agent_for(server)
+    agent._anthropic_client = SimpleNamespace(close=lambda: closed.append("client"))
     await agent.arun_conversation("hi")
     agent.close()
     agent.close()
+    assert (closed, agent._anthropic_client) == (["client"], None)
 
 
 async def test_cancelled_waiter_cancels_run_and_reraises(server: ModelServer) -> None:

@@ -24,6 +24,7 @@ from .conftest import MakeHouse
 from .house import KEY, PROTOCOLS, House, Json, Ran, nothing_left, reading, schema, sent, tool
 
 each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
+SESSION = "the-session"
 
 
 def recording(calls: list[Json]) -> Callable[[Any, Json], Json]:
@@ -832,3 +833,34 @@ async def test_single_iteration_is_enough_for_answer(house: House, server: Model
     server.script = [Reply(text="Done.")]
     ran = await house.run(server, max_iterations=1)
     assert ran.result["completed"] is True
+
+
+# ---- defective tools
+
+
+def crash(_: Any) -> Any:
+    raise ZeroDivisionError("a defect")
+
+
+async def round_with(house: House, server: ModelServer, **broken: Any) -> dict[str, str]:
+    """How each call of a round ended in which `c2` is of a tool with that defect; the turn ends well."""
+    house.offer(tool("broken", **broken), tool("fine", **reading()))
+    server.script = [
+        Reply(tool_calls=[Call("fine", {"a": "1"}, id="c1"), Call("broken", id="c2"), Call("fine", id="c3")]),
+        Reply(text="Done."),
+    ]
+    ran = await house.run(server, persist=True, session_id=SESSION)
+    assert ran.result["final_response"] == "Done."
+    assert [row.tool_call_id for row in await house.rows(SESSION) if row.role == "tool"] == ["c1", "c2", "c3"]
+    await nothing_left(server)
+    return {event["call_id"]: event["status"] for event in ran.of("tool.finished")}
+
+
+@pytest.mark.parametrize("part", ["preview", "effect"])
+async def test_defective_tool_part_fails_only_its_own_call(house: House, server: ModelServer, part: str) -> None:
+    assert await round_with(house, server, **{part: crash}) == {"c1": "ok", "c2": "error", "c3": "ok"}
+
+
+async def test_defective_tool_scope_fails_no_other_call(house: House, server: ModelServer) -> None:
+    ended = await round_with(house, server, scope=crash)
+    assert (ended["c1"], ended["c3"]) == ("ok", "ok")

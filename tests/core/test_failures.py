@@ -793,3 +793,43 @@ def test_provider_text_in_error_is_short_and_printable(words: str) -> None:
 
 def test_short_provider_text_is_not_truncated() -> None:
     assert told("unknown", "x" * 500).message.endswith(" " + "x" * 500)
+
+
+# --- rejected options ------------------------------------------------------------------------------------------------
+
+
+OPTION_REJECTIONS = [
+    (
+        "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.",
+        "max_tokens",
+    ),
+    (
+        "Unsupported parameter: 'max_completion_tokens' is not supported here; use 'max_tokens' instead.",
+        "max_completion_tokens",
+    ),
+    ("'temperature' is not supported with this model; set 'reasoning_effort' instead.", "temperature"),
+    ("tool_choice 'required' is not supported when thinking is enabled", "tool_choice"),
+    ("This model does not support tools; send user messages only", None),
+    ("This model does not support tools, text only", None),
+    ("Your request asks for something that is not supported; stop sending it", None),
+    ("This endpoint does not support files; include a link", None),
+    ("Images are not supported with reasoning models", None),
+    ("Unsupported parameter: 'user' is not supported with this model.", "user"),
+    ("`stop` is not supported with this model", "stop"),
+    ('"reasoning" is not supported with this model', "reasoning"),
+    ("Unsupported parameter: 'text' is not supported with this model.", "text"),
+    ("Unsupported value: 'include' does not support this", "include"),
+]
+
+
+@pytest.mark.parametrize(("words", "option"), OPTION_REJECTIONS)
+def test_rejected_option_is_told_from_mentioned_ones(words: str, option: str | None) -> None:
+    facts = FailureFacts("headers", status=400, message=words)
+    assert rejected_option(facts) == option
+    assert (classify(facts) == "option_rejected") == (option is not None)
+
+
+def test_rejected_option_from_param_field_wins() -> None:
+    words = "Unsupported parameter: use 'max_completion_tokens' instead of what you sent."
+    facts = FailureFacts("headers", status=400, code="unsupported_parameter", param="user", message=words)
+    assert rejected_option(facts) == "user"

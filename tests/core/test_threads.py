@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import queue
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 
+from hermes.core import threads as threads_module
 from hermes.core.threads import Threads
 
 Pool = Callable[[int], Threads]
@@ -171,3 +174,55 @@ async def test_close_ends_threads(pool: Pool) -> None:
     assert thread.daemon
     threads.close()
     await until(lambda: not thread.is_alive())
+
+
+class Hesitant:
+    """A queue whose readers, when nothing has come in time, stop to think before they leave."""
+
+    leaving, go = threading.Event(), threading.Event()
+
+    def __init__(self) -> None:
+        self._jobs: queue.Queue[Any] = queue.Queue()
+        self.put = self._jobs.put
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        try:
+            return self._jobs.get(block, timeout)
+        except queue.Empty:
+            self.leaving.set()
+            self.go.wait(5)
+            raise
+
+
+@pytest.fixture
+def hesitant(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hesitant]]:
+    monkeypatch.setattr(threads_module, "THREAD_IDLE_S_MAX", 0.02)
+    monkeypatch.setattr(queue, "SimpleQueue", Hesitant)
+    Hesitant.leaving.clear()
+    Hesitant.go.clear()
+    yield Hesitant
+    Hesitant.go.set()
+
+
+async def test_job_submitted_while_last_idle_thread_leaves_is_run(hesitant: type[Hesitant]) -> None:
+    pool = Threads(4)
+    assert await pool.call(lambda: 1) == 1
+    async with asyncio.timeout(2):
+        while not hesitant.leaving.is_set():
+            await asyncio.sleep(0.005)
+        job = pool.submit(lambda: 2)
+        hesitant.go.set()
+        assert await job.future == 2
+    pool.close()
+
+
+async def test_full_pool_of_leaving_threads_runs_every_job(hesitant: type[Hesitant]) -> None:
+    pool = Threads(1)
+    assert await pool.call(lambda: 1) == 1
+    async with asyncio.timeout(2):
+        while not hesitant.leaving.is_set():
+            await asyncio.sleep(0.005)
+        jobs = [pool.submit(lambda n=n: n) for n in range(3)]
+        hesitant.go.set()
+        assert [await job.future for job in jobs] == [0, 1, 2]
+    pool.close()

@@ -167,7 +167,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("command", HOSTILE, ids=lambda command: command[:10])
 def test_long_and_deep_commands_terminate(command: str) -> None:
-    check(command, CWD, FACTS)
+    assert all(rules.CLASSES[hit.rule] == hit.klass for hit in check(command, CWD, FACTS))
 
 
 def test_too_deeply_nested_command_is_opaque() -> None:

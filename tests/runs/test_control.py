@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agent.conftest import MakeHouse
-from agent.house import PROTOCOLS, House, Json, Ran, Running, nothing_left, sent, tool
+from agent.house import PROTOCOLS, House, Json, Ran, Running, nothing_left, reading, sent, tool
 from hermes.core.spec import Control
 from hermes.tools import clarify, memory
 from hermes.tools import round as tool_round
@@ -466,3 +466,47 @@ async def test_interrupt_denies_pending_approval(make_house: MakeHouse, server: 
     assert (ran.one("approval.resolved")["choice"], ran.one("approval.resolved")["by"]) == ("deny", "interrupt")
     assert not (house.home.memories / "MEMORY.md").exists()
     await nothing_left(server)
+
+
+@each_protocol
+@pytest.mark.parametrize("persist", [True, False], ids=["kept", "not kept"])
+async def test_interrupted_tool_round_has_result_for_every_call(
+    house: House, server: ModelServer, protocol: Protocol, persist: bool
+) -> None:
+    async def slow(_: Any, __: Json) -> Json:
+        await asyncio.sleep(60)
+        return {}
+
+    house.offer(tool("quick", **reading()), tool("slow", slow, **reading()))
+    calls = [Call("slow", id="c1"), Call("quick", {"a": "tea"}, id="c2"), Call("slow", {"a": "x"}, id="c3")]
+    server.script = [Reply(tool_calls=calls), Reply(text="Fine.")]
+    running = await house.begin(house.spec(server, protocol=protocol, persist=persist))
+    await running.seen("tool.finished")
+    await running.control("interrupt")
+    ran = await running.end()
+    messages = ran.result["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "tool", "tool", "assistant"]
+    assert [m["tool_call_id"] for m in messages if m["role"] == "tool"] == ["c1", "c2", "c3"]
+    assert "tea" in messages[3]["content"]
+    again = await house.run(server, "next", protocol, history=messages)
+    assert again.result["completed"] is True
+    results = "".join(text for role, text in sent(server.requests[-1]) if role == "tool")
+    assert results.count("interrupted") == 2
+
+
+async def test_steer_applied_event_names_message_with_steer(house: House, server: ModelServer) -> None:
+    go = asyncio.Event()
+
+    async def slow(_: Any, __: Json) -> Json:
+        await go.wait()
+        return {"slow": True}
+
+    house.offer(tool("slow", slow, **reading()), tool("fast", **reading()))
+    server.script = [Reply(tool_calls=[Call("slow", id="c1"), Call("fast", id="c2")]), Reply(text="Done.")]
+    running = await house.begin(house.spec(server))
+    await running.seen("tool.finished")
+    await running.control("steer", text="only red ones")
+    go.set()
+    ran = await running.end()
+    holding = [m["tool_call_id"] for m in ran.result["messages"] if "only red ones" in str(m["content"])]
+    assert [ran.one("steer.applied")["where"]] == holding

@@ -56,6 +56,9 @@ async def test_stop_after_scope_does_not_interrupt() -> None:
         await asyncio.sleep(0)
     stop.request("stop")
     await asyncio.sleep(0)
+    task = asyncio.current_task()
+    assert task is not None and task.cancelling() == 0
+    assert stop.reason == "stop"
 
 
 async def test_stop_cancels_all_waits_of_run() -> None:

@@ -338,12 +338,14 @@ async def test_crash_in_agent_loop_fails_run_and_releases_session(
     assert (await house.run(server, persist=True, session_id=SESSION)).result["completed"] is True
 
 
-async def test_closing_twice_is_no_error(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_close_twice_leaves_store_closed(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house(QUIET)
     server.script = [Reply(text="Done.")]
     await house.run(server)
     await house.close()
     await house.close()
+    with pytest.raises(StoreError, match="closed"):
+        await house.app.store.sessions.get_session("s")
 
 
 async def test_run_survives_cancelled_waiter(house: House, server: ModelServer, gate: Gate) -> None:

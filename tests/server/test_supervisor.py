@@ -125,8 +125,9 @@ def test_watchdog_period_is_half_of_given(environ: dict[str, str], period_s: flo
 
 
 @pytest.mark.parametrize("name", ["", "/nowhere/at/all", "relative", "vsock:2:1234", "/" + "x" * 200, "@\0"])
-def test_missing_notify_socket_is_ignored(name: str) -> None:
+def test_missing_notify_socket_is_ignored(name: str, caplog: pytest.LogCaptureFixture) -> None:
     Supervisor({"NOTIFY_SOCKET": name}).tell("READY=1", "STATUS=Listening")
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def test_systemd_status_is_one_line(manager: Manager) -> None:

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import re
 import sqlite3
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hermes.core.errors import HermesError
+from hermes.core.errors import ConfigError, HermesError
 from hermes.core.limits import SLOW_READERS_MAX, SLOW_READERS_NICENESS
 from hermes.store import connections
 from hermes.store import engine as engine_module
 from hermes.store.base import LeaseLost, StoreBusy, StoreError, StoreTimeout
 from hermes.store.sessions import SessionDB
-from hermes.store.stores import Async, open_store
+from hermes.store.stores import Async, open_store, store_at
 
 from .tools import PATIENCE_S, Turn, at_once, contents, look, mode, raw, run, side, texts, umask, url
 
@@ -860,3 +863,100 @@ async def test_slow_reads_run_at_lower_priority(store: Any) -> None:
     own = niceness(None)
     assert await store.engine.read_soon(niceness) == own
     assert await store.engine.read_soon(niceness, slow=True) == min(19, own + SLOW_READERS_NICENESS)
+
+
+def test_garbage_collected_store_does_not_hang(tmp_path: Path) -> None:
+    program = """
+        import gc, sys
+        from pathlib import Path
+        from hermes.store.sessions import SessionDB
+        folder = Path(sys.argv[1])
+        gc.set_threshold(30)
+        for number in range(60):
+            db = SessionDB(folder / f"{number % 5}.db")
+            db.itself = db
+            del db
+            SessionDB(folder / f"{number % 7 + 10}.db").close()
+        print("done")
+    """
+    lines = "\n".join(line.removeprefix("        ") for line in program.splitlines())
+    done = subprocess.run(
+        [sys.executable, "-c", lines, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "done\n", done.stderr
+
+
+def test_unreferenced_database_is_closed_by_gc(tmp_path: Path) -> None:
+    SessionDB(tmp_path / "state.db").create_session("s", "cli")
+    gc.collect()
+    SessionDB(tmp_path / "other.db").close()
+    assert [path.name for path in tmp_path.glob("state.db*")] == ["state.db"]
+
+
+async def test_async_read_of_closed_store_raises(tmp_path: Path) -> None:
+    for number in range(20):
+        store = Async(open_store(f"sqlite://{tmp_path}/{number}.db"))
+        await asyncio.gather(*(store.sessions.get_session("a") for _ in range(4)))
+        store.close()
+        with pytest.raises(StoreError, match="closed"):
+            async with asyncio.timeout(5):
+                await store.sessions.get_session("a")
+
+
+async def test_stop_iteration_in_transaction_does_not_hang_writers(tmp_path: Path) -> None:
+    store = Async(open_store(f"sqlite://{tmp_path}/state.db"))
+    await store.sessions.create_session("s", "cli")
+    odd = store.transaction(lambda: next(iter(())))
+    async with asyncio.timeout(5):
+        told = await asyncio.gather(
+            odd, *(store.sessions.append_message("s", "user", "x") for _ in range(5)), return_exceptions=True
+        )
+    assert isinstance(told[0], RuntimeError) and all(isinstance(one, int) for one in told[1:])
+    store.close()
+
+
+def test_busy_timeout_is_waited_once_for_whole_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "BUSY_S_MAX", 0.3)
+    monkeypatch.setattr(connections, "BUSY_TIMEOUT_S", 0.05)
+    db = SessionDB(tmp_path / "state.db")
+    db.create_session("s", "cli")
+    tries: list[int] = []
+    patiently = connections.patiently
+    monkeypatch.setattr(engine_module, "patiently", lambda *args: tries.append(1) or patiently(*args))
+    other = sqlite3.connect(tmp_path / "state.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with ThreadPoolExecutor(8) as pool:
+        waiting = [pool.submit(db.append_message, "s", "user", "x") for _ in range(8)]
+        told = [one.exception() for one in waiting]
+    other.close()
+    assert all(isinstance(one, StoreBusy) for one in told)
+    assert len(tries) <= 4
+    db.close()
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://host/db?user=u&password=hunter2", "postgres:u:hunter2", "mysql://u:hunter2@h"]
+)
+def test_store_url_error_does_not_leak_password(url: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        store_at(url)
+    assert "hunter2" not in str(refusal.value)
+
+
+def test_forked_child_can_open_store_not_yet_opened_by_parent(tmp_path: Path) -> None:
+    program = """
+        import os, sys
+        from pathlib import Path
+        from hermes.store.stores import Store
+        from hermes.store.sessions import SessionDB
+        named = Store(Path(sys.argv[1]) / "state.db")
+        if os.fork() == 0:
+            db = SessionDB(Path(sys.argv[1]) / "state.db")
+            db.create_session("s", "cli")
+            db.close()
+            os._exit(0)
+        os._exit(os.waitstatus_to_exitcode(os.wait()[1]))
+    """
+    lines = "\n".join(line.removeprefix("        ") for line in program.splitlines())
+    done = subprocess.run([sys.executable, "-c", lines, str(tmp_path)], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr.decode()

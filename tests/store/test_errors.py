@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from hermes.store import connections
-from hermes.store.base import StoreDamaged, StoreError, StoreReadOnly, StoreTooNew
+from hermes.store.base import StoreBusy, StoreDamaged, StoreError, StoreReadOnly, StoreTooNew
 from hermes.store.maintenance import repair
 from hermes.store.sessions import SessionDB
 from hermes.store.stores import open_store
@@ -628,3 +629,35 @@ def test_damage_is_reported_on_first_use_of_store(path: Path) -> None:
     head(path)
     with pytest.raises(StoreDamaged):
         open_store(url(path)).leases.acquire("session:a", "me", 60)
+
+
+@pytest.mark.parametrize("text", ["Über", "été", "École normale", "naïve", "x-ray", "日本", "", "…", "don't"])
+def test_healthy_index_is_not_rebuilt(tmp_path: Path, text: str) -> None:
+    with contextlib.closing(SessionDB(tmp_path / "state.db")) as db:
+        db.create_session("s", "cli")
+        db.append_message("s", "user", text)
+    with contextlib.closing(SessionDB(tmp_path / "state.db")) as db:
+        assert db.notices == []
+
+
+def test_deep_check_finds_index_mismatch(file_db: SessionDB) -> None:
+    file_db.create_session("s", "cli")
+    row = file_db.append_message("s", "user", "apple pie")
+    sql = "INSERT INTO messages_fts(messages_fts, rowid, body, tool) VALUES ('delete', ?, 'apple pie', NULL)"
+    file_db.engine.write(lambda tx: tx.execute(sql, (row,)))
+    assert file_db.check(deep=True) != []
+
+
+def test_repair_of_open_file_raises_busy(file_db: SessionDB) -> None:
+    assert file_db.path is not None
+    with pytest.raises(StoreBusy):
+        repair(file_db.path)
+    program = "import sys; from hermes.store.sessions import SessionDB; db = SessionDB(sys.argv[1]); print('up', flush=True); sys.stdin.read()"
+    path = file_db.path.with_name("other.db")
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None and other.stdout.readline() == "up\n"
+        with pytest.raises(StoreBusy):
+            repair(path)
+        other.communicate("")

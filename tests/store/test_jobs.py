@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hermes.store.stores import open_store
+from hermes.store.stores import Store, open_store
 
 from .tools import Json, at_once, url
 
@@ -215,3 +215,12 @@ def test_concurrent_claims_get_each_job_once(jobs: Any) -> None:
     taken = [name for names_of_one in at_once(8, take) for name in names_of_one]
     assert len(taken) == 40
     assert set(taken) == names
+
+
+def test_job_finish_by_former_holder_is_ignored(store: Store) -> None:
+    store.jobs.create({"id": "j", "next_run_at": 1.0})
+    assert store.jobs.claim_due(10.0, "a", ttl=5)
+    assert store.jobs.claim_due(20.0, "b", ttl=5)
+    assert store.jobs.finish("j", holder="a", next_run_at=None) is None
+    assert store.jobs.claim_due(21.0, "c", ttl=5) == []
+    assert store.jobs.finish("j", holder="b", next_run_at=None) is not None

@@ -710,3 +710,51 @@ def test_transcript_and_model_view_stay_consistent_property(
         assert sorted(covered) == sorted(said)
     assert db.check(deep=True) == []
     db.close()
+
+
+def test_rewind_hides_later_compaction_summary(db: SessionDB) -> None:
+    db.create_session("s", "cli", base_id="api-1")
+    for number in range(1, 11):
+        db.append_message("s", "user" if number % 2 else "assistant", f"word{number}")
+    said = db.get_messages_as_conversation("s")
+    db.archive_and_compact("s", [*said[:4], {"role": "user", "content": "a summary"}, *said[8:]])
+    target = next(row for row in db.get_messages("s") if row["content"] == "word3")
+    db.rewind_to_message("s", target["id"])
+    assert [row["content"] for row in db.get_messages("s")] == ["word1", "word2"]
+    found = [n for n in range(1, 11) if db.search_messages(f"word{n}")]
+    assert found == [1, 2]
+    history = [{"role": "user", "content": "word1"}, {"role": "assistant", "content": "word2"}]
+    assert db.bind_session("api-1", history) == "s"
+
+
+def test_compaction_matches_repeated_rows_correctly(db: SessionDB) -> None:
+    db.create_session("s", "cli")
+    ids = [
+        db.append_message("s", role, text)
+        for role, text in zip(("user", "assistant") * 2, ("yes", "A", "yes", "B"), strict=True)
+    ]
+    said = db.get_messages_as_conversation("s")
+    db.archive_and_compact("s", [{"role": "user", "content": "a summary"}, *said[2:]])
+    db.rewind_to_message("s", ids[2])
+    assert {hit["id"] for hit in db.search_messages("yes OR A OR B")} == set(ids[:2])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"content": [{"type": "text", "text": "a\x00", "x": float("nan")}]},
+        {"tool_calls": [{"id": [1]}]},
+        {},
+    ],
+    ids=["nan", "list as id", "deeply nested"],
+)
+def test_odd_content_is_readable(db: SessionDB, fields: dict[str, Any]) -> None:
+    if not fields:
+        value: Any = 1
+        for _ in range(5000):
+            value = [value]
+        fields = {"content": [{"type": "text", "text": "x", "deep": value}]}
+    db.create_session("s", "cli")
+    db.append_message("s", "assistant", **fields)
+    db.append_message("s", "tool", "x", tool_call_id="1")
+    assert len(db.get_messages("s")) == len(db.get_messages_as_conversation("s")) == 2

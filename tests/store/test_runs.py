@@ -1135,3 +1135,19 @@ def test_sweep_of_many_batches_is_complete(store: Store) -> None:
     left = total - old
     assert sweep(store, 100) == {"logs": total // 2, "runs": old + left - 200}
     assert len(ids_of(store)) == 200
+
+
+def test_ended_run_log_rejects_further_events(store: Store) -> None:
+    spec = RunSpec("hi", "s")
+    store.runs.create(spec)
+
+    def event(type_: str, seq: int) -> Event:
+        return Event(spec.run_id, type_, 0, {"model": "m", "provider": "p"}, seq, 1.0)
+
+    store.runs.append(spec.run_id, None, [event("run.started", 2)])
+    with pytest.raises(LeaseLost):
+        store.runs.append(spec.run_id, None, [event("notice", 2)])
+    store.runs.append(spec.run_id, None, [event("run.completed", 3)])
+    with pytest.raises(LeaseLost):
+        store.runs.append(spec.run_id, None, [event("notice", 4)])
+    assert [e.seq for e in store.runs.durable(spec.run_id)] == [2, 3]

@@ -528,3 +528,8 @@ def test_index_size_of_latin_text_is_bounded(tmp_path: Path) -> None:
         copy.execute("drop table messages_fts")
         copy.execute("vacuum")
     assert indexed <= 1.7 * (tmp_path / "copy.db").stat().st_size
+
+
+def test_fts_prefix_terms_are_limited() -> None:
+    query = fts_query("a* bc* de* fg* hi* jk*")
+    assert query.count("*") == 4 and '"a" AND' in query

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from hermes.core.events import Event
 from hermes.core.spec import RunSpec
 from hermes.store import session_rows
-from hermes.store.base import Row, SessionBusy, SessionExists
+from hermes.store.base import Row, SessionBusy, SessionExists, StoreError
 from hermes.store.sessions import SessionDB
 from hermes.store.stores import Store
 
@@ -593,3 +594,43 @@ def test_next_title_number_is_found_with_few_queries(db: SessionDB, monkeypatch:
     db.create_session("last", "cli")
     db.set_auto_title_if_empty("last", "Plans")
     assert (db.get_session("last") or {})["title"] == "Plans #201" and len(asked) < 25
+
+
+@pytest.mark.parametrize("session_id", [".", "..", "a/..", "a..b"])
+def test_session_id_cannot_escape_its_upload_folder(file_db: SessionDB, session_id: str) -> None:
+    assert file_db.path is not None
+    others = file_db.path.parent / "uploads" / "other"
+    others.mkdir(parents=True)
+    with pytest.raises(ValueError, match="session id"):
+        file_db.create_session(session_id, "cli")
+    file_db.delete_session(session_id)
+    assert others.exists()
+
+
+def test_deleting_in_database_copy_keeps_home_folders(file_db: SessionDB) -> None:
+    assert file_db.path is not None
+    file_db.create_session("s", "cli")
+    folder = file_db.path.parent / "uploads" / "s"
+    folder.mkdir(parents=True)
+    file_db.backup(file_db.path.with_name("copy.db"))
+    with contextlib.closing(SessionDB(file_db.path.with_name("copy.db"))) as copy:
+        assert copy.delete_session("s")
+    assert folder.exists()
+
+
+def test_prune_skips_busy_session(store: Store) -> None:
+    db = store.sessions
+    for name in ("a", "b", "c"):
+        db.create_session(name, "cli")
+        db.end_session(name, "cli_close")
+    db.create_session("child", "subagent", kind="delegate", parent_session_id="b")
+    db.engine.write(lambda tx: tx.execute("UPDATE sessions SET last_active = 1"))
+    assert store.leases.acquire("session:child", "somebody", 60)
+    assert db.prune_sessions() == ["a", "c"]
+    with pytest.raises(SessionBusy):
+        db.delete_session("b")
+
+
+def test_optimize_in_transaction_is_rejected(store: Store) -> None:
+    with pytest.raises(StoreError, match="transaction"):
+        store.transaction(store.sessions.optimize)

@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 
+from hermes.core.spec import RunSpec
 from hermes.store.base import StoreError
 from hermes.store.sessions import SessionDB
+from hermes.store.stores import Store
 
 from .conftest import BAD_IDS, call, contents, listed, talk
 
@@ -451,3 +453,37 @@ def test_backup_over_itself_is_rejected(file_db: SessionDB, tmp_path: Path) -> N
             file_db.backup(path)
     assert file_db.check(deep=True) == []
     assert len(file_db.get_messages("s")) == 5
+
+
+def test_imported_row_does_not_join_foreign_run(store: Store) -> None:
+    spec = RunSpec("hi", "mine", run_id="run_1")
+    store.runs.create(spec)
+    store.sessions.create_session("mine", "cli")
+    store.sessions.append_message("mine", "user", "hello", run_id="run_1")
+    foreign = {"role": "assistant", "content": "INJECTED", "run_id": "run_1"}
+    done = store.sessions.import_sessions([{"format": "hermes.session/1", "id": "other", "messages": [foreign]}])
+    assert done["imported"] == 1
+    assert [row.content for row in store.runs.rows("run_1")] == ["hello"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"message_count": 2**70},
+        {"started_at": float("nan")},
+        {"started_at": float("inf")},
+        {"last_active": -5.0},
+        {"end_reason": "x" * 5000},
+        {"messages": [{"role": "user", "content": "x", "token_count": 2**65}]},
+        {"usage": [{"model": "m", "calls": 2**64}]},
+    ],
+)
+def test_import_rejects_out_of_range_numbers(db: SessionDB, fields: dict[str, Any]) -> None:
+    done = db.import_sessions([{"format": "hermes.session/1", "id": "s", **fields}])
+    assert done["ok"] is False and done["errors"][0]["index"] == 0
+    assert db.get_session("s") is None
+
+
+def test_import_detaches_session_that_is_its_own_parent(db: SessionDB) -> None:
+    done = db.import_sessions([{"format": "hermes.session/1", "id": "s", "parent_session_id": "s"}])
+    assert (done["imported"], done["detached"]) == (1, 1)
