@@ -222,7 +222,7 @@ def test_config_check_json(home: Home, capsys: pytest.CaptureFixture[str]) -> No
 def test_config_set_reports_file(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(home, "config", "set", "agent.max_turns", "12") == 0
     assert lines(capsys) == [f"agent.max_turns is in {home.config_file}."]
-    assert config.load(home).get("agent.max_turns") == 12
+    assert config.load(home).agent.max_turns == 12
 
 
 @pytest.mark.parametrize("value", ["many", "0", "20000"])
@@ -248,7 +248,7 @@ def test_config_set_secret_goes_to_env_file(home: Home, capsys: pytest.CaptureFi
 def test_config_set_from_stdin(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{SECRET}\n"))
     run(home, "config", "set", "api_server.key", "-")
-    assert config.load(home).get("api_server.key") == SECRET
+    assert config.load(home).api_server.key == SECRET
 
 
 def test_config_set_warns_if_overridden(
@@ -363,7 +363,7 @@ def test_profile_create_clones_secrets_on_request(home: Home, flags: list[str], 
     write(home, "model: gpt", f"API_SERVER_KEY={SECRET}")
     assert run(home, "profile", "create", "work", *flags) == 0
     settings = config.load(homes.open_profile(home.path, "work"))
-    assert (settings.get("model"), bool(settings.get("api_server.key"))) == ("gpt", secret)
+    assert (settings.model.default, bool(settings.api_server.key)) == ("gpt", secret)
 
 
 @pytest.mark.parametrize("words", [["work", "--with-secrets"], ["Work"], ["default"], ["taken"]])

@@ -39,7 +39,7 @@ def test_tools_enable_and_disable(home: Home, hermes: Hermes) -> None:
     assert states(hermes, "--platform", "cron")["web"] == "on"
     assert hermes("tools", "enable", "web").code == 0
     assert states(hermes)["web"] == "on"
-    assert "web" in config.load(home).get("platform_toolsets.cli")
+    assert "web" in config.load(home).platform_toolsets["cli"]
 
 
 def test_tools_disabled_globally_stay_off(home: Home, hermes: Hermes) -> None:

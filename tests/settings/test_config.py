@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import stat
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,6 +35,10 @@ def load(home: Home, yaml: str = "", env: str = "", environ: dict[str, str] | No
     home.config_file.write_text(yaml)
     home.env_file.write_text(env)
     return config.load(home, {name.replace("__", "."): value for name, value in flags.items()}, environ or {})
+
+
+def reached(settings: Settings, name: str) -> Any:
+    return operator.attrgetter("model.default" if name == "model" else name)(settings)
 
 
 def only(settings: Settings) -> Problem:
@@ -85,17 +91,17 @@ def test_every_default_is_valid(key: Any, home: Home) -> None:
 def test_empty_home_has_defaults(tmp_path: Path, name: str, value: Any) -> None:
     home = Home(tmp_path / "none")
     settings = config.load(home, environ={})
-    assert (settings.get(name), settings.problems, home.path.exists()) == (value, (), False)
+    assert (reached(settings, name), settings.problems, home.path.exists()) == (value, (), False)
 
 
 def test_store_default_is_in_home(home: Home) -> None:
-    assert config.load(home, environ={}).get("storage.url") == f"sqlite:///{home.path}/state.db"
+    assert config.load(home, environ={}).storage.url == f"sqlite:///{home.path}/state.db"
 
 
 def test_unset_setting_follows_another(home: Home) -> None:
     settings = load(home, "approvals: {timeout: 5}\nplatform_toolsets: {api_server: [web]}")
-    assert settings.get("api_server.approval_timeout_seconds") == 5
-    assert settings.get("api_server.toolsets") == ["web"]
+    assert settings.api_server.approval_timeout_seconds == 5
+    assert settings.api_server.toolsets == ["web"]
 
 
 # ---- precedence
@@ -121,7 +127,7 @@ def test_source_precedence_flag_environment_env_file_config_default(
         {"API_SERVER_PORT": "2"} if "environment" in sources else {},
         **({"api_server__port": 1} if "flag" in sources else {}),
     )
-    assert (settings.get("api_server.port"), settings.source("api_server.port")) == (value, source)
+    assert (settings.api_server.port, settings.source("api_server.port")) == (value, source)
 
 
 def test_origin_names_line_or_variable(home: Home) -> None:
@@ -139,7 +145,7 @@ def test_origin_names_line_or_variable(home: Home) -> None:
 
 def test_empty_variable_is_unset(home: Home) -> None:
     settings = load(home, "", "API_SERVER_KEY=abc", {"API_SERVER_KEY": "", "API_SERVER_PORT": ""})
-    assert (settings.get("api_server.key"), settings.get("api_server.port")) == ("abc", 8642)
+    assert (settings.api_server.key, settings.api_server.port) == ("abc", 8642)
 
 
 def test_env_file_is_not_put_into_environment(home: Home) -> None:
@@ -153,52 +159,52 @@ def test_process_variable_overrides_env_file(home: Home) -> None:
 
 
 def test_flag_none_is_ignored(home: Home) -> None:
-    assert load(home, "model: a", model=None).get("model") == "a"
+    assert load(home, "model: a", model=None).model.default == "a"
 
 
 def test_safe_mode_ignores_config_file(home: Home) -> None:
     home.config_file.write_text("a: [")
     home.env_file.write_text("API_SERVER_PORT=9")
-    assert config.load(home, environ={}, safe_mode=True).get("api_server.port") == 9
+    assert config.load(home, environ={}, safe_mode=True).api_server.port == 9
 
 
 def test_list_variables_are_comma_separated(home: Home) -> None:
     settings = load(home, environ={"API_SERVER_CORS_ORIGINS": "http://a:1, http://b:2,"})
-    assert settings.get("api_server.cors_origins") == ["http://a:1", "http://b:2"]
+    assert settings.api_server.cors_origins == ["http://a:1", "http://b:2"]
 
 
 def test_every_server_scalar_has_a_variable(home: Home) -> None:
     settings = load(home, environ={"API_SERVER_RESPONSES_MAX_STORED": "5", "API_SERVER_METRICS_PUBLIC": "yes"})
-    assert settings.get("api_server.responses.max_stored") == 5
-    assert settings.get("api_server.metrics_public") is True
+    assert settings.api_server.responses.max_stored == 5
+    assert settings.api_server.metrics_public is True
 
 
 # ---- shapes
 
 
 def test_model_as_string(home: Home) -> None:
-    assert load(home, "model: gpt").section("model")["default"] == "gpt"
+    assert load(home, "model: gpt").model.default == "gpt"
 
 
 def test_model_as_mapping(home: Home) -> None:
     settings = load(home, "model: {default: gpt, provider: openai}")
-    assert (settings.get("model"), settings.get("model.provider")) == ("gpt", "openai")
+    assert (settings.model.default, settings.model.provider) == ("gpt", "openai")
 
 
 def test_bare_off_is_string(home: Home) -> None:
     settings = load(home, "approvals: {mode: off}\napi_server: {tool_progress: off}")
-    assert (settings.get("approvals.mode"), settings.get("api_server.tool_progress")) == ("off", "off")
+    assert (settings.approvals.mode, settings.api_server.tool_progress) == ("off", "off")
 
 
 def test_free_names_may_contain_dots(home: Home) -> None:
     settings = load(home, "agent: {reasoning_overrides: {gpt-5.5: high}}\nproviders: {api.x.com: {base_url: u}}")
-    assert settings.get("agent.reasoning_overrides") == {"gpt-5.5": "high"}
-    assert settings.get("providers.api.x.com.base_url") == "u"
+    assert settings.agent.reasoning_overrides == {"gpt-5.5": "high"}
+    assert settings.providers["api.x.com"].base_url == "u"
 
 
 def test_named_entry_has_all_defaults(home: Home) -> None:
-    server = load(home, "mcp_servers: {files: {command: x}}").get("mcp_servers")["files"]
-    assert (server["command"], server["timeout"], server["approval"]) == ("x", 60, "destructive")
+    server = load(home, "mcp_servers: {files: {command: x}}").mcp_servers["files"]
+    assert (server.command, server.timeout, server.approval) == ("x", 60, "destructive")
 
 
 def test_empty_section_is_no_problem(home: Home) -> None:
@@ -208,28 +214,26 @@ def test_empty_section_is_no_problem(home: Home) -> None:
 def test_yaml_anchors_and_merges(home: Home) -> None:
     text = "providers:\n  a: &a {base_url: u, api_mode: local}\n  b:\n    <<: *a\n    base_url: v\n"
     settings = load(home, text)
-    assert settings.section("providers.b") | {} == settings.section("providers.a") | {"base_url": "v"}
+    assert settings.providers["b"] == msgspec.structs.replace(settings.providers["a"], base_url="v")
     assert settings.problems == ()
 
 
 def test_returned_values_are_copies(home: Home) -> None:
     settings = load(home)
-    settings.get("terminal.workspaces").append("/")
-    settings.section("terminal")["workspaces"].append("/")
-    assert settings.get("terminal.workspaces") == []
+    settings.as_dict()["terminal"]["workspaces"].append("/")
+    assert settings.terminal.workspaces == []
 
 
-def test_get_with_type(home: Home) -> None:
-    settings = load(home)
-    assert settings.get("agent.max_turns", int) == 90
-    assert isinstance(settings.get("approvals.timeout", float), float)
-    with pytest.raises(TypeError):
-        settings.get("agent.max_turns", str)
+def test_a_section_cannot_be_changed_and_does_not_show_its_values(home: Home) -> None:
+    settings = load(home, f"model: {{api_key: {SECRET}}}")
+    with pytest.raises(AttributeError):
+        settings.model.api_key = "other"  # type: ignore[misc]
+    assert (settings.model.api_key, SECRET in repr(settings.model)) == (SECRET, False)
 
 
-def test_unknown_key_suggests_nearest(home: Home) -> None:
+def test_the_origin_of_an_unknown_name_names_the_nearest(home: Home) -> None:
     with pytest.raises(config.UnknownKey, match=r"Did you mean agent\.max_turns\?"):
-        load(home).get("agent.max_turn")
+        load(home).origin("agent.max_turn")
 
 
 # ---- spellings of api_server
@@ -246,14 +250,14 @@ SPELLINGS = [
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_every_spelling_of_port(home: Home, spelling: str) -> None:
     settings = load(home, spelling % 77)
-    assert (settings.get("api_server.port"), settings.problems) == (77, ())
+    assert (settings.api_server.port, settings.problems) == (77, ())
 
 
 @pytest.mark.parametrize("weaker", SPELLINGS[1:])
 def test_conflicting_spellings_warn_and_first_wins(home: Home, weaker: str) -> None:
     settings = load(home, f"{weaker % 2}\n{SPELLINGS[0] % 1}")
     problem = only(settings)
-    assert (settings.get("api_server.port"), problem.severity, problem.line) == (1, "warn", 1)
+    assert (settings.api_server.port, problem.severity, problem.line) == (1, "warn", 1)
     assert problem.message.endswith("is not used: api_server.port (line 2) comes first.")
 
 
@@ -271,12 +275,12 @@ def test_secret_in_two_spellings_is_not_shown(home: Home) -> None:
 
 def test_references_from_process_then_env_file(home: Home) -> None:
     settings = load(home, "network: {proxy: 'http://${A}:${B}/'}", "A=file\nB=file", {"A": "process"})
-    assert settings.get("network.proxy") == "http://process:file/"
+    assert settings.network.proxy == "http://process:file/"
 
 
 def test_references_in_lists_and_numbers(home: Home) -> None:
     settings = load(home, "terminal: {workspaces: ['${A}/x']}\nagent: {max_turns: '${N}'}", "A=/a\nN=7")
-    assert (settings.get("terminal.workspaces"), settings.get("agent.max_turns")) == (["/a/x"], 7)
+    assert (settings.terminal.workspaces, settings.agent.max_turns) == (["/a/x"], 7)
 
 
 def test_unknown_reference_is_an_error(home: Home) -> None:
@@ -284,7 +288,7 @@ def test_unknown_reference_is_an_error(home: Home) -> None:
     problem = only(settings)
     assert (problem.severity, problem.key, problem.line) == ("error", "network.proxy", 2)
     assert "NOPE" in problem.message
-    assert settings.get("network.proxy") == ""
+    assert settings.network.proxy == ""
 
 
 def test_referenced_secret_of_wrong_type_is_not_shown(home: Home) -> None:
@@ -318,7 +322,7 @@ def test_referenced_secret_of_wrong_type_is_not_shown(home: Home) -> None:
 def test_invalid_value_is_an_error_with_default(home: Home, yaml: str, name: str, value: Any, words: str) -> None:
     settings = load(home, yaml)
     problem = only(settings)
-    assert (problem.severity, problem.key, problem.line, settings.get(name)) == ("error", name, 1, value)
+    assert (problem.severity, problem.key, problem.line, reached(settings, name)) == ("error", name, 1, value)
     assert words in problem.message
 
 
@@ -337,12 +341,12 @@ def test_invalid_value_is_an_error_with_default(home: Home, yaml: str, name: str
 )
 def test_coercible_value_is_accepted(home: Home, yaml: str, name: str, value: Any) -> None:
     settings = load(home, yaml)
-    assert (settings.get(name), settings.problems) == (value, ())
+    assert (settings.origin(name).value, settings.problems) == (value, ())
 
 
 def test_invalid_variable_is_an_error_with_default(home: Home) -> None:
     settings = load(home, environ={"API_SERVER_PORT": "not-a-port"})
-    assert (settings.get("api_server.port"), only(settings).where) == (8642, "API_SERVER_PORT")
+    assert (settings.api_server.port, only(settings).where) == (8642, "API_SERVER_PORT")
 
 
 def test_error_names_place_value_and_fix(home: Home) -> None:
@@ -397,7 +401,7 @@ def test_unknown_server_variable_warns(home: Home) -> None:
 
 def test_duplicate_name_warns_with_line(home: Home) -> None:
     settings = load(home, "timezone: UTC\nagent:\n  max_turns: 1\n  max_turns: 2\n")
-    assert (only(settings).key, only(settings).line, settings.get("agent.max_turns")) == ("agent.max_turns", 4, 2)
+    assert (only(settings).key, only(settings).line, settings.agent.max_turns) == ("agent.max_turns", 4, 2)
 
 
 def test_non_mapping_section_is_an_error(home: Home) -> None:
@@ -583,19 +587,19 @@ def test_reload_reads_changed_file(home: Home) -> None:
     settings = load(home, "timezone: UTC", agent__max_turns=3)
     changed(home, "timezone: CET")
     fresh, notice = config.reload_if_changed(settings)
-    assert (fresh.get("timezone"), fresh.get("agent.max_turns"), notice) == ("CET", 3, None)
+    assert (fresh.timezone, fresh.agent.max_turns, notice) == ("CET", 3, None)
 
 
 def test_reload_reads_changed_env_file(home: Home) -> None:
     settings = load(home, "", "API_SERVER_PORT=1")
     home.env_file.write_text("API_SERVER_PORT=22")
-    assert config.reload_if_changed(settings)[0].get("api_server.port") == 22
+    assert config.reload_if_changed(settings)[0].api_server.port == 22
 
 
 def test_reload_of_deleted_file_gives_defaults(home: Home) -> None:
     settings = load(home, "timezone: UTC")
     home.config_file.unlink()
-    assert config.reload_if_changed(settings)[0].get("timezone") == ""
+    assert config.reload_if_changed(settings)[0].timezone == ""
 
 
 @pytest.mark.parametrize("yaml", ["approvals: [", "approvals: {deny: {a: b}}"], ids=["unreadable", "wrong type"])
@@ -603,7 +607,7 @@ def test_reload_of_broken_file_keeps_settings_with_one_notice(home: Home, yaml: 
     settings = load(home, "approvals: {deny: [rm]}")
     changed(home, yaml)
     kept, notice = config.reload_if_changed(settings)
-    assert kept.get("approvals.deny") == ["rm"]
+    assert kept.approvals.deny == ["rm"]
     assert notice is not None
     assert notice.startswith("The settings stay as they were. config.yaml line ")
     assert config.reload_if_changed(kept) == (kept, None)
@@ -612,7 +616,7 @@ def test_reload_of_broken_file_keeps_settings_with_one_notice(home: Home, yaml: 
 def test_reload_with_existing_error_applies_other_changes(home: Home) -> None:
     settings = load(home, "agent: {max_turns: many}")
     changed(home, "agent: {max_turns: many}\ntimezone: CET")
-    assert config.reload_if_changed(settings)[0].get("timezone") == "CET"
+    assert config.reload_if_changed(settings)[0].timezone == "CET"
 
 
 def test_reload_of_fixed_file(home: Home) -> None:
@@ -620,7 +624,7 @@ def test_reload_of_fixed_file(home: Home) -> None:
     changed(home, "timezone: [")
     broken, _ = config.reload_if_changed(settings)
     changed(home, "timezone: CET")
-    assert config.reload_if_changed(broken)[0].get("timezone") == "CET"
+    assert config.reload_if_changed(broken)[0].timezone == "CET"
 
 
 # ---- writing
@@ -681,12 +685,12 @@ def test_set_keeps_comments_and_other_values(home: Home, name: str, value: Any) 
     config.set_value(home, name, value, {})
     after = config.load(home, environ={})
     assert comments(home.config_file.read_text()) == comments(COMMENTED)
-    assert after.get(name) == value
+    assert after.origin(name).value == value
     assert after.problems == ()
     found = find(name)
     assert found is not None
-    kept = {n: v.value for n, key, v in before.items() if not key.follows} | {".".join(found[1]): value}
-    assert {n: v.value for n, key, v in after.items() if not key.follows} == kept
+    kept = {n: v.value for n, key, v in before.items() if not key.mark.follows} | {".".join(found[1]): value}
+    assert {n: v.value for n, key, v in after.items() if not key.mark.follows} == kept
 
 
 def test_set_changes_only_its_line(home: Home) -> None:
@@ -715,7 +719,7 @@ def test_set_new_value_is_placed_in_its_section(home: Home) -> None:
 def test_set_in_nearly_empty_file(home: Home, text: str) -> None:
     load(home, text)
     config.set_value(home, "agent.max_turns", 7)
-    assert config.load(home, environ={}).get("agent.max_turns") == 7
+    assert config.load(home, environ={}).agent.max_turns == 7
 
 
 def test_first_set_creates_home_and_private_file(tmp_path: Path) -> None:
@@ -737,7 +741,7 @@ def test_set_writes_to_existing_spelling(home: Home) -> None:
 def test_set_text_that_looks_like_other_type(home: Home, text: str) -> None:
     config.set_value(home, "timezone", text)
     settings = config.load(home, environ={})
-    assert (settings.get("timezone"), settings.problems) == (text, ())
+    assert (settings.timezone, settings.problems) == (text, ())
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"])))
@@ -747,7 +751,7 @@ def test_set_text_round_trip_property(text: str) -> None:
         if "${" in text or "://" in text:
             return
         config.set_value(home, "terminal.cwd", text, {})
-        assert config.load(home, environ={}).get("terminal.cwd") == text
+        assert config.load(home, environ={}).terminal.cwd == text
 
 
 @pytest.mark.parametrize(
@@ -764,7 +768,7 @@ def test_set_text_round_trip_property(text: str) -> None:
 )
 def test_set_converts_text_to_setting_type(home: Home, name: str, given: str, value: Any) -> None:
     config.set_value(home, name, given)
-    assert config.load(home, environ={}).get(name) == value
+    assert config.load(home, environ={}).origin(name).value == value
 
 
 @pytest.mark.parametrize(
@@ -815,7 +819,7 @@ def test_set_on_alias_entry_gets_own_lines(home: Home) -> None:
     home.config_file.write_text("providers:\n  a: &a\n    base_url: u\n  b: *a   # like a\n")
     config.set_value(home, "providers.b.base_url", "v")
     settings = config.load(home, environ={})
-    assert (settings.get("providers.a.base_url"), settings.get("providers.b.base_url")) == ("u", "v")
+    assert (settings.providers["a"].base_url, settings.providers["b"].base_url) == ("u", "v")
 
 
 def test_concurrent_sets_lose_nothing(home: Home) -> None:
@@ -831,8 +835,8 @@ def test_concurrent_sets_lose_nothing(home: Home) -> None:
     assert [writer.wait() for writer in writers] == [0] * 4
     settings = config.load(home, environ={})
     names = {f"{who}{i}" for who in "abcd" for i in range(10)}
-    assert set(settings.get("platform_toolsets")) == names
-    assert {settings.get(f"providers.{name}.api_key") for name in names} == {f"secret-{name}" for name in names}
+    assert set(settings.platform_toolsets) == names
+    assert {settings.providers[name].api_key for name in names} == {f"secret-{name}" for name in names}
     assert comments(home.config_file.read_text()) == comments(COMMENTED)
 
 
@@ -861,7 +865,7 @@ def test_set_secret_goes_to_env_file(home: Home) -> None:
 def test_every_secret_round_trip(home: Home, name: str, value: Any, variable: str) -> None:
     assert config.set_value(home, name, value, {}).variable == variable
     settings = config.load(home, environ={})
-    assert (settings.get(name), settings.problems) == (value, ())
+    assert (settings.origin(name).value, settings.problems) == (value, ())
     assert not home.config_file.exists() or SECRET not in home.config_file.read_text()
 
 
@@ -874,7 +878,7 @@ def test_any_secret_round_trip_property(secret: str) -> None:
         config.set_value(home, "model.api_key", secret, {})
         config.set_value(home, "api_server.key", secret, {})
         settings = config.load(home, environ={})
-        assert (settings.get("model.api_key"), settings.get("api_server.key")) == (secret, secret)
+        assert (settings.model.api_key, settings.api_server.key) == (secret, secret)
 
 
 def test_set_secret_keeps_other_env_lines(home: Home) -> None:
@@ -899,7 +903,7 @@ def test_similar_provider_names_keep_separate_secrets(home: Home) -> None:
     config.set_value(home, "providers.a-b.api_key", "first")
     config.set_value(home, "providers.a_b.api_key", "second")
     settings = config.load(home, environ={})
-    assert [settings.get(f"providers.{name}.api_key") for name in ("a-b", "a_b")] == ["first", "second"]
+    assert [settings.providers[name].api_key for name in ("a-b", "a_b")] == ["first", "second"]
 
 
 # ---- taking out
