@@ -542,7 +542,7 @@ def test_repeated_whitespace_is_not_delivered_twice(again: str, text: str, left:
 
 @pytest.mark.parametrize("text", ['{"a": "}\\\\\\" {", "b": [{}]}', '{"a": {"b": 1}}', '["]"]', '{"a": "\\\\"}'])
 def test_tool_name_may_repeat_in_every_fragment(text: str) -> None:
-    """Where a provider tells neither index nor id, the next call begins where the arguments are whole."""
+    """Without index and id, the next call begins where the arguments of the last one are complete."""
     for pieces in all_cuts(text):
         parts = [ToolDelta(name="look", arguments=piece) for piece in [*pieces, *pieces]]
         assert [call.arguments for call in calls(*parts)] == [text, text]

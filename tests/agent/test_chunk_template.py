@@ -89,7 +89,7 @@ def test_chunk_template_leaves_other_events() -> None:
     ],
 )
 def test_chunk_template_rejects_different_events(other: bytes) -> None:
-    """Everything up to it, or nothing, is found; a reader that goes on behind that misses nothing."""
+    """Texts are found up to the first different event, or not at all; reading on from there misses nothing."""
     known = frames(["a"])
     alike = ChunkTemplate(READ)
     assert alike.texts(known) == (["a"], len(known))
@@ -129,7 +129,7 @@ def test_chunk_template_gives_up_on_varying_events() -> None:
 
 
 def test_chunk_template_tolerates_occasional_change() -> None:
-    """Such as one that tells the second in which each event was made."""
+    """For example, an answer whose events carry the second in which they were created."""
     alike = ChunkTemplate(READ)
     for second in range(3 * LOOKS_MAX):
         for _ in range(2):

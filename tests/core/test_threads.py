@@ -177,7 +177,7 @@ async def test_close_ends_threads(pool: Pool) -> None:
 
 
 class Hesitant:
-    """A queue whose readers, when nothing has come in time, stop to think before they leave."""
+    """A queue whose readers pause between their timeout and leaving."""
 
     leaving, go = threading.Event(), threading.Event()
 

@@ -107,7 +107,7 @@ async def test_worker_has_no_port_no_secret_and_private_socket(
 
 @pytest.mark.long
 async def test_generated_tool_calls_are_valid(started: Start, home: Home) -> None:
-    """A model of this size calls anything; what it calls always fits."""
+    """A model of this size calls any tool; its calls are always valid."""
     app = started("local: {context: 4096}\n")
     home.workspace.mkdir(parents=True)
     events = await turn(app, "List the files.", toolsets=frozenset({"file"}), max_iterations=3, max_output_tokens=300)

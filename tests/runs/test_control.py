@@ -469,7 +469,7 @@ async def test_interrupt_denies_pending_approval(make_house: MakeHouse, server: 
 
 
 @each_protocol
-@pytest.mark.parametrize("persist", [True, False], ids=["kept", "not kept"])
+@pytest.mark.parametrize("persist", [True, False], ids=["persisted", "unpersisted"])
 async def test_interrupted_tool_round_has_result_for_every_call(
     house: House, server: ModelServer, protocol: Protocol, persist: bool
 ) -> None:

@@ -253,7 +253,7 @@ async def test_answer_write_amplification_is_at_most_three(tmp_path: Path, monke
 
 
 async def test_journal_being_moved_by_other_process_is_waited_for(tmp_path: Path) -> None:
-    """Whoever goes on with another run of the same file must not go on before its tail is in the database."""
+    """Another run of the same file must not continue before its tail is in the database."""
     gone = subprocess.Popen(["true"])
     gone.wait()
     path = tmp_path / f"{gone.pid}-0.tail"

@@ -120,7 +120,7 @@ async def test_reader_joining_during_store_write_misses_nothing(
     check_laws(await late)
 
 
-@pytest.mark.parametrize("asked", [True, False], ids=["asked for", "by and by"])
+@pytest.mark.parametrize("asked", [True, False], ids=["explicit save", "periodic save"])
 async def test_text_stored_after_complete_message_is_not_duplicated(
     writing: Writing, monkeypatch: pytest.MonkeyPatch, asked: bool
 ) -> None:
@@ -232,7 +232,7 @@ def following(house: House, run_id: str, after: int = 0) -> asyncio.Task[list[Js
     return asyncio.create_task(read())
 
 
-@pytest.mark.parametrize("persist", [True, False], ids=["kept", "not kept"])
+@pytest.mark.parametrize("persist", [True, False], ids=["persisted", "unpersisted"])
 @pytest.mark.parametrize("kind", ["steer", "interrupt"])
 async def test_control_during_final_store_write_is_rejected(
     house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch, persist: bool, kind: Any

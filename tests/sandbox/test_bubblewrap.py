@@ -106,7 +106,7 @@ async def test_missing_git_hooks_cannot_be_created(wrapped: Wrapped, git: Path) 
 async def test_link_in_place_of_hooks_is_neutralised(
     wrapped: Wrapped, git: Path, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swapped: str
 ) -> None:
-    """One that is there from the start, and one that is put there after it was looked at."""
+    """A link that exists from the start, and one that is created after the check."""
     secret = tmp_path / "secret"
     (secret / "hooks").mkdir(parents=True)
     (secret / "hooks/key").write_text("planted")
@@ -248,7 +248,7 @@ async def test_fork_bomb_is_contained(wrapped: Wrapped) -> None:
 async def test_failed_start_leaves_nothing(
     wrapped: Wrapped, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ends at once, or makes a namespace and never tells of it: then what waits there is ended too."""
+    """The program exits at once, or creates a namespace and never reports it: its processes are ended too."""
     with pytest.raises(SandboxError, match="Argument list too long"):
         await (sandbox := wrapped()).spawn(["echo", "x" * 200_000])
     await sandbox.stop()
@@ -284,7 +284,7 @@ def test_failed_probe_gives_reason(
 
 
 def test_unprivileged_user_has_same_limits(tmp_path: Path) -> None:
-    """The same limits hold, though by other means, for who is not root."""
+    """Without root the same limits apply, by other means."""
     needs_bubblewrap()
     if os.geteuid() != 0:
         pytest.skip("the suite runs as a plain user already")

@@ -133,7 +133,7 @@ def test_escape_attempts_work_without_any_defence(canaries: Canaries, attempt: A
 async def test_known_sandbox_escapes(
     make_house: MakeHouse, server: ModelServer, canaries: Canaries, attempt: Attempt
 ) -> None:
-    """Where this fails the sandbox has become better: the table is to say so."""
+    """If this fails, the sandbox has improved: update the table."""
     desk = Desk(make_house, server, "bubblewrap")
     canaries.plant()
     _, text = await carried_out(desk, canaries, attempt)

@@ -172,7 +172,7 @@ async def test_redirect_to_unnamed_host_is_rejected(house: House, server: ModelS
 
 
 async def test_host_found_in_page_is_not_user_named(house: House, server: ModelServer) -> None:
-    """What a page or a search result says names nothing, also in a later turn of the session."""
+    """Hosts in a page or a search result do not count as named by the user, also in later turns."""
 
     async def find(_: Any, __: Json) -> Json:
         return {"results": [{"url": PAGE}]}

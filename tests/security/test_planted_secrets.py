@@ -96,7 +96,7 @@ def leaks(data: bytes, also: Iterable[str] = SHAPED.values()) -> set[str]:
 
 
 def test_leak_detector_finds_every_encoding() -> None:
-    """In every form that is looked for, and nothing else."""
+    """Every encoding of a planted secret is found, and nothing else."""
     for name, value in KNOWN.items():
         for form in _forms(value):
             assert name in leaks(b"before " + form + b" after")

@@ -159,7 +159,7 @@ async def test_truncated_answer_is_marked(api: Api, reply: Reply, fields: Json, 
 
 
 async def test_strict_client_sees_no_error_in_truncated_stream(api: Api) -> None:
-    """Some take any frame with a field of this name for a failure."""
+    """Some clients take any frame with a field `error` for a failure."""
     api.model.handler = lambda _: Reply(text="Half an", finish="length")
     strict = {"User-Agent": "node"}
     async with api.post(CHAT, user("streamed", stream=True, max_tokens=20), headers=strict) as response:

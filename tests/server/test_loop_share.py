@@ -94,7 +94,7 @@ async def test_session_with_many_messages_does_not_block_loop(start: Start, home
 
 
 async def test_message_with_thousand_calls_does_not_block_loop(start: Start) -> None:
-    """Different calls, and calls that only repeat the first."""
+    """Different calls, and repetitions of the first."""
     for calls in (
         [Call("todo", {"merge": True, "todos": []})] * 1_000,
         [Call("todo", {"todos": [{"id": str(at), "content": "x", "status": "pending"}]}) for at in range(1_000)],

@@ -110,7 +110,7 @@ async def test_replaced_database_is_not_ready(
 
 
 async def test_replaced_database_is_not_read(api: Api, home_folder: Path) -> None:
-    """Its log of changes lies beside it under the same name: a new connection would mix the two."""
+    """Its WAL lies beside it under the same name: a new connection would mix the two files."""
     engine = api.app.store.blocking.engine
     await looked_at(api)
     engine._readers.idle = deque(maxlen=0)
@@ -154,7 +154,7 @@ async def test_unreachable_bus_is_not_ready(api: Api, monkeypatch: pytest.Monkey
 
 
 async def test_readiness_result_is_cached_briefly(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However often it is asked, a check writes once."""
+    """However often readiness is asked for, a check writes once."""
     monkeypatch.setattr(readiness, "CHECK_KEPT_S", 3600.0)
     log = api.app.store.blocking.engine.path
     assert log is not None

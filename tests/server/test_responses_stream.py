@@ -516,7 +516,7 @@ async def test_events_that_fit_are_unchanged(start: Start) -> None:
 
 
 async def test_unstored_run_is_available_to_its_stream(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the run has ended before its stream begins."""
+    """Also when the run has ended before its stream begins."""
     api = await start(Reply(text="Hello.", reasoning="A greeting will do."))
     begin = ResponseRecord.try_insert
 

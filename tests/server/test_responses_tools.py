@@ -215,7 +215,7 @@ async def test_grammar_is_described_to_provider_without_support(api: Api) -> Non
 
 
 async def test_grammar_is_passed_to_supporting_model(start: Start) -> None:
-    """The call comes as text, and goes back so."""
+    """The call arrives as text and is sent back as text."""
     call = Call("poem", "größe", id="call_1", custom=True)
     async with ModelServer(Reply(tool_calls=[call]), Reply(text="Done.")) as model:
         route = {"base_url": f"{model.url}/v1", "api_mode": "codex_responses", "api_key": PROVIDER_KEY}

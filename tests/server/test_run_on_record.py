@@ -72,7 +72,7 @@ WHOLE = ["run.started", "model.started", "message.completed", "usage", "run.comp
 
 
 async def test_plain_turn_is_one_transaction(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where its client keeps the conversation, and would ask again if there were no answer."""
+    """When the client keeps the conversation and would ask again without an answer."""
     api.model.handler = lambda _: Reply(text="Hello.", continues=False)
     appends = Appends(api.app.store, monkeypatch)
     async with api.post("/v1/chat/completions", user("hi")) as response:
@@ -124,7 +124,7 @@ async def test_plain_turn_is_recorded_while_model_works(api: Api) -> None:
 
 @pytest.mark.parametrize("listed", [False, True])
 async def test_failed_start_record_is_written_with_end(api: Api, monkeypatch: pytest.MonkeyPatch, listed: bool) -> None:
-    """Also where somebody lists the runs, which puts starts on record."""
+    """Also when the runs are listed meanwhile, which records their starts."""
     appends = Appends(api.app.store, monkeypatch)
     appends.failing = 1
 

@@ -98,7 +98,7 @@ async def test_damaged_store_keeps_watchdog(
     manager: Manager,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A restart would not mend it: readiness tells of it."""
+    """A restart would not repair it; readiness reports it."""
     monkeypatch.setenv("WATCHDOG_USEC", "40000")
     async with serving(home):
         home.state_db.rename(home.path / "kept")

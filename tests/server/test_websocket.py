@@ -273,7 +273,7 @@ async def test_websocket_error_leaves_socket_open(api: Api) -> None:
 
 
 async def test_websocket_every_frame_counts_against_rate_limit(start: Start) -> None:
-    """The handshake is one request; of the frames, valid or not, only as many as are left are looked at."""
+    """The handshake counts as one request; each frame, valid or not, as another."""
     limited = {"name": "carol", "key": "sk-carol-0123456789abcdef", "scopes": ["chat"], "requests_per_minute": 4}
     api = await start(keys=[limited])
     async with connect(api, headers={"Authorization": f"Bearer {limited['key']}"}) as socket:

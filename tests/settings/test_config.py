@@ -224,14 +224,14 @@ def test_returned_values_are_copies(home: Home) -> None:
     assert settings.terminal.workspaces == []
 
 
-def test_a_section_cannot_be_changed_and_does_not_show_its_values(home: Home) -> None:
+def test_settings_section_is_immutable_and_hides_values(home: Home) -> None:
     settings = load(home, f"model: {{api_key: {SECRET}}}")
     with pytest.raises(AttributeError):
         settings.model.api_key = "other"  # type: ignore[misc]
     assert (settings.model.api_key, SECRET in repr(settings.model)) == (SECRET, False)
 
 
-def test_the_origin_of_an_unknown_name_names_the_nearest(home: Home) -> None:
+def test_origin_of_unknown_name_suggests_nearest(home: Home) -> None:
     with pytest.raises(config.UnknownKey, match=r"Did you mean agent\.max_turns\?"):
         load(home).origin("agent.max_turn")
 

@@ -115,7 +115,7 @@ def test_deleted_text_is_erased_from_wal(file_db: SessionDB) -> None:
 
 
 def test_give_back_space_works_in_small_steps(file_db: SessionDB, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a clock by which everything takes long, a step does one little thing."""
+    """When the time is always up, a step still frees one page."""
     clock = itertools.count(0.0, 1.0)
     monkeypatch.setattr(engine, "UPKEEP_IDLE_S", 3600.0)
     fill(file_db)

@@ -119,7 +119,7 @@ def test_export_separates_transcript_and_model_messages(db: SessionDB) -> None:
 
 
 def test_import_of_older_export_version_has_no_duplicates(db: SessionDB) -> None:
-    """It holds copies of the rows that a compaction kept, and the summary among them."""
+    """An older export holds copies of the rows that a compaction kept, and the summary among them."""
     held = [{"role": "user", "content": text, "active": False, "compacted": True} for text in "abcd"]
     held += [{"role": "user", "content": "a", "copy_of": 0}, {"role": "user", "content": "sum", "synthetic": True}]
     held += [{"role": "user", "content": "d", "copy_of": 3, "api_content": "D"}, {"role": "user", "content": "e"}]

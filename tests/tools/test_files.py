@@ -248,7 +248,7 @@ async def test_secret_at_line_truncation_is_redacted(filing: Filing) -> None:
 
 @pytest.mark.parametrize("filler", [1, 63, 500, 4_095, 5_000])
 async def test_secret_is_redacted_anywhere_in_file(filing: Filing, filler: int) -> None:
-    """Secrets are looked for in many lines at once; that changes nothing."""
+    """Redacting many lines at once gives the same result as line by line."""
     kinds = [(f"a {KNOWN} b", "a «redacted:known» b"), (f"url = {TOKEN}", "url = «redacted:credential»")]
     lines = ["x" * filler, "plain", "é" * (filler % 700)]
     whole, seen = [], []
